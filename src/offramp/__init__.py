@@ -1,0 +1,45 @@
+"""Early-exit Transformer encoders: train exits, measure every rule, run whole batches.
+
+Names load on first use, so that measuring and predicting never load torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from offramp.errors import MissingExtra, OfframpError
+
+__version__ = "0.1.0"
+
+# public name -> the module that holds it, in the order of the data
+_HOMES: dict[str, str] = {}
+
+# what a missing module means for the person who sees it
+_EXTRAS = {
+    "scipy": "measure",
+    "sklearn": "measure",
+    "torch": "train",
+    "transformers": "train",
+    "accelerate": "train",
+    "datasets": "train",
+    "matplotlib": "plot",
+}
+
+__all__ = ["MissingExtra", "OfframpError", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'offramp' has no attribute {name!r}")
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
+            raise
+        raise MissingExtra(
+            f"offramp.{name} needs {error.name}, which is not installed. Type: pip install 'offramp[{extra}]'"
+        ) from error
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,76 @@
+"""Who may import whom: the order of the data, as docs/architecture.md draws it."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
+
+# Each may import what stands before it. `errors` belongs to no part, so it comes first.
+ORDER = """
+errors
+tasks backbones heads config model importers
+losses gradients recipes training
+trace criteria policy cost curves calibrate report
+stages engine classifier
+cli export serve cluster
+""".split()
+
+EDGES = {"cli", "export", "serve", "cluster"}
+FOLDERS_OF_EQUALS = {"backbones", "recipes", "criteria"}
+WITHOUT_TORCH = ["criteria", "policy", "cost", "curves", "calibrate", "report", "trace", "engine"]
+
+
+def imports(file: Path) -> Iterator[list[str]]:
+    """Dotted names below offramp that a file imports, split at the dots."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: write the import in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (name.split(".")[1:] for name in names if name.startswith("offramp."))
+
+
+def files() -> list[Path]:
+    return [file for file in sorted(PACKAGE.rglob("*.py")) if file != PACKAGE / "__init__.py"]
+
+
+@pytest.mark.parametrize("file", files(), ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_point_to_what_comes_earlier(file: Path) -> None:
+    here = file.relative_to(PACKAGE).with_suffix("").parts
+    for there in imports(file):
+        assert there[0] in ORDER, f"{there[0]} has no place in the order"
+        if there[0] != here[0]:
+            assert ORDER.index(there[0]) < ORDER.index(here[0]), f"{here[0]} must not import {there[0]}"
+            assert there[0] not in EDGES, f"{there[0]} is an edge: nothing imports it"
+
+
+@pytest.mark.parametrize("folder", sorted(FOLDERS_OF_EQUALS))
+def test_equals_never_import_one_another(folder: str) -> None:
+    for file in (PACKAGE / folder).glob("*.py"):
+        if file.stem != "__init__":
+            neighbours = {there[1] for there in imports(file) if there[0] == folder} - {"base"}
+            assert not neighbours, f"{file.name} imports {neighbours}"
+
+
+def modules_loaded_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after running the code."""
+    report = f"{code}\nimport sys; print(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_offramp_loads_neither_torch_nor_numpy() -> None:
+    assert not modules_loaded_by("import offramp") & {"torch", "transformers", "numpy"}
+
+
+@pytest.mark.parametrize("name", [n for n in WITHOUT_TORCH if list(PACKAGE.glob(f"{n}*"))])
+def test_the_numpy_side_never_loads_torch(name: str) -> None:
+    assert not modules_loaded_by(f"import offramp.{name}") & {"torch", "transformers"}
