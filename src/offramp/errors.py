@@ -7,3 +7,7 @@ class OfframpError(Exception):
 
 class MissingExtra(OfframpError, ImportError):
     """A part of offramp was asked for whose dependencies are not installed."""
+
+
+class UnknownMetric(OfframpError):
+    """A metric was named that does not exist."""
