@@ -1,0 +1,120 @@
+"""Metrics by the names that GLUE and its scripts use, computed by scikit-learn and scipy.
+
+Answers are class indices (one label), numbers (regression) or rows of 0 and 1 (many labels). Every metric
+grows with quality, and answers that leave it undefined (all the same, a correlation of nothing) count as 0.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+from sklearn import metrics as sklearn_metrics
+
+from offramp.errors import UnknownMetric
+
+Array: TypeAlias = NDArray[Any]
+Metric: TypeAlias = Callable[[Array, Array, Array | None], float]
+
+
+def compute(
+    names: Sequence[str], labels: ArrayLike, answers: ArrayLike, weights: ArrayLike | None = None
+) -> dict[str, float]:
+    """The named metrics of answers against labels; a weight says how many examples a row stands for.
+
+    >>> compute(["acc", "f1"], labels=[0, 1, 1, 1], answers=[0, 1, 1, 0])
+    {'acc': 0.75, 'f1': 0.8}
+    """
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise UnknownMetric(f"no metric named {', '.join(unknown)}; have {', '.join(METRICS)}")
+    rows = np.asarray(labels), np.asarray(answers), None if weights is None else np.asarray(weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the undefined cases are announced, and count as 0 here
+        return {name: float(np.nan_to_num(METRICS[name](*rows))) for name in names}
+
+
+def counted(labels: ArrayLike, answers: ArrayLike, classes: int) -> tuple[Array, Array, Array]:
+    """The same examples as at most classes x classes weighted rows: metrics cost the same for any number.
+
+    >>> labels, answers, weights = counted([0, 1, 1, 1], [0, 1, 1, 0], classes=2)
+    >>> labels.tolist(), answers.tolist(), weights.tolist()
+    ([0, 1, 1], [0, 0, 1], [1, 1, 2])
+    """
+    cells = np.bincount(np.asarray(labels) * classes + np.asarray(answers), minlength=classes * classes)
+    taken = np.flatnonzero(cells)
+    return taken // classes, taken % classes, cells[taken]
+
+
+def mcc(labels: Array, answers: Array, weights: Array | None = None) -> float:
+    """Matthews' correlation coefficient."""
+    return float(sklearn_metrics.matthews_corrcoef(labels, answers, sample_weight=weights))
+
+
+def acc(labels: Array, answers: Array, weights: Array | None = None) -> float:
+    """The share of right answers; with many labels, of rows that are right in every label."""
+    return float(sklearn_metrics.accuracy_score(labels, answers, sample_weight=weights))
+
+
+def f1(labels: Array, answers: Array, weights: Array | None = None) -> float:
+    """F1 of class 1, for two classes."""
+    return _f1("binary", labels, answers, weights)
+
+
+def macro_f1(labels: Array, answers: Array, weights: Array | None = None) -> float:
+    """The mean of the F1 of each class that occurs; with many labels, of each label."""
+    return _f1("macro", labels, answers, weights)
+
+
+def micro_f1(labels: Array, answers: Array, weights: Array | None = None) -> float:
+    """F1 over all decisions at once; with one label an example, the same as acc."""
+    return _f1("micro", labels, answers, weights)
+
+
+def _f1(average: str, labels: Array, answers: Array, weights: Array | None) -> float:
+    return float(
+        sklearn_metrics.f1_score(labels, answers, average=average, sample_weight=weights, zero_division=0.0)
+    )
+
+
+def acc_and_f1(labels: Array, answers: Array, weights: Array | None = None) -> float:
+    """The mean of acc and f1, as GLUE sums up MRPC and QQP."""
+    return (acc(labels, answers, weights) + f1(labels, answers, weights)) / 2
+
+
+def pearson(labels: Array, answers: Array, weights: Array | None = None) -> float:
+    """Pearson's correlation."""
+    return _correlation(stats.pearsonr, labels, answers, weights)
+
+
+def spearmanr(labels: Array, answers: Array, weights: Array | None = None) -> float:
+    """Spearman's rank correlation."""
+    return _correlation(stats.spearmanr, labels, answers, weights)
+
+
+def _correlation(measure: Callable[..., Any], labels: Array, answers: Array, weights: Array | None) -> float:
+    if weights is not None:
+        labels, answers = np.repeat(labels, weights), np.repeat(answers, weights)
+    if len(labels) < 2:
+        return 0.0
+    return float(np.nan_to_num(measure(labels, answers).statistic))
+
+
+def corr(labels: Array, answers: Array, weights: Array | None = None) -> float:
+    """The mean of pearson and spearmanr, as GLUE sums up STS-B."""
+    return (pearson(labels, answers, weights) + spearmanr(labels, answers, weights)) / 2
+
+
+METRICS: Mapping[str, Metric] = {
+    "mcc": mcc,
+    "acc": acc,
+    "f1": f1,
+    "acc_and_f1": acc_and_f1,
+    "pearson": pearson,
+    "spearmanr": spearmanr,
+    "corr": corr,
+    "macro_f1": macro_f1,
+    "micro_f1": micro_f1,
+}

@@ -1,0 +1,80 @@
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offramp.errors import UnknownMetric
+from offramp.tasks.metrics import METRICS, compute, counted
+
+CLASS_METRICS = ["mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"]
+CORRELATIONS = ["pearson", "spearmanr", "corr"]
+
+
+def test_class_metrics_of_a_hand_counted_confusion() -> None:
+    labels = [1] * 6 + [0] * 4
+    answers = [1] * 5 + [0] + [1] * 2 + [0] * 2  # true +, false -, false +, true -
+    found = compute(CLASS_METRICS, labels, answers)
+    f1_of_one, f1_of_zero = 10 / 13, 4 / 7
+    assert found["acc"] == pytest.approx(0.7)
+    assert found["f1"] == pytest.approx(f1_of_one)
+    assert found["acc_and_f1"] == pytest.approx((0.7 + f1_of_one) / 2)
+    assert found["mcc"] == pytest.approx((5 * 2 - 2 * 1) / np.sqrt(7 * 6 * 4 * 3))
+    assert found["macro_f1"] == pytest.approx((f1_of_one + f1_of_zero) / 2)
+    assert found["micro_f1"] == pytest.approx(0.7)
+
+
+def test_correlations_of_hand_computed_numbers() -> None:
+    found = compute(CORRELATIONS, [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 8.0])
+    assert found["pearson"] == pytest.approx(10 / np.sqrt(5 * 29))
+    assert found["spearmanr"] == pytest.approx(0.8)  # 1 - 6 * (0 + 1 + 1 + 0) / (4 * 15)
+    assert found["corr"] == pytest.approx((found["pearson"] + found["spearmanr"]) / 2)
+
+
+def test_many_labels_are_scored_by_label_and_by_decision() -> None:
+    labels = [[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 0]]
+    answers = [[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    found = compute(["acc", "macro_f1", "micro_f1"], labels, answers)
+    assert found["acc"] == pytest.approx(2 / 4)
+    assert found["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert found["micro_f1"] == pytest.approx(2 * 3 / (2 * 3 + 0 + 2))
+
+
+@pytest.mark.parametrize("name", ["mcc", "acc", "macro_f1", "micro_f1"])
+@given(data=st.data(), classes=st.integers(2, 5))
+def test_counted_rows_score_as_the_examples_themselves(name: str, data: st.DataObject, classes: int) -> None:
+    a_class = st.integers(0, classes - 1)
+    examples = st.lists(st.tuples(a_class, a_class), min_size=1, max_size=40)
+    labels, answers = np.array(data.draw(examples)).T
+    rows = counted(labels, answers, classes)
+    assert rows[2].sum() == len(labels)
+    assert compute([name], *rows)[name] == pytest.approx(compute([name], labels, answers)[name])
+
+
+@pytest.mark.parametrize("name", CORRELATIONS)
+def test_weighted_rows_correlate_as_repeated_rows(name: str) -> None:
+    once = compute([name], [1.0, 2.0, 2.0, 5.0], [1.5, 1.0, 1.0, 3.0])
+    assert compute([name], [1.0, 2.0, 5.0], [1.5, 1.0, 3.0], weights=[1, 2, 1]) == pytest.approx(once)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 1], [0, 0, 0]])
+@pytest.mark.parametrize("name", ["mcc", "f1", *CORRELATIONS])
+def test_an_undefined_metric_is_zero_without_a_warning(name: str, labels: list[int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compute([name], labels, [0, 0, 0]) == {name: 0.0}
+
+
+@pytest.mark.parametrize("name", CORRELATIONS)
+def test_one_example_has_no_correlation(name: str) -> None:
+    assert compute([name], [1.0], [2.0]) == {name: 0.0}
+
+
+def test_perfect_answers_score_one_in_every_metric() -> None:
+    assert compute(list(METRICS), [0, 1, 1, 0], [0, 1, 1, 0]) == pytest.approx(dict.fromkeys(METRICS, 1.0))
+
+
+def test_an_unknown_metric_is_refused_by_name() -> None:
+    with pytest.raises(UnknownMetric, match=r"rouge; have mcc, acc"):
+        compute(["acc", "rouge"], [0], [0])
