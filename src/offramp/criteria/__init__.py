@@ -1,0 +1,5 @@
+"""Rules by name. (Skeleton.)"""
+
+from offramp.criteria.base import Criterion
+
+CRITERIA: dict[str, type[Criterion]] = {}
