@@ -11,3 +11,19 @@ class MissingExtra(OfframpError, ImportError):
 
 class UnknownMetric(OfframpError):
     """A metric was named that does not exist."""
+
+
+class BadCost(OfframpError):
+    """A cost was asked for that the given sizes or counts cannot tell."""
+
+
+class BadSweep(OfframpError):
+    """A trace, a rule and thresholds that cannot be swept together."""
+
+
+class BadTarget(OfframpError):
+    """A target for calibration that cannot be aimed at on this trace."""
+
+
+class NoSafeThreshold(OfframpError):
+    """No threshold of the rule reaches the target; the message says what would."""
