@@ -11,7 +11,12 @@ from offramp.errors import MissingExtra, OfframpError
 __version__ = "0.1.0"
 
 # public name -> the module that holds it, in the order of the data
-_HOMES: dict[str, str] = {}
+_HOMES = {
+    "BACKBONES": "offramp.backbones",
+    "HeadConfig": "offramp.heads",
+    "ExitConfig": "offramp.config",
+    "ExitModel": "offramp.model",
+}
 
 # what a missing module means for the person who sees it
 _EXTRAS = {

@@ -1,0 +1,47 @@
+"""Backbones by transformers' `model_type`.
+
+An allow-list, not a guess: xlm-roberta-xl fits BERT's shape and would be silently wrong. A new line here
+adds the backbone to the tests that prove it (docs/backbones.md).
+"""
+
+from offramp.backbones.albert import Albert
+from offramp.backbones.base import Backbone, CannotTruncate, FinalHead
+from offramp.backbones.bert import Bert, Electra, Roberta, RobertaPreLayerNorm
+from offramp.backbones.deberta import Deberta
+from offramp.backbones.distilbert import DistilBert
+from offramp.backbones.modernbert import ModernBert
+from offramp.backbones.mpnet import MPNet
+from offramp.errors import OfframpError
+
+BACKBONES: dict[str, Backbone] = {
+    "albert": Albert(),
+    "bert": Bert(),
+    "camembert": Roberta(),
+    "data2vec-text": Roberta(),
+    "deberta": Deberta(),
+    "deberta-v2": Deberta(),
+    "distilbert": DistilBert(),
+    "electra": Electra(),
+    "ernie": Bert(),
+    "modernbert": ModernBert(),
+    "mpnet": MPNet(),
+    "roberta": Roberta(),
+    "roberta-prelayernorm": RobertaPreLayerNorm(),
+    "xlm-roberta": Roberta(),
+}
+
+
+class UnknownBackbone(OfframpError):
+    """No adapter for this type of transformers model."""
+
+
+def backbone_for(model_type: str) -> Backbone:
+    if model_type not in BACKBONES:
+        raise UnknownBackbone(
+            f"no adapter for model_type={model_type!r}; have {', '.join(BACKBONES)}. "
+            "See docs/backbones.md to add one."
+        )
+    return BACKBONES[model_type]
+
+
+__all__ = ["BACKBONES", "Backbone", "CannotTruncate", "FinalHead", "UnknownBackbone", "backbone_for"]

@@ -1,0 +1,46 @@
+"""ALBERT: groups of layers share weights, and embeddings are narrower than the layers."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from offramp.backbones.base import Backbone, CannotTruncate, FinalHead
+
+
+class Albert(Backbone):
+    pooling = "first"
+
+    def embed(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
+    ) -> Tensor:
+        narrow = super().embed(model, input_ids, attention_mask, token_type_ids)
+        hidden: Tensor = model.encoder.embedding_hidden_mapping_in(narrow)
+        return hidden
+
+    def layer(self, model: Any, index: int, hidden: Tensor, context: Any) -> Tensor:
+        hidden = model.encoder.albert_layer_groups[group(model.config, index)](hidden, context)
+        return hidden
+
+    def truncated(self, config: Any, layers: int) -> dict[str, Any]:
+        groups = group(config, layers - 1) + 1
+        shorter = {"num_hidden_layers": layers, "num_hidden_groups": groups}
+        cut = type(config)(**{**config.to_dict(), **shorter})
+        if any(group(cut, i) != group(config, i) for i in range(layers)):
+            raise CannotTruncate(
+                f"{layers} layers end inside a group of layers that share weights "
+                f"({config.num_hidden_layers} layers in {config.num_hidden_groups} groups); "
+                "cut at the end of a group"
+            )
+        return shorter
+
+    def pooler(self, model: Any) -> nn.Linear | None:
+        dense: nn.Linear | None = model.pooler
+        return dense
+
+    def final_head(self, model: Any) -> FinalHead:
+        return FinalHead(pooler=model.albert.pooler, classifier=model.classifier)
+
+
+def group(config: Any, index: int) -> int:
+    # as transformers writes it: integer division differs for odd (layers, groups), e.g. layer 9 of (18, 14)
+    return int(index / (config.num_hidden_layers / config.num_hidden_groups))

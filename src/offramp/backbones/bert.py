@@ -1,0 +1,43 @@
+"""BERT and the families built like it: bert, ernie, roberta, xlm-roberta, camembert, data2vec-text, electra,
+roberta-prelayernorm."""
+
+from typing import Any
+
+from torch import Tensor
+
+from offramp.backbones.base import Backbone, FinalHead
+
+
+class Bert(Backbone):
+    """bert and ernie: the base shape as it stands."""
+
+
+class Roberta(Backbone):
+    """roberta, xlm-roberta, camembert, data2vec-text: as BERT, with a classification head of its own."""
+
+    def final_head(self, model: Any) -> FinalHead:
+        return FinalHead(pooler=model.classifier.dense, classifier=model.classifier.out_proj)
+
+
+class RobertaPreLayerNorm(Roberta):
+    """Norms at the entry of a layer, so what leaves a layer is normed before a head."""
+
+    def norm(self, model: Any, hidden: Tensor) -> Tensor:
+        normed: Tensor = model.LayerNorm(hidden)
+        return normed
+
+
+class Electra(Backbone):
+    """Embeddings narrower than the layers are projected; the head has a gelu where BERT has a tanh."""
+
+    def embed(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
+    ) -> Tensor:
+        hidden = super().embed(model, input_ids, attention_mask, token_type_ids)
+        if hasattr(model, "embeddings_project"):
+            hidden = model.embeddings_project(hidden)
+        return hidden
+
+    def final_head(self, model: Any) -> FinalHead:
+        head = model.classifier
+        return FinalHead(pooler=head.dense, classifier=head.out_proj, activation="gelu")

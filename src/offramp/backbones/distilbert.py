@@ -1,0 +1,22 @@
+"""DistilBERT: BERT without segments; its head has a relu and no tanh."""
+
+from typing import Any
+
+from torch import Tensor
+
+from offramp.backbones.base import Backbone, FinalHead
+
+
+class DistilBert(Backbone):
+    def embed(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
+    ) -> Tensor:
+        hidden: Tensor = model.embeddings(input_ids)
+        return hidden
+
+    def layer(self, model: Any, index: int, hidden: Tensor, context: Any) -> Tensor:
+        hidden = model.transformer.layer[index](hidden, context)
+        return hidden
+
+    def final_head(self, model: Any) -> FinalHead:
+        return FinalHead(pooler=model.pre_classifier, classifier=model.classifier, activation="relu")

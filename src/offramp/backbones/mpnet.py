@@ -1,0 +1,32 @@
+"""MPNet: no segments, and one bias of relative positions for all layers."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from offramp.backbones.base import Backbone, FinalHead
+
+
+class Context(NamedTuple):
+    mask: Any
+    position_bias: Tensor
+
+
+class MPNet(Backbone):
+    def embed(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
+    ) -> Tensor:
+        hidden: Tensor = model.embeddings(input_ids=input_ids)
+        return hidden
+
+    def context(self, model: Any, hidden: Tensor, attention_mask: Tensor | None) -> Context:
+        return Context(
+            super().context(model, hidden, attention_mask), model.encoder.compute_position_bias(hidden)
+        )
+
+    def layer(self, model: Any, index: int, hidden: Tensor, context: Context) -> Tensor:
+        out: Tensor = model.encoder.layer[index](hidden, context.mask, context.position_bias)[0]
+        return out
+
+    def final_head(self, model: Any) -> FinalHead:
+        return FinalHead(pooler=model.classifier.dense, classifier=model.classifier.out_proj)

@@ -1,0 +1,76 @@
+"""ExitConfig: all that is needed to rebuild a model with exits, saved as config.json beside its weights."""
+
+from dataclasses import field
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.configuration_utils import SubConfigSpec
+
+from offramp.backbones import backbone_for
+from offramp.errors import OfframpError
+from offramp.heads import HeadConfig
+
+FORMAT = 1
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+
+
+class BadConfig(OfframpError):
+    """A config that this version cannot read, or that contradicts itself."""
+
+
+@strict
+class ExitConfig(PreTrainedConfig):
+    """An encoder's config, where its exits are, what a head is, and the policy to run with."""
+
+    model_type = "offramp"
+    sub_configs_defaults: ClassVar[dict[str, SubConfigSpec]] = {
+        "encoder_config": SubConfigSpec(AutoConfig, model_type="bert")
+    }
+
+    encoder_config: Any = None
+    exits: list[int] = field(default_factory=list)
+    """The layers that have an exit, counted from 1; the last layer always has one. Empty: every layer."""
+    head: dict[str, Any] = field(default_factory=dict)
+    """The fields of `HeadConfig`."""
+    policy: dict[str, Any] | None = None
+    """The JSON form of the policy that predictions use unless told otherwise."""
+    learned_weights: bool = False
+    """Whether the losses of the exits are weighed by parameters (ELBERT)."""
+    num_labels: int = 2
+    problem_type: str = ""
+    initializer_range: float = 0.02
+    format: int = FORMAT
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.format > FORMAT:
+            raise BadConfig(
+                f"this config has format {self.format}, written by a newer offramp; this one reads up to "
+                f"{FORMAT}. Upgrade offramp to load it."
+            )
+        super().__post_init__(**kwargs)
+        self.head = HeadConfig.from_dict(self.head).to_dict()
+        self.exits = check_exits(self.exits, self.num_layers)
+        self.problem_type = self.problem_type or guess_problem(self.num_labels)
+        if self.problem_type not in PROBLEMS:
+            raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEMS)}")
+        backbone_for(self.encoder_config.model_type)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.encoder_config.num_hidden_layers)
+
+    @property
+    def head_config(self) -> HeadConfig:
+        return HeadConfig.from_dict(self.head)
+
+
+def check_exits(exits: list[int], layers: int) -> list[int]:
+    wanted = sorted(set(exits)) or list(range(1, layers + 1))
+    if wanted[0] < 1 or wanted[-1] != layers:
+        raise BadConfig(f"exits={exits} of {layers} layers: count from 1 and end with {layers}")
+    return wanted
+
+
+def guess_problem(labels: int) -> str:
+    return "regression" if labels == 1 else "single_label_classification"

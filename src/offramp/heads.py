@@ -1,0 +1,146 @@
+"""Hidden state of a layer -> logits of its exit.
+
+A head pools the tokens, passes the vector through a pooler (dense, activation) and a classifier. Which of
+these an exit has for itself and which it shares is what the published systems differ in:
+
+| system             | pooler | classifier |
+|--------------------|--------|------------|
+| DeeBERT, RomeBERT  | own    | own        |
+| PABEE              | shared | own        |
+| ELBERT             | shared | shared     |
+| ElasticBERT        | own    | own        |
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from offramp.errors import OfframpError
+
+POOLINGS = ("first", "mean")
+POOLERS = ("own", "shared", "none")
+
+
+class BadHead(OfframpError):
+    """Settings of a head that make no sense."""
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What stands between a layer's hidden states and its logits."""
+
+    pooling: str = "mean"
+    """Which tokens an exit sees: "first", or "mean" over the real ones."""
+    final_pooling: str | None = None
+    """Pooling of the last exit where it differs, as when a fine-tuned classifier keeps its own."""
+    pooler: str = "own"
+    """Dense layer and activation: "own" for each exit, one "shared", or "none"."""
+    activation: str = "tanh"
+    """Activation of the pooler, by transformers' name."""
+    norm: bool = False
+    """A layer norm behind the activation, as ModernBERT's head has."""
+    norm_eps: float = 1e-5
+    classifier: str | int = "own"
+    """Linear layer: "own" for each exit, a single "shared" one, or k: one for every k consecutive exits."""
+    hidden: int = 0
+    """Width of a tanh layer between pooler and classifier; 0 for none."""
+    dropout: float = 0.1
+    gate: bool = False
+    """One linear layer for all exits that learns to say whether an exit's answer is right (BERxiT)."""
+
+    def __post_init__(self) -> None:
+        check("pooling", self.pooling, POOLINGS)
+        check("final_pooling", self.final_pooling, (None, *POOLINGS))
+        check("pooler", self.pooler, POOLERS)
+        check("activation", self.activation, tuple(ACT2FN))
+        if not (self.classifier in ("own", "shared") or (is_count(self.classifier) and self.classifier != 0)):
+            raise BadHead(
+                f"classifier={self.classifier!r}; choose 'own', 'shared' or a number of exits that share one"
+            )
+        if not is_count(self.hidden) or not 0 <= self.dropout < 1:
+            raise BadHead(f"hidden={self.hidden!r} must be 0 or more and dropout={self.dropout!r} in [0, 1)")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        unknown = set(values) - {field.name for field in fields(cls)}
+        if unknown:
+            raise BadHead(f"a head has no setting {', '.join(sorted(unknown))}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        raise BadHead(f"{name}={value!r}; choose one of {', '.join(map(repr, choices))}")
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+class Pooler(nn.Module):
+    """One pooled vector -> one vector of the same width."""
+
+    def __init__(self, head: HeadConfig, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.activation = ACT2FN[head.activation]
+        self.norm = nn.LayerNorm(width, eps=head.norm_eps) if head.norm else nn.Identity()
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        out: Tensor = self.norm(self.activation(self.dense(pooled)))
+        return out
+
+
+class Heads(nn.Module):
+    """The heads of all exits, those they share held once."""
+
+    def __init__(self, head: HeadConfig, exits: int, width: int, labels: int) -> None:
+        super().__init__()
+        self.head = head
+        self.last = exits - 1
+        poolers = {"own": exits, "shared": 1, "none": 0}[head.pooler]
+        self.poolers = nn.ModuleList(Pooler(head, width) for _ in range(poolers))
+        self.dropout = nn.Dropout(head.dropout)
+        classifiers = -(-exits // self.sharing(exits))
+        self.hidden = nn.ModuleList(nn.Linear(width, head.hidden) for _ in range(classifiers) if head.hidden)
+        self.classifiers = nn.ModuleList(nn.Linear(head.hidden or width, labels) for _ in range(classifiers))
+        self.gate = nn.Linear(width, 1) if head.gate else None
+
+    def sharing(self, exits: int) -> int:
+        """How many consecutive exits share one classifier."""
+        if self.head.classifier == "own":
+            return 1
+        return exits if self.head.classifier == "shared" else int(self.head.classifier)
+
+    def forward(
+        self, exit: int, hidden: Tensor, attention_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits (examples, labels) and, with a gate, its belief (examples,) that they are right."""
+        vector = pool(hidden, attention_mask, self.pooling(exit))
+        if self.head.pooler != "none":
+            vector = self.poolers[exit if self.head.pooler == "own" else 0](vector)
+        # the gate judges the exits, it does not move them
+        gate = None if self.gate is None else self.gate(vector.detach()).sigmoid().squeeze(-1)
+        vector = self.dropout(vector)
+        which = exit // self.sharing(self.last + 1)
+        if self.head.hidden:
+            vector = self.hidden[which](vector).tanh()
+        return self.classifiers[which](vector), gate
+
+    def pooling(self, exit: int) -> str:
+        return (self.head.final_pooling if exit == self.last else None) or self.head.pooling
+
+
+def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
+    """(examples, length, width) -> (examples, width), over the first or over all real tokens."""
+    if how == "first":
+        return hidden[:, 0]
+    if attention_mask is None:
+        attention_mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+    return (hidden * attention_mask.unsqueeze(-1)).sum(dim=1) / attention_mask.sum(dim=1, keepdim=True)

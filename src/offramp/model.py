@@ -1,0 +1,281 @@
+"""ExitModel: any supported encoder with a classifier behind chosen layers, at home in transformers.
+
+`forward` always runs all layers and all exits, so that Trainer, DDP, compile and export work on it. Leaving
+early is the engine's business, and nothing here counts or remembers: two threads may use one model.
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import initialization as init
+from transformers.utils.generic import ModelOutput
+
+from offramp.backbones import Backbone, FinalHead, backbone_for
+from offramp.config import BadConfig, ExitConfig
+from offramp.errors import OfframpError
+from offramp.heads import BadHead, HeadConfig, Heads
+
+Tap = Callable[[int, Tensor], tuple[Tensor, Tensor]]
+"""(exit, hidden) -> (what its head sees, what the next layer sees): a recipe's way into the backward pass."""
+
+
+LEARNED_WEIGHT_START = 4.0
+"""Where ELBERT's learned weights of the exits start, before their sigmoid."""
+
+
+class CannotLoad(OfframpError):
+    """No encoder that can be loaded at that name or path."""
+
+
+@dataclass
+class ExitOutput(ModelOutput):
+    """What every exit says. `logits` are the last exit's, as other transformers classifiers give them."""
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    exit_logits: Tensor | None = None
+    """(examples, exits, labels)"""
+    exit_gates: Tensor | None = None
+    """(examples, exits), with a gate: the belief that the exit is right."""
+
+
+class ExitModel(PreTrainedModel):
+    config_class = ExitConfig
+    config: ExitConfig
+    base_model_prefix = "backbone"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: ExitConfig) -> None:
+        super().__init__(config)
+        self.backbone = AutoModel.from_config(config.encoder_config)
+        if hasattr(self.backbone, "pooler"):
+            self.backbone.pooler = None  # the heads hold it
+        self.heads = Heads(
+            config.head_config,
+            len(config.exits),
+            config.encoder_config.hidden_size,
+            config.num_labels,
+        )
+        if config.learned_weights:
+            self.exit_weights = nn.Parameter(torch.full((len(config.exits) - 1,), LEARNED_WEIGHT_START))
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @property
+    def adapter(self) -> Backbone:
+        return backbone_for(self.config.encoder_config.model_type)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        tap: Tap | None = None,
+    ) -> ExitOutput:
+        """Runs every layer and every exit; `loss` is the mean of the exits' losses."""
+        adapter, backbone = self.adapter, self.backbone
+        hidden = adapter.embed(backbone, input_ids, attention_mask, token_type_ids)
+        context = adapter.context(backbone, hidden, attention_mask)
+        answers: list[tuple[Tensor, Any]] = []
+        for index in range(self.config.num_layers):
+            hidden = adapter.layer(backbone, index, hidden, context)
+            if index + 1 in self.config.exits:
+                seen, hidden = tap(len(answers), hidden) if tap else (hidden, hidden)
+                answers.append(self.heads(len(answers), adapter.norm(backbone, seen), attention_mask))
+        exit_logits = torch.stack([logits for logits, _ in answers], dim=1)
+        gated = self.config.head_config.gate
+        return ExitOutput(
+            loss=None if labels is None else task_loss(exit_logits, labels, self.config.problem_type).mean(),
+            logits=exit_logits[:, -1],
+            exit_logits=exit_logits,
+            exit_gates=torch.stack([gate for _, gate in answers], dim=1) if gated else None,
+        )
+
+    @classmethod
+    def from_encoder(
+        cls,
+        encoder: str | Path | PreTrainedModel,
+        num_labels: int | None = None,
+        exits: int | Sequence[int] = 1,
+        head: HeadConfig | dict[str, Any] | None = None,
+        problem_type: str | None = None,
+        labels: Sequence[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """Exits on a pretrained encoder, or on a fine-tuned classifier, which becomes the last exit.
+
+        Args:
+            encoder: a hub name, a folder, or a loaded transformers model.
+            num_labels: how many outputs; by default as many as `labels`, or as the fine-tuned classifier has.
+            exits: layers from 1, or k for every k-th layer; the last layer always has one.
+            head: settings of the heads; by default the family's pooling with a pooler for each exit.
+            problem_type: as transformers names it; guessed from `num_labels` by default.
+            labels: names of the classes.
+            options: go to transformers' `from_pretrained`, such as `revision`.
+        """
+        source = encoder if isinstance(encoder, PreTrainedModel) else load(encoder, **options)
+        base: Any = source.base_model
+        adapter = backbone_for(base.config.model_type)
+        final = adapter.final_head(source) if is_classifier(type(source).__name__) else None
+        if num_labels is None:
+            num_labels = len(labels) if labels else int(source.config.num_labels or 2)
+        if final is not None and final.classifier.out_features != num_labels:
+            final = None  # another task: its encoder is taken, its answers are not
+        model = cls(
+            ExitConfig(
+                encoder_config=copy.deepcopy(base.config),
+                exits=place_exits(exits, base.config.num_hidden_layers),
+                head=head_settings(head, adapter, final).to_dict(),
+                problem_type=problem_type or (source.config.problem_type if final else "") or "",
+                initializer_range=getattr(base.config, "initializer_range", 0.02),
+                id2label=label_names(labels, source.config if final else None, num_labels),
+            )
+        )
+        model.backbone.load_state_dict(without_pooler(base.state_dict()))
+        model.start_heads(final, adapter.pooler(base))
+        nn.Module.to(model, source.dtype)
+        nn.Module.eval(model)
+        return model
+
+    @torch.no_grad()
+    def start_heads(self, final: FinalHead | None, pretrained: nn.Linear | None) -> None:
+        """Poolers start as copies of the pretrained one, the last exit as the fine-tuned classifier."""
+        dense = final.pooler if final else pretrained
+        for pooler in self.heads.poolers if dense is not None else ():
+            fill(pooler.dense, dense)
+            if final and final.norm is not None:
+                fill(pooler.norm, final.norm)
+        if final:
+            fill(self.heads.classifiers[-1], final.classifier)
+
+    def truncate(self, layers: int) -> Self:
+        """A shorter model of its own, whose answers are those of this one's exit at that layer.
+
+        A policy is not carried over: its thresholds and its certificate speak of the deeper model.
+        """
+        if layers not in self.config.exits:
+            raise BadConfig(f"no exit at layer {layers} to end with; there are exits at {self.config.exits}")
+        kept = [layer for layer in self.config.exits if layer <= layers]
+        values = self.config.to_dict() | {"exits": kept, "policy": None}
+        values["encoder_config"] |= self.adapter.truncated(self.config.encoder_config, layers)
+        values["head"]["final_pooling"] = self.heads.pooling(len(kept) - 1)
+        shorter = type(self)(ExitConfig(**values))
+        weights = self.state_dict()
+        needed = {name: weights[name] for name in shorter.state_dict()}
+        if "exit_weights" in needed:
+            needed["exit_weights"] = needed["exit_weights"][: len(kept) - 1]
+        shorter.load_state_dict(needed)
+        nn.Module.to(shorter, device=self.device, dtype=self.dtype)
+        nn.Module.train(shorter, self.training)
+        return shorter
+
+    def fingerprint(self) -> str:
+        """Names these weights and this shape, so that traces and certificates can say of which model they speak."""
+        digest = hashlib.sha256(repr((self.config.exits, self.config.head)).encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> Self:
+        """As transformers' own; safetensors only, as pickled weights can hold code."""
+        return super().from_pretrained(*args, **{"use_safetensors": True, **options})
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)  # type: ignore[no-untyped-call]
+        if module is self and self.config.learned_weights:
+            init.constant_(self.exit_weights, LEARNED_WEIGHT_START)
+
+
+def task_loss(exit_logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
+    """The mean loss of each exit: (examples, exits, labels) -> (exits,)."""
+    exits = exit_logits.shape[1]
+    if problem_type == "single_label_classification":
+        every = labels.view(-1, 1).expand(-1, exits)  # (examples, exits)
+        return functional.cross_entropy(exit_logits.transpose(1, 2), every, reduction="none").mean(dim=0)
+    every = labels.view(len(labels), 1, -1).expand_as(exit_logits).to(exit_logits.dtype)
+    if problem_type == "regression":
+        return functional.mse_loss(exit_logits, every, reduction="none").mean(dim=(0, 2))
+    return functional.binary_cross_entropy_with_logits(exit_logits, every, reduction="none").mean(dim=(0, 2))
+
+
+def load(encoder: str | Path, **options: Any) -> PreTrainedModel:
+    """An encoder, with its classifier where it has one, and without a pooler that was never trained."""
+    try:
+        config = AutoConfig.from_pretrained(encoder, **options)
+        if config.model_type == ExitConfig.model_type:
+            raise BadConfig(f"{encoder} has exits already; load it with ExitModel.from_pretrained")
+        backbone_for(config.model_type)
+        auto = (
+            AutoModelForSequenceClassification if is_classifier(*(config.architectures or [])) else AutoModel
+        )
+        options = {"dtype": torch.float32, "use_safetensors": True, **options}
+        model, info = auto.from_pretrained(encoder, output_loading_info=True, **options)
+    except OSError as error:
+        raise CannotLoad(f"{encoder}: {error}") from error
+    if any(key.startswith("pooler.") for key in info["missing_keys"]):
+        model.pooler = None
+    return cast(PreTrainedModel, model)
+
+
+def is_classifier(*architectures: str) -> bool:
+    return any(name.endswith("ForSequenceClassification") for name in architectures)
+
+
+def place_exits(exits: int | Sequence[int], layers: int) -> list[int]:
+    chosen = range(exits, layers + 1, exits) if isinstance(exits, int) else exits
+    return [*chosen, layers]
+
+
+def head_settings(
+    head: HeadConfig | dict[str, Any] | None, adapter: Backbone, final: FinalHead | None
+) -> HeadConfig:
+    if not isinstance(head, HeadConfig):
+        head = HeadConfig.from_dict({"pooling": adapter.pooling, **(head or {})})
+    if final is None:
+        return head
+    if head.pooler == "none" or head.hidden:
+        raise BadHead(
+            "the fine-tuned classifier becomes the last exit, which needs a pooler and no hidden layer; "
+            "leave both as they are, or pass the plain encoder"
+        )
+    head = replace(head, activation=final.activation, final_pooling=final.pooling)
+    return head if final.norm is None else replace(head, norm=True, norm_eps=final.norm.eps)
+
+
+def label_names(labels: Sequence[str] | None, source: Any, count: int) -> dict[int, str]:
+    if labels is None:
+        return dict(source.id2label) if source else {i: f"LABEL_{i}" for i in range(count)}
+    if len(labels) != count:
+        raise BadConfig(f"{len(labels)} label names for num_labels={count}")
+    return dict(enumerate(labels))
+
+
+def without_pooler(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in weights.items() if not name.startswith("pooler.")}
+
+
+def fill(target: Any, source: Any) -> None:
+    """Copies weight and bias; a source without bias is one whose bias is zero."""
+    target.weight.copy_(source.weight)
+    if source.bias is None:
+        target.bias.zero_()
+    else:
+        target.bias.copy_(source.bias)
+
+
+AutoConfig.register(ExitConfig.model_type, ExitConfig, exist_ok=True)
+AutoModelForSequenceClassification.register(ExitConfig, ExitModel, exist_ok=True)
