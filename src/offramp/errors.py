@@ -27,3 +27,11 @@ class BadTarget(OfframpError):
 
 class NoSafeThreshold(OfframpError):
     """No threshold of the rule reaches the target; the message says what would."""
+
+
+class BadData(OfframpError):
+    """A file or data set does not hold what the task expects."""
+
+
+class UnknownTask(OfframpError):
+    """A task was named that does not exist."""
