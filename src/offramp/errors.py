@@ -35,3 +35,19 @@ class BadData(OfframpError):
 
 class UnknownTask(OfframpError):
     """A task was named that does not exist."""
+
+
+class BadPolicy(OfframpError):
+    """A policy was written that means nothing: an unknown rule or option, or a value out of range."""
+
+
+class UnfitRule(OfframpError):
+    """A rule was asked to decide for a model or problem that lacks what the rule looks at."""
+
+
+class BadTrace(OfframpError):
+    """A trace whose parts do not fit together, or a file that is not a whole trace."""
+
+
+class BadDataset(OfframpError):
+    """A data set lacks the columns that are needed."""
