@@ -47,7 +47,3 @@ class UnfitRule(OfframpError):
 
 class BadTrace(OfframpError):
     """A trace whose parts do not fit together, or a file that is not a whole trace."""
-
-
-class BadDataset(OfframpError):
-    """A data set lacks the columns that are needed."""

@@ -1,0 +1,27 @@
+"""Gate: leave when a small learned head says that the answer is right (BERxiT, Xin et al. 2021)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from offramp.criteria.base import Array, Criterion
+
+
+@dataclass(frozen=True)
+class Gate(Criterion):
+    """Leave when the exit's gate score is above the threshold.
+
+    *Reference*: BERxiT, Xin et al. 2021, EACL, "learning to exit".
+    *Relation*: the only rule besides `patience` that makes regression leave early by looking at the example.
+    *Shapes*: gate scores (...) to readiness (...), the scores themselves.
+    *Example*:
+
+    >>> import numpy as np
+    >>> Gate().step(None, np.array([0.2, 0.9]))[1]
+    array([0.2, 0.9])
+    """
+
+    reads = "gate"
+    regression = True
+
+    def step(self, state: Any, gate: Array) -> tuple[Any, Array]:
+        return state, gate

@@ -1,0 +1,40 @@
+"""Oracle: leave as soon as the answer is right. It needs the labels, so it bounds curves and never runs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from offramp.criteria.base import Array, Criterion, Rows, Shape
+from offramp.errors import UnfitRule
+
+
+@dataclass(frozen=True)
+class Truth(Rows):
+    labels: Array  # (...)
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle(Criterion):
+    """Leave at the first exit whose answer is the label; whoever is never right stays to the last.
+
+    *Reference*: the upper bound of early-exit papers, "overthinking" (Kaya et al. 2019, arXiv:1810.07052).
+    *Relation*: what `gate` tries to learn.
+    *Shapes*: labels (examples,), or 0/1 (examples, labels); readiness (...), 1 where right and 0 elsewhere.
+    *Example*:
+
+    >>> rule = Oracle(labels=np.array([0, 1]))
+    >>> rule.step(rule.start(2), np.array([[2.0, 1.0], [2.0, 1.0]]))[1]
+    array([1., 0.])
+    """
+
+    labels: Array
+
+    bare = True
+
+    def start(self, examples: Shape) -> Truth:
+        if self.labels.size != np.prod(examples):
+            raise UnfitRule(f"the oracle has labels of shape {self.labels.shape} for {examples} answers.")
+        return Truth(self.labels.reshape(examples))
+
+    def step(self, truth: Truth, logits: Array) -> tuple[Truth, Array]:
+        return truth, (logits.argmax(-1) == truth.labels).astype(np.float64)
