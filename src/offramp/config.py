@@ -37,7 +37,6 @@ class ExitConfig(PreTrainedConfig):
     """The JSON form of the policy that predictions use unless told otherwise."""
     learned_weights: bool = False
     """Whether the losses of the exits are weighed by parameters (ELBERT)."""
-    num_labels: int = 2
     problem_type: str = ""
     initializer_range: float = 0.02
     format: int = FORMAT
@@ -49,12 +48,12 @@ class ExitConfig(PreTrainedConfig):
                 f"{FORMAT}. Upgrade offramp to load it."
             )
         super().__post_init__(**kwargs)
+        backbone_for(self.encoder_config.model_type)
         self.head = HeadConfig.from_dict(self.head).to_dict()
         self.exits = check_exits(self.exits, self.num_layers)
         self.problem_type = self.problem_type or guess_problem(self.num_labels)
         if self.problem_type not in PROBLEMS:
             raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEMS)}")
-        backbone_for(self.encoder_config.model_type)
 
     @property
     def num_layers(self) -> int:
@@ -72,5 +71,5 @@ def check_exits(exits: list[int], layers: int) -> list[int]:
     return wanted
 
 
-def guess_problem(labels: int) -> str:
+def guess_problem(labels: int | None) -> str:
     return "regression" if labels == 1 else "single_label_classification"

@@ -66,7 +66,7 @@ class ExitModel(PreTrainedModel):
             config.head_config,
             len(config.exits),
             config.encoder_config.hidden_size,
-            config.num_labels,
+            cast(int, config.num_labels),
         )
         if config.learned_weights:
             self.exit_weights = nn.Parameter(torch.full((len(config.exits) - 1,), LEARNED_WEIGHT_START))
@@ -182,7 +182,7 @@ class ExitModel(PreTrainedModel):
         return shorter
 
     def fingerprint(self) -> str:
-        """Names these weights and this shape, so that traces and certificates can say of which model they speak."""
+        """Names these weights and this shape, for traces and certificates to say of which model they speak."""
         digest = hashlib.sha256(repr((self.config.exits, self.config.head)).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())

@@ -1,0 +1,78 @@
+"""Tiny random models, one for every backbone in the registry."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+
+torch.set_num_threads(1)
+
+VOCABULARY = 60
+PAD = 1
+
+# what a family needs besides the sizes below, to have its special parts tested
+SPECIAL: dict[str, dict[str, Any]] = {
+    "albert": {"num_hidden_groups": 2, "embedding_size": 8},
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "position_buckets": 4,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "conv_kernel_size": 3,
+        "position_biased_input": False,
+    },
+    "electra": {"embedding_size": 8},
+    "modernbert": {"local_attention": 4, "global_attn_every_n_layers": 2},
+}
+
+
+def tiny_config(model_type: str, layers: int = 4, **options: Any) -> Any:
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 2,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": 40,
+        "pad_token_id": PAD,
+        "initializer_range": 0.3,
+    }
+    names = {"hidden_size": "dim", "intermediate_size": "hidden_dim", "num_attention_heads": "n_heads"}
+    if model_type == "distilbert":
+        sizes = {names.get(name, name): value for name, value in sizes.items()}
+        sizes["n_layers"] = sizes.pop("num_hidden_layers")
+    return AutoConfig.for_model(model_type, **{**sizes, **SPECIAL.get(model_type, {}), **options})
+
+
+def make(auto: Any, model_type: str, **options: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = auto.from_config(tiny_config(model_type, **options))
+    for parameter in model.parameters():  # biases and norms start alike in every layer; make each count
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder() -> Callable[..., PreTrainedModel]:
+    """tiny_encoder("bert", layers=4, ...) -> a random encoder."""
+    return lambda model_type, **options: make(AutoModel, model_type, **options)
+
+
+@pytest.fixture(scope="session")
+def tiny_classifier() -> Callable[..., PreTrainedModel]:
+    """tiny_classifier("bert", ...) -> a random `...ForSequenceClassification`."""
+    return lambda model_type, **options: make(AutoModelForSequenceClassification, model_type, **options)
+
+
+@pytest.fixture(scope="session")
+def padded() -> dict[str, torch.Tensor]:
+    """Five rows of different lengths, padded on the right."""
+    lengths = torch.tensor([7, 3, 11, 1, 5])
+    torch.manual_seed(1)
+    tokens = torch.randint(2, VOCABULARY, (5, 11))
+    mask = (torch.arange(11) < lengths[:, None]).long()
+    return {"input_ids": torch.where(mask.bool(), tokens, PAD), "attention_mask": mask}
