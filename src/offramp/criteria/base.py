@@ -1,7 +1,7 @@
 """What every rule shares: the contract, the records that carry its state, and the numerics of logits.
 
 A rule is a fold over exits. It sees the logits of one exit at a time and says how ready each example is to
-leave; a `Policy` compares that readiness with a threshold. All arithmetic is float64, from logits of any precision.
+leave; a `Policy` compares that readiness with a threshold. All arithmetic is in float64.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -60,6 +60,11 @@ class Rows:
 
     def __getitem__(self, rows: Any) -> Self:
         return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+
+def finite_rows(logits: Array) -> Array:
+    """(...) False where any of the logits (..., classes) is NaN or infinite."""
+    return np.asarray(np.isfinite(logits).all(-1))
 
 
 def softmax(logits: Array) -> Array:

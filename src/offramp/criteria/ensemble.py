@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offramp.criteria.base import Array, Criterion, Rows, Shape, log_softmax, softmax
+from offramp.criteria.base import Array, Criterion, Rows, Shape, finite_rows, log_softmax, softmax
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Ensemble(Criterion):
         return Votes(total=none[..., None], exits=none)
 
     def step(self, seen: Votes, logits: Array) -> tuple[Votes, Array]:
-        votes = np.isfinite(logits).all(-1, keepdims=True)
-        total = seen.total + np.where(votes, log_softmax(logits), 0.0)
-        state = Votes(total, seen.exits + votes[..., 0])
+        votes = finite_rows(logits)
+        total = seen.total + np.where(votes[..., None], log_softmax(logits), 0.0)
+        state = Votes(total, seen.exits + votes)
         return state, softmax(self.answer(state, logits)).max(-1)
 
     def answer(self, state: Votes, logits: Array) -> Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offramp.criteria.base import Array, Criterion, Rows, Shape
+from offramp.criteria.base import Array, Criterion, Rows, Shape, finite_rows
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Patience(Criterion):
             with np.errstate(invalid="ignore"):  # inf - inf
                 agree = np.abs(answer - seen.answer) < self.tolerance
         else:
-            answer = np.where(np.isfinite(logits).all(-1), logits.argmax(-1), np.nan)
+            answer = np.where(finite_rows(logits), logits.argmax(-1), np.nan)
             agree = answer == seen.answer
         run = np.where(agree, seen.run + 1, 0)
         return Agreement(answer, run), run

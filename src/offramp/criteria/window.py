@@ -23,7 +23,7 @@ class Leaning(Rows):
 
 @dataclass(frozen=True)
 class Window(Criterion):
-    """Leave when normalised entropy is below `entropy`, or when the last N exits fit a window, N the threshold.
+    """Leave when normalised entropy is below `entropy`, or the last N exits fit a window, N the threshold.
 
     Every exit of the window gives the same answer with a probability above 0.5 + `margin`, and moreover
     `side`: nothing; `monotone`: the probability never falls; `range`: it varies by at most `range`.

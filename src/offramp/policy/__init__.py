@@ -1,0 +1,10 @@
+"""A criterion with its threshold and limits: which exit each example takes.
+
+Live and offline decisions are the same code. The engine calls `Decider.step` as logits appear,
+`Policy.decide` calls it over a whole array. A sweep of thresholds folds once (`fold`), then compares.
+"""
+
+from offramp.policy.folding import Folded, first_exit, fold, reached, readiness
+from offramp.policy.policy import Decider, Decision, Policy
+
+__all__ = ["Decider", "Decision", "Folded", "Policy", "first_exit", "fold", "reached", "readiness"]

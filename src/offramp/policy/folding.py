@@ -1,0 +1,163 @@
+"""A criterion over exits: one exit at a time (`advance`), or all of them before any threshold (`fold`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from offramp.criteria import CRITERIA
+from offramp.criteria.base import Array, Criterion, finite_rows
+from offramp.errors import UnfitRule
+
+MULTI_LABEL = "multi_label_classification"
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A criterion folded over all exits."""
+
+    readiness: Array
+    """(examples, exits), minus infinity where something read was not finite; of labels, the least ready."""
+    answers: Array
+    """(examples, exits, classes): the logits themselves, except for `ensemble`."""
+
+
+def fold(
+    criterion: Criterion,
+    logits: ArrayLike,
+    gates: ArrayLike | None = None,
+    layers: Sequence[int] | None = None,
+    problem_type: str | None = None,
+) -> Folded:
+    """One pass of a criterion over all exits, for sweeping thresholds; arguments as for `Policy.decide`.
+
+    The exits that a threshold gives are `first_exit(reached(criterion, folded.readiness, threshold))`.
+    """
+    every = Exits(logits, gates, layers)
+    examples, exits, _ = every.logits.shape
+    own_answers = type(criterion).answer is Criterion.answer
+    folded = Folded(
+        readiness=np.empty((examples, exits)),
+        answers=every.logits if own_answers else np.empty_like(every.logits),
+    )
+    state = None
+    for exit, layer in enumerate(every.layers):
+        seen = advance(criterion, state, *every.at(exit), layer, problem_type)
+        state = seen.state
+        folded.readiness[:, exit] = seen.readiness.min(-1)
+        if not own_answers:
+            folded.answers[:, exit] = seen.answers
+    return folded
+
+
+def readiness(
+    criterion: Criterion,
+    logits: ArrayLike,
+    gates: ArrayLike | None = None,
+    layers: Sequence[int] | None = None,
+    problem_type: str | None = None,
+) -> Array:
+    """(examples, exits) how ready each example is at each exit."""
+    return fold(criterion, logits, gates, layers, problem_type).readiness
+
+
+def reached(criterion: Criterion, readiness: Array, threshold: ArrayLike) -> Array:
+    """Where readiness reaches a threshold given in the person's units: the one comparison.
+
+    `readiness > level` for strict rules and `readiness >= level` for rules that count exits, where
+    `level = criterion.level(threshold)`: `sign * threshold`, with sign -1 for entropy and min_probability,
+    and out of reach where a count is 0. Conversely a readiness r is on the border of threshold `sign * r`.
+
+    >>> reached(CRITERIA["entropy"](), np.array([-0.2, -0.3, -0.4]), 0.3)
+    array([ True, False, False])
+    >>> reached(CRITERIA["patience"](), np.array([1, 2, 3]), 2)
+    array([False,  True,  True])
+    """
+    level = criterion.level(threshold)
+    where: Array = readiness > level if criterion.strict else readiness >= level
+    return where
+
+
+def first_exit(reached: Array) -> Array:
+    """(examples,) the first exit that was reached, or the last where none was; from (examples, exits)."""
+    first: Array = np.where(reached.any(1), reached.argmax(1), reached.shape[1] - 1)
+    return first
+
+
+class Exits:
+    """Logits, gates and layers of all exits, checked to fit one another."""
+
+    def __init__(self, logits: ArrayLike, gates: ArrayLike | None, layers: Sequence[int] | None) -> None:
+        self.logits = np.asarray(logits)
+        if self.logits.ndim != 3 or 0 in self.logits.shape[1:]:
+            raise UnfitRule(f"logits must be (examples, exits, classes), not of shape {self.logits.shape}.")
+        if not np.issubdtype(self.logits.dtype, np.floating):
+            self.logits = self.logits.astype(np.float64)
+        shape = self.logits.shape[:2]
+        self.gates = None if gates is None else np.asarray(gates)
+        if self.gates is not None and self.gates.shape != shape:
+            raise UnfitRule(f"gates of shape {self.gates.shape} do not fit (examples, exits) = {shape}.")
+        self.layers = tuple(range(1, shape[1] + 1) if layers is None else layers)
+        if len(self.layers) != shape[1]:
+            raise UnfitRule(f"{len(self.layers)} layers were named for logits of {shape[1]} exits.")
+
+    def at(self, exit: int, rows: Any = slice(None)) -> tuple[Array, Array | None]:
+        """Logits and gate scores of some rows at one exit."""
+        return self.logits[rows, exit], None if self.gates is None else self.gates[rows, exit]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a criterion makes of one exit."""
+
+    state: Any
+    readiness: Array  # (examples, labels), or (examples, 1) where one decision is made for all
+    answers: Array  # (examples, classes)
+    finite: Array  # (examples,)
+
+
+def advance(
+    criterion: Criterion, state: Any, logits: Array, gate: Array | None, layer: int, problem_type: str | None
+) -> Seen:
+    """Step a criterion over one exit, from state None at the first. What is not finite is not ready."""
+    _check_fit(criterion, logits.shape[-1], gate, problem_type)
+    finite = finite_rows(logits)
+    if problem_type == MULTI_LABEL:  # each label is a choice between absent, with logit 0, and present
+        choices = np.stack([np.zeros_like(logits), logits], axis=-1)
+    else:
+        choices = logits[:, None]
+    if criterion.reads == "gate":
+        read = np.asarray(gate)[:, None]
+        finite &= np.isfinite(read[:, 0])
+    elif criterion.reads == "layer":
+        read = np.full((len(logits), 1), layer)
+    else:
+        read = choices
+    if state is None:
+        state = criterion.start(read.shape[:2])
+    state, ready = criterion.step(state, read)
+    answers = criterion.answer(state, choices)
+    answers = answers[..., 1] - answers[..., 0] if problem_type == MULTI_LABEL else answers[:, 0]
+    return Seen(state, np.where(finite[:, None], ready, -np.inf), answers, finite)
+
+
+def _check_fit(criterion: Criterion, classes: int, gate: Array | None, problem_type: str | None) -> None:
+    known = (None, "single_label_classification", MULTI_LABEL, "regression")
+    if problem_type not in known:
+        raise UnfitRule(f"problem_type {problem_type!r} is none of {', '.join(map(str, known[1:]))}.")
+    if problem_type == "regression" and classes > 1:
+        raise UnfitRule(
+            f"no rule decides for {classes} real-valued outputs at once; give each its own model."
+        )
+    if classes == 1 and problem_type != MULTI_LABEL and not criterion.regression:
+        able = ", ".join(name for name, kind in CRITERIA.items() if kind.regression)
+        raise UnfitRule(
+            f"{type(criterion).__name__} compares classes, and a regression gives one number. "
+            f"Take a rule that can decide there ({able}), for example patience:3,tolerance=0.1."
+        )
+    if criterion.reads == "gate" and gate is None:
+        raise UnfitRule(
+            "the gate rule reads gate scores, and there are none: train the exits with gates first."
+        )

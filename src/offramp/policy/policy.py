@@ -1,0 +1,249 @@
+"""Policy: a criterion, its thresholds and limits; Decider: a policy at work on examples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from offramp.criteria.base import Array, Criterion
+from offramp.errors import BadPolicy, UnfitRule
+from offramp.policy import text
+from offramp.policy.folding import MULTI_LABEL, Exits, advance, reached
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of each example."""
+
+    exits: Array
+    """(examples,) index of the exit taken."""
+    answers: Array
+    """(examples, classes) the logits answered with."""
+    finite: Array
+    """(examples,) False where something read on the way was NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When to leave. `offramp.policy.text` tells the text form.
+
+    *Example*:
+
+    >>> policy = Policy.parse("entropy:0.3,min_layer=2")
+    >>> policy.exits([[[0.0, 4.0], [0.0, 1.0], [0.0, 3.0], [0.0, 4.0]]])
+    array([2])
+    >>> str(replace(policy, threshold=(0.1, 0.2, 0.3, 0.3), class_thresholds={"spam": 0.01}))
+    'entropy:0.1/0.2/0.3/0.3,min_layer=2,class.spam=0.01'
+    """
+
+    criterion: Criterion
+    threshold: float | tuple[float, ...] = 0.0
+    """In the units of the rule (nats, a probability, a number of exits); a tuple has one for each exit."""
+    class_thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Instead of `threshold` where the exit predicts this class: by index, or by name until `for_labels`."""
+    min_layer: int | None = None
+    """The first layer at which anyone may leave, from 1."""
+    max_layer: int | None = None
+    """The layer at which everyone still there leaves, from 1."""
+    certificate: Mapping[str, Any] | None = None
+    """What calibration promised for this policy; part of the JSON form, not of the text."""
+
+    def __post_init__(self) -> None:
+        several = tuple(map(float, np.atleast_1d(self.threshold)))
+        object.__setattr__(
+            self, "threshold", several if len(several) > 1 else several[0] if several else np.nan
+        )
+        classes = {str(label): float(value) for label, value in self.class_thresholds.items()}
+        object.__setattr__(self, "class_thresholds", classes)
+        _check_thresholds(self.criterion, [*several], [*classes.values()])
+        if self.min_layer is not None and self.max_layer is not None and self.min_layer > self.max_layer:
+            raise BadPolicy(f"min_layer={self.min_layer} is after max_layer={self.max_layer}; exchange them.")
+
+    @classmethod
+    def parse(cls, text_form: str) -> Self:
+        """The policy of a text form; unknown names and options are refused with the nearest known."""
+        return cls(**text.read(text_form))
+
+    def __str__(self) -> str:
+        return text.write(self.criterion, self.threshold, self.class_thresholds, self._limits)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary, certificate included; `from_json` reads it."""
+        name = text.criterion_name(self.criterion)
+        if name == "oracle":
+            raise BadPolicy("a policy with the oracle knows the labels of one data set, so it is not saved.")
+        return {
+            "criterion": name,
+            "options": asdict(self.criterion),  # type: ignore[call-overload]
+            "threshold": list(self.threshold) if isinstance(self.threshold, tuple) else self.threshold,
+            "class_thresholds": dict(self.class_thresholds),
+            **self._limits,
+            "certificate": None if self.certificate is None else dict(self.certificate),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Self:
+        """The policy that `to_json` wrote."""
+        known = ["criterion", "options", *(field.name for field in fields(cls))]
+        for key in record.keys() - known:
+            raise BadPolicy(f"a saved policy has no field {text.unknown(key, known)}")
+        kind = text.criterion_class(record.get("criterion", ""))
+        options = record.get("options", {})
+        for key in options.keys() - text.option_names(kind):
+            raise BadPolicy(
+                f"{record['criterion']} has no option {text.unknown(key, text.option_names(kind))}"
+            )
+        rest = {key: value for key, value in record.items() if key not in ("criterion", "options")}
+        return cls(kind(**options), **rest)
+
+    def for_labels(self, names: Sequence[str]) -> Self:
+        """The same policy, with class thresholds by index instead of by name."""
+        by_index = {}
+        for label, threshold in self.class_thresholds.items():
+            if not label.isdigit() and label not in names:
+                raise BadPolicy(f"the model has no class {text.unknown(label, names)}")
+            by_index[label if label.isdigit() else str(list(names).index(label))] = threshold
+        return replace(self, class_thresholds=by_index)
+
+    def exits(
+        self,
+        logits: ArrayLike,
+        gates: ArrayLike | None = None,
+        layers: Sequence[int] | None = None,
+        problem_type: str | None = None,
+    ) -> Array:
+        """(examples,) index of the exit that each example takes; arguments as for `decide`."""
+        return self.decide(logits, gates, layers, problem_type).exits
+
+    def decide(
+        self,
+        logits: ArrayLike,
+        gates: ArrayLike | None = None,
+        layers: Sequence[int] | None = None,
+        problem_type: str | None = None,
+    ) -> Decision:
+        """Exits taken and answers given, as the engine would, from logits (examples, exits, classes).
+
+        `gates` are (examples, exits), `layers` the layer of each exit, by default 1, 2, 3 and so on.
+        `problem_type` is transformers' name; by default one class means regression, and more mean a choice.
+        """
+        every = Exits(logits, gates, layers)
+        examples, exits, classes = every.logits.shape
+        decision = Decision(
+            exits=np.empty(examples, np.int64),
+            answers=np.empty((examples, classes), every.logits.dtype),
+            finite=np.empty(examples, bool),
+        )
+        decider = self.begin(examples, every.layers, problem_type)
+        waiting = np.arange(examples)
+        for exit in range(exits):
+            leaving, answers = decider.step(exit, *every.at(exit, waiting))
+            gone = waiting[leaving]
+            decision.exits[gone] = exit
+            decision.answers[gone] = answers[leaving]
+            decision.finite[gone] = decider.finite[leaving]
+            waiting, decider = waiting[~leaving], decider[~leaving]
+        return decision
+
+    def begin(self, examples: int, layers: Sequence[int], problem_type: str | None = None) -> "Decider":
+        """The live half: examples before the first exit of a model that has exits at these layers."""
+        _check_layers(self, layers)
+        return Decider(self, tuple(layers), problem_type, finite=np.ones(examples, bool))
+
+    @property
+    def _limits(self) -> dict[str, int | None]:
+        return {limit: getattr(self, limit) for limit in text.LIMITS}
+
+
+class Decider:
+    """Examples on their way through the exits, one row each.
+
+    After `leaving, answers = decider.step(exit, logits, gate)` go on with `decider = decider[~leaving]`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        layers: tuple[int, ...],
+        problem_type: str | None,
+        finite: Array,
+        state: Any = None,
+    ) -> None:
+        self.policy = policy
+        self.layers = layers
+        self.problem_type = problem_type
+        self.finite = finite  # (examples,) False where something read so far was NaN or infinite
+        self.state = state  # of the criterion, None before the first exit
+
+    def step(self, exit: int, logits: ArrayLike, gate: ArrayLike | None = None) -> tuple[Array, Array]:
+        """(examples,) who leaves at this exit, and (examples, classes) what each would answer here.
+
+        `logits` (examples, classes) and `gate` (examples,) are this exit's. No exit may be left out.
+        """
+        policy, layer = self.policy, self.layers[exit]
+        logits = np.asarray(logits)
+        gate = None if gate is None else np.asarray(gate)
+        seen = advance(policy.criterion, self.state, logits, gate, layer, self.problem_type)
+        self.state = seen.state
+        self.finite = self.finite & seen.finite
+        if layer >= (policy.max_layer or self.layers[-1]):
+            leaving = np.ones(len(logits), bool)
+        elif layer < (policy.min_layer or 0):
+            leaving = np.zeros(len(logits), bool)
+        else:
+            threshold = _threshold(policy, exit, seen.answers, self.problem_type)
+            leaving = np.asarray(reached(policy.criterion, seen.readiness, threshold).all(-1))
+        return leaving, seen.answers
+
+    def __getitem__(self, rows: Any) -> "Decider":
+        state = None if self.state is None else self.state[rows]
+        return Decider(self.policy, self.layers, self.problem_type, self.finite[rows], state)
+
+
+def _check_thresholds(criterion: Criterion, thresholds: list[float], by_class: list[float]) -> None:
+    every = [*thresholds, *by_class]
+    if not thresholds or np.isnan(every).any():
+        raise BadPolicy(f"{every} holds no threshold; give a number, or one for each exit.")
+    name = text.criterion_name(criterion)
+    if criterion.bare and any(every):
+        raise BadPolicy(f"{name} takes no threshold; leave it out.")
+    if criterion.reads == "layer" and len(every) > 1:
+        raise BadPolicy(f"{name} takes one layer for everybody, as in layer:6.")
+    if not criterion.strict and not all(value.is_integer() for value in every):
+        raise BadPolicy(f"{name} counts, so its threshold must be a whole number.")
+
+
+def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
+    if list(layers) != sorted(set(layers)):
+        raise UnfitRule(f"the layers of the exits must rise, and {', '.join(map(str, layers))} do not.")
+    if isinstance(policy.threshold, tuple) and len(policy.threshold) != len(layers):
+        raise UnfitRule(
+            f"the policy has {len(policy.threshold)} thresholds for {len(layers)} exits; "
+            "give one for each exit, the last included, or one for all."
+        )
+    limits = {"min_layer": policy.min_layer, "max_layer": policy.max_layer}
+    if policy.criterion.reads == "layer":
+        limits["layer"] = int(np.max(policy.threshold))
+    for name, layer in limits.items():
+        if layer is not None and layer not in layers:
+            raise UnfitRule(f"{name} {layer} has no exit; the exits are at {', '.join(map(str, layers))}.")
+
+
+def _threshold(policy: Policy, exit: int, answers: Array, problem_type: str | None) -> ArrayLike:
+    """What readiness (examples, labels) is compared with at this exit."""
+    threshold = policy.threshold[exit] if isinstance(policy.threshold, tuple) else policy.threshold
+    if not policy.class_thresholds:
+        return threshold
+    classes = answers.shape[-1]
+    if classes == 1 and problem_type != MULTI_LABEL:
+        raise UnfitRule("a regression has no classes, so it has no thresholds for them; leave class.* out.")
+    by_class = np.full(classes, threshold)
+    for label, value in policy.class_thresholds.items():
+        if not label.isdigit():
+            raise UnfitRule(f"class {label!r} is a name: give the model's first, policy.for_labels(names).")
+        if int(label) >= classes:
+            raise UnfitRule(f"there is no class {label}: the model has 0 to {classes - 1}.")
+        by_class[int(label)] = value
+    return by_class if problem_type == MULTI_LABEL else by_class[answers.argmax(-1)][:, None]

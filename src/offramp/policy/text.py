@@ -1,0 +1,148 @@
+"""The text form of a policy, `name:threshold,key=value`, for the command line and for logs.
+
+`entropy:0.3` · `entropy:0.1/0.2/0.3` (one for each exit) · `patience:3,tolerance=0.1` · `never,max_layer=6` ·
+`confidence:0.9,min_layer=2,class.spam=0.99` (where spam is predicted). A class is named, or counted from 0.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from typing import Any, get_args, get_type_hints
+from urllib.parse import quote, unquote
+
+from offramp.criteria import CRITERIA
+from offramp.criteria.base import Criterion
+from offramp.errors import BadPolicy
+
+LIMITS = ("min_layer", "max_layer")
+CLASS = "class."
+
+
+def read(text: str) -> dict[str, Any]:
+    """The fields of the policy that a text form describes."""
+    head, *rest = (part.strip() for part in text.split(","))
+    name, colon, first = head.partition(":")
+    numbers = [first, *(part for part in rest if "=" not in part)] if colon else []
+    settings = _settings(rest if not colon else (part for part in rest if "=" in part))
+
+    kind = criterion_class(name)
+    known = [*option_names(kind), *LIMITS]
+    for key in settings:
+        if key not in known and not key.startswith(CLASS):
+            raise BadPolicy(f"{name} has no option {unknown(key, [*known, CLASS + 'NAME'])}")
+    if kind.bare and numbers:
+        raise BadPolicy(f"{name} takes no threshold; write just {name}.")
+    if not kind.bare and not numbers:
+        raise BadPolicy(f"{name} needs a threshold: write {name}:VALUE.")
+
+    options = {key: _option(kind, key, settings[key]) for key in option_names(kind) if key in settings}
+    classes = {key: value for key, value in settings.items() if key.startswith(CLASS)}
+    return {
+        "criterion": kind(**options),
+        "threshold": tuple(_number(number) for part in numbers for number in part.split("/")) or 0.0,
+        "class_thresholds": {unquote(key.removeprefix(CLASS)): _number(x) for key, x in classes.items()},
+        **{key: _whole(settings[key]) for key in LIMITS if key in settings},
+    }
+
+
+def write(
+    criterion: Criterion,
+    threshold: float | tuple[float, ...],
+    class_thresholds: Mapping[str, float],
+    limits: Mapping[str, int | None],
+) -> str:
+    """The text form; an option at its default goes without saying, unless its rule wants it written."""
+    name = criterion_name(criterion)
+    numbers = threshold if isinstance(threshold, tuple) else (threshold,)
+    head = name if criterion.bare else f"{name}:{'/'.join(map(_written, numbers))}"
+    options = [
+        f"{option.name}={_written(getattr(criterion, option.name))}"
+        for option in fields(criterion)  # type: ignore[arg-type]
+        if option.default is not MISSING
+        and (option.metadata or getattr(criterion, option.name) != option.default)
+    ]
+    bounds = [f"{key}={layer}" for key, layer in limits.items() if layer is not None]
+    classes = [f"{CLASS}{_quoted(label)}={_written(x)}" for label, x in class_thresholds.items()]
+    return ",".join([head, *options, *bounds, *classes])
+
+
+def criterion_name(criterion: Criterion) -> str:
+    """The name under which `CRITERIA` has this rule."""
+    for name, kind in CRITERIA.items():
+        if kind is type(criterion):
+            return name
+    kind = type(criterion)
+    raise BadPolicy(f"{kind.__name__} has no name; add it first: CRITERIA['my_rule'] = {kind.__name__}.")
+
+
+def criterion_class(name: str) -> type[Criterion]:
+    """The rule of this name."""
+    if name not in CRITERIA:
+        raise BadPolicy(f"there is no rule {unknown(name, CRITERIA)}")
+    if name == "oracle":
+        raise BadPolicy(
+            "the oracle needs labels, so it has no text: Policy(Oracle(labels)), for curves only."
+        )
+    return CRITERIA[name]
+
+
+def option_names(kind: type[Criterion]) -> list[str]:
+    """The options of a rule, in order."""
+    return [option.name for option in fields(kind)]  # type: ignore[arg-type]
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """An unknown name and what may have been meant, to end a message with."""
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    return (
+        f"{name!r}; did you mean {' or '.join(near)}?" if near else f"{name!r}; there are {', '.join(known)}."
+    )
+
+
+def _settings(parts: Iterable[str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise BadPolicy(f"{part!r} should be an option and its value, key=value.")
+        if key in settings:
+            raise BadPolicy(f"{key} is set twice; leave one out.")
+        settings[key] = value
+    return settings
+
+
+def _option(kind: type[Criterion], name: str, text: str) -> Any:
+    hint = get_type_hints(kind)[name]
+    types = get_args(hint) or (hint,)
+    if bool in types:
+        if text not in ("true", "false"):
+            raise BadPolicy(f"{name}={text} should be {name}=true or {name}=false.")
+        return text == "true"
+    return _whole(text) if int in types else _number(text) if float in types else text
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadPolicy(f"{text!r} should be a number.") from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BadPolicy(f"{text!r} should be a whole number.") from None
+
+
+def _written(value: Any) -> str:
+    """A value in the shortest form that reads back exactly."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(float(value)).removesuffix(".0") if isinstance(value, int | float) else str(value)
+
+
+def _quoted(label: str) -> str:
+    """A class name with the characters that the text form itself uses as %XX."""
+    return re.sub(r"[%,=/\s]", lambda match: quote(match[0], safe=""), label)
