@@ -1,11 +1,14 @@
-"""Tiny random models, one for every backbone in the registry."""
+"""Tiny random models, one for every backbone in the registry, and traces of models that never were."""
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+
+from offramp.trace import Trace
 
 torch.set_num_threads(1)
 
@@ -76,3 +79,27 @@ def padded() -> dict[str, torch.Tensor]:
     tokens = torch.randint(2, VOCABULARY, (5, 11))
     mask = (torch.arange(11) < lengths[:, None]).long()
     return {"input_ids": torch.where(mask.bool(), tokens, PAD), "attention_mask": mask}
+
+
+@pytest.fixture(scope="session")
+def make_trace() -> Callable[..., Trace]:
+    """make_trace(examples, exits=6, classes=3, seed=0, ...) -> a trace whose exits grow surer and righter."""
+
+    def make(examples: int, exits: int = 6, classes: int = 3, seed: int = 0, **fields: Any) -> Trace:
+        rng = np.random.default_rng(seed)
+        labels = rng.integers(classes, size=examples)
+        steps = rng.normal(0, 0.8, (examples, exits, classes))
+        steps[np.arange(examples), :, labels] += 1.5 / rng.gamma(2, 1, (examples, 1))
+        basics = {
+            "layers": tuple(range(1, exits + 1)),
+            "labels": labels,
+            "lengths": rng.integers(4, 64, examples),
+            "ids": np.arange(examples),
+            "metrics": ("acc",),
+            "data": f"made up {seed}",
+            "fingerprint": "no model",
+            "shape": {"hidden": 8, "intermediate": 16, "heads": 2, "layers": exits},
+        }
+        return Trace(steps.cumsum(1).astype(np.float32), **{**basics, **fields})
+
+    return make

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from offramp.heads import BadHead, HeadConfig, Heads, pool
+from offramp.errors import BadHead
+from offramp.heads import HeadConfig, Heads, pool
 
 EXITS, WIDTH, LABELS = 6, 8, 3
 POOLER = WIDTH * WIDTH + WIDTH

@@ -20,9 +20,8 @@ from transformers import (
 
 from offramp import ExitConfig, ExitModel, HeadConfig
 from offramp.backbones import BACKBONES
-from offramp.config import BadConfig
-from offramp.heads import BadHead
-from offramp.model import CannotLoad, task_loss
+from offramp.errors import BadConfig, BadHead, CannotLoad
+from offramp.model import task_loss
 
 Make = Callable[..., PreTrainedModel]
 Inputs = dict[str, Tensor]
@@ -328,7 +327,7 @@ def config_file(folder: Path, **changes: Any) -> Path:
 
 
 def test_a_newer_config_asks_for_an_upgrade(tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match="newer offramp.*Upgrade"):
+    with pytest.raises(BadConfig, match=r"newer offramp.*Upgrade"):
         ExitConfig.from_pretrained(config_file(tmp_path, format=99))
 
 

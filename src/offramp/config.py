@@ -8,15 +8,11 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 from offramp.backbones import backbone_for
-from offramp.errors import OfframpError
+from offramp.errors import BadConfig
 from offramp.heads import HeadConfig
 
 FORMAT = 1
 PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
-
-
-class BadConfig(OfframpError):
-    """A config that this version cannot read, or that contradicts itself."""
 
 
 @strict

@@ -47,3 +47,23 @@ class UnfitRule(OfframpError):
 
 class BadTrace(OfframpError):
     """A trace whose parts do not fit together, or a file that is not a whole trace."""
+
+
+class CannotTruncate(OfframpError):
+    """The asked depth cannot be cut out of this encoder."""
+
+
+class UnknownBackbone(OfframpError):
+    """No adapter for this type of transformers model."""
+
+
+class BadHead(OfframpError):
+    """Settings of a head that make no sense."""
+
+
+class BadConfig(OfframpError):
+    """A config that this version cannot read, or that contradicts itself."""
+
+
+class CannotLoad(OfframpError):
+    """No encoder that can be loaded at that name or path."""

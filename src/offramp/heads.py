@@ -18,14 +18,10 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from offramp.errors import OfframpError
+from offramp.errors import BadHead
 
 POOLINGS = ("first", "mean")
 POOLERS = ("own", "shared", "none")
-
-
-class BadHead(OfframpError):
-    """Settings of a head that make no sense."""
 
 
 @dataclass(frozen=True)

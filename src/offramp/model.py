@@ -19,9 +19,9 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
 from offramp.backbones import Backbone, FinalHead, backbone_for
-from offramp.config import BadConfig, ExitConfig
-from offramp.errors import OfframpError
-from offramp.heads import BadHead, HeadConfig, Heads
+from offramp.config import ExitConfig
+from offramp.errors import BadConfig, BadHead, CannotLoad
+from offramp.heads import HeadConfig, Heads
 
 Tap = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 """(exit, hidden) -> (what its head sees, what the next layer sees): a recipe's way into the backward pass."""
@@ -29,10 +29,6 @@ Tap = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 
 LEARNED_WEIGHT_START = 4.0
 """Where ELBERT's learned weights of the exits start, before their sigmoid."""
-
-
-class CannotLoad(OfframpError):
-    """No encoder that can be loaded at that name or path."""
 
 
 @dataclass
@@ -182,7 +178,7 @@ class ExitModel(PreTrainedModel):
         return shorter
 
     def fingerprint(self) -> str:
-        """Names these weights and this shape, for traces and certificates to say of which model they speak."""
+        """Names these weights and this shape: traces and certificates say with it whom they speak of."""
         digest = hashlib.sha256(repr((self.config.exits, self.config.head)).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())

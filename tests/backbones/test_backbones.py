@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
-from offramp.backbones import BACKBONES, CannotTruncate, UnknownBackbone, backbone_for
+from offramp.backbones import BACKBONES, backbone_for
+from offramp.errors import CannotTruncate, UnknownBackbone
 
 every_backbone = pytest.mark.parametrize("name", BACKBONES)
 Inputs = dict[str, Tensor]

@@ -5,13 +5,13 @@ adds the backbone to the tests that prove it (docs/backbones.md).
 """
 
 from offramp.backbones.albert import Albert
-from offramp.backbones.base import Backbone, CannotTruncate, FinalHead
+from offramp.backbones.base import Backbone, FinalHead
 from offramp.backbones.bert import Bert, Electra, Roberta, RobertaPreLayerNorm
 from offramp.backbones.deberta import Deberta
 from offramp.backbones.distilbert import DistilBert
 from offramp.backbones.modernbert import ModernBert
 from offramp.backbones.mpnet import MPNet
-from offramp.errors import OfframpError
+from offramp.errors import UnknownBackbone
 
 BACKBONES: dict[str, Backbone] = {
     "albert": Albert(),
@@ -31,10 +31,6 @@ BACKBONES: dict[str, Backbone] = {
 }
 
 
-class UnknownBackbone(OfframpError):
-    """No adapter for this type of transformers model."""
-
-
 def backbone_for(model_type: str) -> Backbone:
     if model_type not in BACKBONES:
         raise UnknownBackbone(
@@ -44,4 +40,4 @@ def backbone_for(model_type: str) -> Backbone:
     return BACKBONES[model_type]
 
 
-__all__ = ["BACKBONES", "Backbone", "CannotTruncate", "FinalHead", "UnknownBackbone", "backbone_for"]
+__all__ = ["BACKBONES", "Backbone", "FinalHead", "backbone_for"]

@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offramp.backbones.base import Backbone, CannotTruncate, FinalHead
+from offramp.backbones.base import Backbone, FinalHead
+from offramp.errors import CannotTruncate
 
 
 class Albert(Backbone):

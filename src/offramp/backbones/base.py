@@ -10,12 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
 
-from offramp.errors import OfframpError
-
-
-class CannotTruncate(OfframpError):
-    """The asked depth cannot be cut out of this encoder."""
-
 
 @dataclass(frozen=True)
 class FinalHead:
