@@ -67,3 +67,7 @@ class BadConfig(OfframpError):
 
 class CannotLoad(OfframpError):
     """No encoder that can be loaded at that name or path."""
+
+
+class BadCheckpoint(OfframpError):
+    """A checkpoint that cannot be imported: unreadable, unsafe, unknown, or at odds with its own config."""
