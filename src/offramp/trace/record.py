@@ -1,0 +1,174 @@
+"""Trace: what all exits of a model said about a data set, kept in one safetensors file."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from offramp.errors import BadTrace
+
+Array = NDArray[Any]
+
+FORMAT = 1
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
+SHAPE = ("hidden", "intermediate", "heads", "layers")
+PER_EXAMPLE = ("logits", "labels", "lengths", "ids", "gates")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What all exits said about each example.
+
+    *Example*:
+
+    >>> logits = [[[0.0, 1.0], [0.0, 2.0]], [[1.0, 0.0], [0.0, 1.0]]]
+    >>> trace = Trace(logits, layers=(3, 6), labels=[1, 1], lengths=[5, 9], ids=[0, 1])
+    >>> len(trace), trace[trace.lengths > 6].ids
+    (2, array([1]))
+    """
+
+    logits: Array
+    """(examples, exits, classes) float32."""
+    layers: tuple[int, ...]
+    """The layer of each exit, from 1."""
+    labels: Array | None
+    """(examples,) classes or values; (examples, classes) 0 or 1 if multi-label; None if not known."""
+    lengths: Array
+    """(examples,) tokens, without padding."""
+    ids: Array
+    """(examples,) numbers or strings."""
+    gates: Array | None = None
+    """(examples, exits) scores of learned gates, if the model has them."""
+    problem_type: str = "single_label_classification"
+    label_names: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    """Of the task; the first is the headline."""
+    fingerprint: str = ""
+    """Of the model."""
+    data: str = ""
+    """What data it was."""
+    runtime: str = ""
+    """What computed the logits."""
+    shape: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of the backbone: hidden, intermediate, heads, layers, for counting its work; may be empty."""
+
+    def __post_init__(self) -> None:
+        converted = {
+            "logits": np.asarray(self.logits, np.float32),
+            "labels": None if self.labels is None else np.asarray(self.labels),
+            "lengths": np.asarray(self.lengths),
+            "ids": np.asarray(self.ids),
+            "gates": None if self.gates is None else np.asarray(self.gates, np.float32),
+            "layers": tuple(self.layers),
+            "label_names": tuple(self.label_names),
+            "metrics": tuple(self.metrics),
+        }
+        for name, value in converted.items():
+            object.__setattr__(self, name, value)
+        _check_shapes(self)
+        _check_values(self)
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    def __getitem__(self, rows: Any) -> Self:
+        """Some of the examples: a mask, indices or a slice."""
+        arrays = {name: getattr(self, name) for name in PER_EXAMPLE}
+        return replace(self, **{name: array[rows] for name, array in arrays.items() if array is not None})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace, whole or not at all."""
+        path = Path(path)
+        arrays = {name: getattr(self, name) for name in PER_EXAMPLE if getattr(self, name) is not None}
+        text_ids = not np.issubdtype(self.ids.dtype, np.number)
+        if text_ids:
+            arrays["ids"] = np.frombuffer(json.dumps(self.ids.tolist()).encode(), np.uint8)
+        rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in PER_EXAMPLE}
+        rest |= {"shape": dict(self.shape), "text_ids": text_ids}
+        metadata = {"offramp_trace": str(FORMAT), "fields": json.dumps(rest)}
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+        try:
+            save_file(
+                {name: np.ascontiguousarray(array) for name, array in arrays.items()}, unfinished, metadata
+            )
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote."""
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                _check_format(path, metadata)
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise BadTrace(f"there is no trace at {path}; collect one first.") from None
+        except (SafetensorError, OSError) as error:
+            raise BadTrace(
+                f"{path} is no trace, or only a part of one ({error}); collect it again."
+            ) from error
+        rest = json.loads(metadata["fields"])
+        if rest.pop("text_ids"):
+            arrays["ids"] = np.array(json.loads(arrays["ids"].tobytes()))
+        return cls(**{"labels": None} | arrays | rest)
+
+
+def _check_shapes(trace: Trace) -> None:
+    if trace.logits.ndim != 3:
+        raise BadTrace(f"logits must be (examples, exits, classes), not of shape {trace.logits.shape}.")
+    examples, exits, classes = trace.logits.shape
+    wanted: dict[str, tuple[int, ...]] = {
+        "layers": (exits,),
+        "labels": (examples, classes) if _is_multi_label(trace) else (examples,),
+        "lengths": (examples,),
+        "ids": (examples,),
+        "gates": (examples, exits),
+        "label_names": (classes,),
+    }
+    optional = {
+        "labels": trace.labels is None,
+        "gates": trace.gates is None,
+        "label_names": not trace.label_names,
+    }
+    for name, shape in wanted.items():
+        if not optional.get(name) and np.shape(getattr(trace, name)) != shape:
+            have = np.shape(getattr(trace, name))
+            raise BadTrace(f"{name} must be of shape {shape} beside logits {trace.logits.shape}, not {have}.")
+
+
+def _check_values(trace: Trace) -> None:
+    classes = trace.logits.shape[2]
+    if trace.problem_type not in PROBLEMS:
+        raise BadTrace(f"problem_type {trace.problem_type!r} is none of {', '.join(PROBLEMS)}.")
+    if trace.problem_type == "regression" and classes != 1:
+        raise BadTrace(f"a regression has one output and not {classes}.")
+    if list(trace.layers) != sorted(set(trace.layers)) or not trace.layers or trace.layers[0] < 1:
+        raise BadTrace(f"layers {trace.layers} must rise and count from 1.")
+    if trace.shape and not set(SHAPE) <= set(trace.shape):
+        raise BadTrace(f"shape must tell {', '.join(SHAPE)}, and not just {', '.join(trace.shape)}.")
+    if trace.labels is not None and trace.problem_type != "regression":
+        most = 1 if _is_multi_label(trace) else classes - 1
+        if ((trace.labels < 0) | (trace.labels > most)).any():
+            raise BadTrace(f"labels must be 0 to {most}; give labels=None for data without them.")
+
+
+def _is_multi_label(trace: Trace) -> bool:
+    return trace.problem_type == "multi_label_classification"
+
+
+def _check_format(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
+    if "offramp_trace" not in metadata:
+        raise BadTrace(f"{path} is a safetensors file, but no trace; collect one first.")
+    if int(metadata["offramp_trace"]) > FORMAT:
+        raise BadTrace(f"{path} was written by a newer offramp; upgrade offramp to read it.")
