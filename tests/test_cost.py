@@ -73,17 +73,11 @@ def test_milliseconds_add_up_over_the_layers_run() -> None:
     assert spent.milliseconds == pytest.approx((3 * 1 + 1 * 7) / 4)
 
 
-def test_a_shape_ignores_what_else_a_trace_says() -> None:
-    assert Shape.of({"hidden": 8, "intermediate": 16, "heads": 2, "layers": 2, "colour": "red"}) == TINY
-
-
-def test_a_cost_without_examples_layers_or_sizes_is_refused() -> None:
+def test_a_cost_without_examples_or_layers_is_refused() -> None:
     with pytest.raises(BadCost, match="at least one example"):
         cost([0, 0], [1, 2], 2)
     with pytest.raises(BadCost, match="one for each"):
         cost([1, 1], [1, 2], 2, layer_milliseconds=[1.0])
-    with pytest.raises(BadCost, match="have hidden"):
-        Shape.of({"hidden": 8})
 
 
 def test_macs_of_long_texts_do_not_overflow() -> None:

@@ -1,11 +1,11 @@
 """What an operating point costs: layers, multiply-accumulates, measured milliseconds.
 
-The older systems print three different figures under the name of a saving or a speed-up. Here each has one
-name: `executed_fraction` (DeeBERT's "expected saving", ELBERT's "computation cost"), `saved_fraction` (PABEE's
+The older systems print three different figures as a saving or a speed-up. Here each has one name:
+`executed_fraction` (DeeBERT's "expected saving", ELBERT's "computation cost"), `saved_fraction` (PABEE's
 "speed up") and `layer_ratio` (ElasticBERT's "speed up").
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -82,16 +82,6 @@ class Shape:
     layers: int
     pooler: bool = True
     """Whether an exit's head has a pooler, own or shared, before its classifier."""
-
-    @classmethod
-    def of(cls, sizes: Mapping[str, Any]) -> "Shape":
-        """The shape in a mapping that may hold more, as a trace carries it."""
-        try:
-            return cls(**{name: sizes[name] for name in cls.__dataclass_fields__ if name in sizes})
-        except TypeError as error:
-            raise BadCost(
-                f"MACs need hidden, intermediate, heads and layers; have {', '.join(sizes) or 'none of them'}"
-            ) from error
 
 
 def macs(shape: Shape, classes: int, length: ArrayLike, layers: int, heads: int = 1) -> Array:

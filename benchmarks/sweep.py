@@ -1,0 +1,76 @@
+"""How long a sweep takes and how much memory it needs: six rules, 100 thresholds each, 12 exits, 3 classes.
+
+    python benchmarks/sweep.py [EXAMPLES ...]
+
+prints JSON. Each size runs in a process of its own, on one thread, so that peak memory is its own.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+
+SIZES = ["10000", "100000", "1000000"]
+RULES = [
+    "entropy",
+    "confidence",
+    "margin",
+    "min_probability",
+    "ensemble",
+    "patience_confidence:2,confidence=0.5",
+]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def main(sizes: list[str]) -> None:
+    print(json.dumps([alone(size) for size in sizes], indent=2))
+
+
+def alone(size: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, __file__, "--measure", size],
+        env={**os.environ, **ONE_THREAD},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def measure(examples: int) -> dict[str, float]:
+    import numpy as np
+
+    from offramp.curves import sweep
+    from offramp.trace import Trace
+
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=examples)
+    logits = rng.normal(0, 0.8, (examples, 12, 3)).astype(np.float32)
+    logits[np.arange(examples), :, labels] += 1.2 / rng.gamma(2, 1, (examples, 1)).astype(np.float32)
+    np.cumsum(logits, axis=1, out=logits)
+    trace = Trace(logits, tuple(range(1, 13)), labels, rng.integers(5, 128, examples), np.arange(examples))
+    thresholds = {RULES[-1]: list(range(1, 101))}  # a count of exits has no 100 useful values
+    before = peak()
+    began = time.perf_counter()
+    found = sweep(trace, RULES, thresholds)
+    seconds = time.perf_counter() - began
+    return {
+        "examples": examples,
+        "points": sum(len(curve.points) for curve in found.curves.values()),
+        "seconds": round(seconds, 2),
+        "peak_mib": round(peak()),
+        "of_which_before_the_sweep_mib": round(before),
+    }
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(measure(int(sys.argv[2]))))
+    else:
+        main(sys.argv[1:] or SIZES)

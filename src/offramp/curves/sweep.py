@@ -1,0 +1,148 @@
+"""sweep(): fold each rule once over a trace, then read every threshold off it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offramp.cost import Shape, cost, macs
+from offramp.criteria.layer import Layer
+from offramp.criteria.never import Never
+from offramp.criteria.oracle import Oracle
+from offramp.curves.curve import Curve, Point, Sweep, template
+from offramp.curves.leaving import Leaving, leaving, useful_thresholds
+from offramp.curves.scoring import answers_of, intervals, metrics_of, scores
+from offramp.errors import BadSweep
+from offramp.policy import Policy, fold
+from offramp.trace import Trace
+
+Array: TypeAlias = NDArray[Any]
+Thresholds: TypeAlias = str | Sequence[float] | Mapping[str, Sequence[float]]
+
+
+def sweep(
+    trace: Trace,
+    rules: str | Sequence[str],
+    thresholds: Thresholds = "auto",
+    *,
+    points: int = 100,
+    bootstrap: int = 0,
+    seed: int = 0,
+    padded_to: int | None = None,
+    layer_milliseconds: Sequence[float] | None = None,
+) -> Sweep:
+    """Score and cost of every rule at every threshold, from one trace.
+
+    A rule is a name ("entropy", "patience", "layer", "never", "oracle") or the text of a policy, of which the
+    options count and the threshold is replaced. `thresholds` are for all rules, by rule, or "auto": up to
+    `points` that tell the examples apart. `bootstrap` resamples give each point an interval: almost free with
+    one label an example, one computation of the metric each elsewhere. MACs count the real lengths unless all
+    are `padded_to` one.
+
+    *Example*
+    >>> logits = np.array([[[2.0, 0.0], [3.0, 0.0]], [[0.5, 0.0], [0.0, 3.0]]], np.float32)
+    >>> trace = Trace(logits, (1, 2), labels=np.array([0, 1]), lengths=np.array([5, 5]), ids=np.arange(2))
+    >>> for point in sweep(trace, "entropy").curves["entropy"].points:
+    ...     print(round(point.threshold, 2), point.scores["acc"], point.cost.mean_layer)
+    0.7 0.5 1.0
+    0.5 1.0 1.5
+    0.37 1.0 2.0
+    """
+    if not len(trace):
+        raise BadSweep("the trace holds no examples, so there is nothing to measure")
+    metrics = metrics_of(trace)
+    spent = spending(trace, padded_to)
+
+    def curve(rule: str, wanted: str | Sequence[float]) -> Curve:
+        policy = of_trace(rule, trace)
+        folded = fold(policy.criterion, trace.logits, trace.gates, trace.layers, trace.problem_type)
+        chosen = choose(wanted, policy, folded.readiness, trace.layers, points)
+        left = leaving(policy, folded.readiness, trace.layers, chosen)
+        answers = answers_of(folded.answers, trace.problem_type)
+        found = scores(trace, left, answers)
+        sure = (
+            intervals(trace, left, answers, bootstrap, seed) if bootstrap else [None] * len(left.thresholds)
+        )
+        histogram, totals = left.histogram(), spent(policy, left)
+        return Curve(
+            rule,
+            metrics[0],
+            tuple(
+                Point(
+                    threshold=None if policy.criterion.bare else float(left.thresholds[index]),
+                    scores={name: float(found[name][index]) for name in metrics},
+                    cost=cost(
+                        histogram[index], trace.layers, trace.layers[-1], totals[index], layer_milliseconds
+                    ),
+                    exits=tuple(histogram[index].tolist()),
+                    interval=sure[index],
+                )
+                for index in range(len(left.thresholds))
+            ),
+        )
+
+    wanted = {rule: asked(thresholds, rule) for rule in ([rules] if isinstance(rules, str) else rules)}
+    return Sweep(
+        curves={rule: curve(rule, values) for rule, values in wanted.items()},
+        per_exit=curve("layer", "auto").points,
+        layers=tuple(trace.layers),
+        metrics=metrics,
+        examples=len(trace),
+        not_finite=int((~np.isfinite(trace.logits).all((1, 2))).sum()),
+        data=trace.data,
+        fingerprint=trace.fingerprint,
+    )
+
+
+def asked(thresholds: Thresholds, rule: str) -> str | Sequence[float]:
+    wanted = thresholds.get(rule, "auto") if isinstance(thresholds, Mapping) else thresholds
+    if isinstance(wanted, str) and wanted != "auto":
+        raise BadSweep(f'thresholds are "auto", numbers, or numbers by rule; not {wanted!r}')
+    return wanted
+
+
+def of_trace(rule: str, trace: Trace) -> Policy:
+    """The policy whose threshold is to be swept."""
+    if rule != "oracle":
+        return template(rule)
+    if trace.labels is None:
+        raise BadSweep("the oracle needs labels and the trace has none; leave it out")
+    return Policy(Oracle(trace.labels))
+
+
+def choose(
+    wanted: str | Sequence[float], policy: Policy, readiness: Array, layers: Sequence[int], points: int
+) -> Array:
+    """The thresholds to sweep, each one checked to be possible for these exits."""
+    if policy.criterion.bare:
+        return np.zeros(1)
+    if not isinstance(wanted, str):
+        chosen = np.asarray(wanted, np.float64)
+    elif policy.criterion.reads == "layer":
+        chosen = np.asarray(layers)
+    else:
+        chosen = useful_thresholds(policy, readiness, layers, points)
+    for threshold in chosen.tolist():
+        replace(policy, threshold=threshold).begin(0, layers)
+    return chosen
+
+
+def spending(trace: Trace, padded_to: int | None) -> Callable[[Policy, Leaving], list[float | None]]:
+    """A function to the mean MACs of an example at each threshold; None where the shape is unknown."""
+    if not trace.shape:
+        return lambda policy, left: [None] * len(left.thresholds)
+    sizes, classes = trace.shape, trace.logits.shape[-1]
+    shape = Shape(sizes["hidden"], sizes["intermediate"], sizes["heads"], sizes["layers"])
+    lengths = trace.lengths if padded_to is None else np.full(len(trace), padded_to)
+
+    def mean_macs(policy: Policy, left: Leaving) -> list[float | None]:
+        static = isinstance(policy.criterion, Layer | Never)  # nobody asks the exits before
+
+        def until(exit: int) -> Array:
+            return macs(shape, classes, lengths, trace.layers[exit], heads=1 if static else exit + 1)
+
+        return [float(total) / len(trace) for total in left.total(until)]
+
+    return mean_macs

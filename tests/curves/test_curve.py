@@ -1,0 +1,56 @@
+"""Figures that sum a curve up, against numbers worked out by hand."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from offramp.curves import elue_score, sweep
+from offramp.errors import BadSweep
+from offramp.trace import Trace
+
+BASELINE = [(1000.0, 80.0), (2000.0, 84.0), (3000.0, 86.0)]
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(1500.0, 83.0), (2500.0, 85.0)], 0.5),  # the baseline has 82 and 85 there
+        ([(1250.0, 82.5), (2000.0, 84.0), (2750.0, 85.0)], (1.5 + 0.0 - 0.5) / 3),
+    ],
+)
+def test_the_elue_score_is_the_mean_gain_over_the_baseline(
+    points: list[tuple[float, float]], expected: float
+) -> None:
+    assert elue_score(points, BASELINE) == pytest.approx(expected)
+
+
+def test_the_order_of_the_baseline_does_not_matter() -> None:
+    assert elue_score([(1500.0, 83.0)], BASELINE[::-1]) == 1.0
+
+
+def test_beyond_its_ends_the_baseline_stays_level() -> None:
+    assert elue_score([(500.0, 81.0), (9000.0, 85.0)], BASELINE) == 0.0
+
+
+def test_a_curve_has_no_gain_over_itself(make_trace: Callable[..., Trace]) -> None:
+    layers = sweep(make_trace(200), "layer").curves["layer"]
+    assert elue_score(layers.performance(), layers.performance()) == 0.0
+    assert layers.performance()[-1, 1] == pytest.approx(100 * layers.points[-1].scores["acc"])
+
+
+def test_flops_are_not_guessed(make_trace: Callable[..., Trace]) -> None:
+    curve = sweep(make_trace(20, shape={}), "entropy").curves["entropy"]
+    assert all(point.cost.macs is None for point in curve.points)
+    with pytest.raises(BadSweep, match="shape"):
+        curve.performance()
+
+
+def test_a_point_gives_the_policy_to_run(make_trace: Callable[..., Trace]) -> None:
+    rule = "window:8,shape=side,entropy=0.1,margin=0"
+    curve = sweep(make_trace(100), rule).curves[rule]
+    assert (
+        str(curve.policy(curve.points[2]))
+        == f"window:{curve.points[2].threshold:.0f},shape=side,entropy=0.1,margin=0"
+    )
+    assert np.all(np.diff([point.threshold for point in curve.points]) > 0)

@@ -1,0 +1,211 @@
+"""A sweep says what running the policy at each threshold would."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from offramp.cost import Shape, macs
+from offramp.curves import Sweep, sweep
+from offramp.errors import BadPolicy, BadSweep
+from offramp.policy import Policy
+from offramp.tasks.metrics import compute
+from offramp.trace import Trace
+
+Make = Callable[..., Trace]
+
+RULES = [
+    "entropy",
+    "entropy:0.3,normalised=true",
+    "confidence",
+    "margin",
+    "min_probability",
+    "patience",
+    "window:2,shape=monotone,entropy=0.05",
+    "patience_confidence",
+    "ensemble",
+    "entropy:0,min_layer=2,max_layer=4",
+    "layer",
+    "never",
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_point_is_what_the_policy_does_to_each_example(rule: str, make_trace: Make) -> None:
+    trace = make_trace(80, metrics=("acc", "macro_f1", "mcc"))
+    curve = sweep(trace, rule, points=12).curves[rule]
+    for point in curve.points:
+        done = curve.policy(point).decide(trace.logits, layers=trace.layers)
+        assert point.exits == tuple(np.bincount(done.exits, minlength=6))
+        answers = done.answers.argmax(-1)
+        expected = compute(["acc", "macro_f1", "mcc"], trace.labels, answers)
+        expected["agreement"] = np.mean(answers == trace.logits[:, -1].argmax(-1))
+        assert point.scores == pytest.approx(expected)
+        assert point.cost.mean_layer == pytest.approx(np.mean(done.exits + 1))
+
+
+def test_a_gate_is_swept_by_its_scores(make_trace: Make) -> None:
+    gates = np.random.default_rng(1).random((40, 6))
+    trace = make_trace(40, gates=gates)
+    for point in sweep(trace, "gate", [0.2, 0.8]).curves["gate"].points:
+        taken = np.where(gates > point.threshold, np.arange(6), 5).min(1)
+        assert point.exits == tuple(np.bincount(taken, minlength=6))
+
+
+def test_non_finite_logits_leave_last_and_are_counted(make_trace: Make) -> None:
+    trace = make_trace(30)
+    logits = trace.logits.copy()
+    logits[0, :5, 0] = np.nan
+    found = sweep(replace(trace, logits=logits), "confidence", [0.0])
+    assert found.not_finite == 1
+    assert found.curves["confidence"].points[0].exits == (29, 0, 0, 0, 0, 1)
+
+
+def test_auto_thresholds_reach_from_the_first_exit_to_full_depth(make_trace: Make) -> None:
+    trace = make_trace(500)
+    for rule, curve in sweep(
+        trace, ["entropy", "confidence", "margin", "ensemble"], points=20
+    ).curves.items():
+        assert curve.points[0].cost.mean_layer == 1, rule
+        assert curve.points[-1].cost.mean_layer == 6, rule
+        assert 10 < len(curve.points) <= 20, rule
+        layers = [point.cost.mean_layer for point in curve.points]
+        assert layers == sorted(layers), rule
+
+
+def test_auto_thresholds_are_all_there_are_where_there_are_few(make_trace: Make) -> None:
+    thresholds = [point.threshold for point in sweep(make_trace(200), "patience").curves["patience"].points]
+    assert thresholds == [1, 2, 3, 4, 5]
+
+
+def test_the_macs_of_a_point_are_those_of_its_examples(make_trace: Make) -> None:
+    trace, shape = make_trace(50), Shape(hidden=8, intermediate=16, heads=2, layers=6)
+    found = sweep(trace, ["entropy", "layer"], {"entropy": [0.4]})
+    exits = Policy.parse("entropy:0.4").exits(trace.logits)
+    each = [
+        int(macs(shape, 3, length, exit + 1, heads=exit + 1))
+        for length, exit in zip(trace.lengths, exits, strict=True)
+    ]
+    assert found.curves["entropy"].points[0].cost.macs == pytest.approx(np.mean(each))
+    assert found.full.cost.macs == pytest.approx(macs(shape, 3, trace.lengths, 6).mean())
+    padded = sweep(trace, "layer", padded_to=128).full.cost.macs
+    assert padded == macs(shape, 3, 128, 6)
+
+
+def test_per_exit_scores_are_those_of_each_exit_alone(make_trace: Make) -> None:
+    trace = make_trace(100, layers=(2, 4, 6, 8, 10, 12))
+    found = sweep(trace, "never")
+    assert [point.threshold for point in found.per_exit] == [2, 4, 6, 8, 10, 12]
+    for exit, point in enumerate(found.per_exit):
+        assert point.scores["acc"] == np.mean(trace.logits[:, exit].argmax(-1) == trace.labels)
+    assert found.full.scores == found.curves["never"].points[0].scores
+
+
+def test_the_oracle_bounds_every_curve_and_stays_off_the_front(make_trace: Make) -> None:
+    found = sweep(make_trace(300), ["entropy", "patience", "oracle"])
+    oracle = found.curves["oracle"].points[0]
+    assert all(
+        oracle.scores["acc"] >= point.scores["acc"]
+        for curve in found.curves.values()
+        for point in curve.points
+    )
+    assert {rule for rule, _ in found.front()} <= {"entropy", "patience"}
+
+
+def test_the_front_holds_exactly_the_points_that_none_beats(make_trace: Make) -> None:
+    found = sweep(make_trace(300), ["entropy", "patience", "layer"], points=15)
+    points = [(p.cost.mean_layer, p.scores["acc"]) for curve in found.curves.values() for p in curve.points]
+    best = {
+        (layer, score)
+        for layer, score in points
+        if not any(a <= layer and b >= score and (a, b) != (layer, score) for a, b in points)
+    }
+    assert {(point.cost.mean_layer, point.scores["acc"]) for _, point in found.front()} == best
+
+
+def test_the_area_is_the_mean_score_over_budgets(make_trace: Make) -> None:
+    found = sweep(make_trace(300), ["layer", "never", "entropy"])
+    accuracy = [point.scores["acc"] for point in found.per_exit]
+    assert found.area("layer") == pytest.approx(np.trapezoid(accuracy) / 5)
+    assert found.area("never") == pytest.approx((accuracy[0] + accuracy[-1]) / 2)
+    assert found.area("entropy") > found.area("layer") > found.area("never")
+
+
+def test_intervals_hold_the_score_and_shrink_with_more_examples(make_trace: Make) -> None:
+    def width(examples: int) -> float:
+        point = sweep(make_trace(examples), "never", bootstrap=300).full
+        low, high = point.interval
+        assert low <= point.scores["acc"] <= high
+        return high - low
+
+    accuracy = sweep(make_trace(400), "never").full.scores["acc"]
+    assert width(400) == pytest.approx(2 * 1.96 * np.sqrt(accuracy * (1 - accuracy) / 400), rel=0.2)
+    assert width(6400) == pytest.approx(width(400) / 4, rel=0.3)
+
+
+def test_regression_is_scored_by_rows(make_trace: Make) -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=60)
+    logits = (truth[:, None] + rng.normal(size=(60, 4)) / [1, 2, 4, 8])[..., None].astype(np.float32)
+    metrics = ("pearson", "spearmanr")
+    trace = make_trace(60, exits=4, classes=1, labels=truth, problem_type="regression", metrics=metrics)
+    rule = "patience:1,tolerance=0.3"
+    curve = sweep(replace(trace, logits=logits), rule, bootstrap=20).curves[rule]
+    for point in curve.points:
+        done = curve.policy(point).decide(logits)
+        assert point.scores == pytest.approx(compute(["pearson", "spearmanr"], truth, done.answers[:, 0]))
+        assert point.interval[0] <= point.scores["pearson"] <= point.interval[1]
+
+
+def test_many_labels_are_scored_by_rows(make_trace: Make) -> None:
+    rng = np.random.default_rng(0)
+    trace = make_trace(
+        50, labels=rng.integers(2, size=(50, 3)), problem_type="multi_label_classification", metrics=()
+    )
+    curve = sweep(trace, "confidence", points=5, bootstrap=10).curves["confidence"]
+    for point in curve.points:
+        done = curve.policy(point).decide(trace.logits, problem_type=trace.problem_type)
+        assert point.exits == tuple(np.bincount(done.exits, minlength=6))
+        answers = done.answers > 0
+        assert point.scores["micro_f1"] == pytest.approx(
+            compute(["micro_f1"], trace.labels, answers)["micro_f1"]
+        )
+        assert point.scores["agreement"] == np.mean((answers == (trace.logits[:, -1] > 0)).all(-1))
+
+
+def test_without_labels_the_score_is_agreement_with_full_depth(make_trace: Make) -> None:
+    found = sweep(make_trace(100, labels=None), "entropy", bootstrap=20)
+    assert found.metrics == ("agreement",)
+    assert found.full.scores == {"agreement": 1.0}
+    assert found.curves["entropy"].points[0].interval is not None
+
+
+def test_thousands_of_classes_go_through_the_rows(make_trace: Make) -> None:
+    trace = make_trace(20, exits=2, classes=2_000)
+    found = sweep(trace, "confidence", points=15).full
+    assert found.scores["acc"] == np.mean(trace.logits[:, -1].argmax(-1) == trace.labels)
+
+
+def test_a_sweep_comes_back_from_json_whole(make_trace: Make) -> None:
+    found = sweep(make_trace(50), ["entropy", "oracle"], points=5, bootstrap=10, layer_milliseconds=[1.0] * 6)
+    assert Sweep.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_what_cannot_be_swept_is_said(make_trace: Make) -> None:
+    trace = make_trace(20)
+    with pytest.raises(BadSweep, match="no examples"):
+        sweep(make_trace(0), "entropy")
+    with pytest.raises(BadSweep, match="oracle needs labels"):
+        sweep(make_trace(20, labels=None), "oracle")
+    with pytest.raises(BadSweep, match="with labels"):
+        sweep(make_trace(20, classes=1, labels=None, problem_type="regression"), "patience")
+    with pytest.raises(BadSweep, match="macro_f1"):
+        sweep(make_trace(20, metrics=("f1",)), "entropy")
+    with pytest.raises(BadSweep, match="class"):
+        sweep(trace, "entropy:0.1,class.spam=0.2")
+    with pytest.raises(BadSweep, match="auto"):
+        sweep(trace, "entropy", "all")
+    with pytest.raises(BadPolicy, match="entropy"):
+        sweep(trace, "entropi")
