@@ -71,3 +71,19 @@ class CannotLoad(OfframpError):
 
 class BadCheckpoint(OfframpError):
     """A checkpoint that cannot be imported: unreadable, unsafe, unknown, or at odds with its own config."""
+
+
+class BadRequest(OfframpError):
+    """Options of a prediction that make no sense, or none together."""
+
+
+class BadText(OfframpError):
+    """An item that is no text; the message says which."""
+
+
+class UnfitTokenizer(OfframpError):
+    """A tokenizer that predictions cannot use."""
+
+
+class NotFinite(OfframpError):
+    """The model gave NaN or infinity where an answer is needed."""
