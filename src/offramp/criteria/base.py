@@ -86,7 +86,8 @@ def entropy(logits: Array) -> Array:
     below = _below_top(logits)
     odds = np.exp(below)
     total = odds.sum(-1)
-    nats: Array = np.log(total) - (odds * below).sum(-1) / total
+    with np.errstate(invalid="ignore"):  # 0 * inf
+        nats: Array = np.log(total) - (odds * below).sum(-1) / total
     return nats
 
 

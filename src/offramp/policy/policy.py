@@ -102,9 +102,9 @@ class Policy:
         """The same policy, with class thresholds by index instead of by name."""
         by_index = {}
         for label, threshold in self.class_thresholds.items():
-            if not label.isdigit() and label not in names:
+            if not label.isdecimal() and label not in names:
                 raise BadPolicy(f"the model has no class {text.unknown(label, names)}")
-            by_index[label if label.isdigit() else str(list(names).index(label))] = threshold
+            by_index[label if label.isdecimal() else str(list(names).index(label))] = threshold
         return replace(self, class_thresholds=by_index)
 
     def exits(
@@ -241,7 +241,7 @@ def _threshold(policy: Policy, exit: int, answers: Array, problem_type: str | No
         raise UnfitRule("a regression has no classes, so it has no thresholds for them; leave class.* out.")
     by_class = np.full(classes, threshold)
     for label, value in policy.class_thresholds.items():
-        if not label.isdigit():
+        if not label.isdecimal():
             raise UnfitRule(f"class {label!r} is a name: give the model's first, policy.for_labels(names).")
         if int(label) >= classes:
             raise UnfitRule(f"there is no class {label}: the model has 0 to {classes - 1}.")

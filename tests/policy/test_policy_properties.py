@@ -1,0 +1,193 @@
+"""What holds for every rule, whatever the logits: tried on random ones, ties and broken numbers included."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offramp.criteria import CRITERIA
+from offramp.criteria.oracle import Oracle
+from offramp.policy import Policy, first_exit, fold, reached
+
+EXITS = 6
+SINGLE, MULTI = "single_label_classification", "multi_label_classification"
+
+TEXTS = [
+    "entropy:0.5",
+    "entropy:0.4/0.1/0.6/0.2/0.5/0.3,normalised=true",
+    "entropy:0.3,top=2",
+    "confidence:0.7",
+    "confidence:0.6,class.1=0.9",
+    "margin:0.4",
+    "min_probability:0.2",
+    "patience:1",
+    "patience:2,min_layer=2,max_layer=5",
+    "window:2,shape=side,entropy=0.2,margin=0.05",
+    "window:2,shape=monotone,entropy=0.2,margin=0",
+    "window:2,shape=range,entropy=0.2,margin=0,range=0.2",
+    "patience_confidence:2,confidence=0.6",
+    "gate:0.5",
+    "ensemble:0.7",
+    "layer:4",
+    "never",
+    "oracle",
+]
+
+
+def policy(text: str, labels: Any) -> Policy:
+    return Policy(Oracle(labels)) if text == "oracle" else Policy.parse(text)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, Any]:
+    """Logits, gates and labels of a few examples; some logits tie, saturate or are broken."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    problem_type = draw(st.sampled_from([SINGLE, MULTI]))
+    examples, classes = draw(st.integers(1, 12)), draw(st.integers(2, 4))
+    logits = random.normal(0, draw(st.sampled_from([0.3, 2.0, 200.0])), (examples, EXITS, classes))
+    if draw(st.booleans()):
+        logits = logits.round()
+    if draw(st.booleans()):
+        broken = random.random(logits.shape) < 0.1
+        logits[broken] = random.choice([np.nan, np.inf, -np.inf], broken.sum())
+    shape = (examples, classes) if problem_type == MULTI else examples
+    return {
+        "logits": logits,
+        "gates": random.random((examples, EXITS)),
+        "labels": random.integers(0, 2, shape),
+        "problem_type": problem_type,
+    }
+
+
+def decide(text: str, batch: dict[str, Any], rows: Any = slice(None)) -> Any:
+    chosen = policy(text, batch["labels"][rows])
+    return chosen.decide(batch["logits"][rows], batch["gates"][rows], problem_type=batch["problem_type"])
+
+
+def same(one: Any, other: Any) -> None:
+    np.testing.assert_array_equal(one.exits, other.exits)
+    np.testing.assert_array_equal(one.answers, other.answers)
+    np.testing.assert_array_equal(one.finite, other.finite)
+
+
+def test_every_rule_is_tried() -> None:
+    assert {text.split(":")[0] for text in TEXTS} == set(CRITERIA)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@settings(max_examples=15, deadline=None)
+@given(batch=batches(), seed=st.integers(0, 99))
+def test_later_exits_never_change_an_earlier_decision(text: str, batch: dict[str, Any], seed: int) -> None:
+    before = decide(text, batch)
+    later = np.arange(EXITS) > before.exits[:, None]
+    changed = dict(batch, logits=batch["logits"].copy(), gates=batch["gates"].copy())
+    changed["logits"][later] = np.random.default_rng(seed).normal(0, 9, changed["logits"][later].shape)
+    changed["gates"][later] = 1.0
+    same(decide(text, changed), before)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@settings(max_examples=15, deadline=None)
+@given(batch=batches())
+def test_thresholds_on_the_whole_fold_give_the_same_exits_and_answers(
+    text: str, batch: dict[str, Any]
+) -> None:
+    chosen = policy(text, batch["labels"])
+    if chosen.class_thresholds or chosen.min_layer:
+        chosen = Policy(chosen.criterion, chosen.threshold)
+    arrays = (batch["logits"], batch["gates"], None, batch["problem_type"])
+    live, whole = chosen.decide(*arrays), fold(chosen.criterion, *arrays)
+    exits = first_exit(reached(chosen.criterion, whole.readiness, chosen.threshold))
+    np.testing.assert_array_equal(exits, live.exits)
+    np.testing.assert_array_equal(whole.answers[np.arange(len(exits)), exits], live.answers)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@settings(max_examples=15, deadline=None)
+@given(batch=batches(), seed=st.integers(0, 99))
+def test_order_of_examples_does_not_matter(text: str, batch: dict[str, Any], seed: int) -> None:
+    rows = np.random.default_rng(seed).permutation(len(batch["logits"]))
+    shuffled, plain = decide(text, batch, rows), decide(text, batch)
+    np.testing.assert_array_equal(shuffled.exits, plain.exits[rows])
+    np.testing.assert_array_equal(shuffled.answers, plain.answers[rows])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@settings(max_examples=15, deadline=None)
+@given(batch=batches(), seed=st.integers(0, 99))
+def test_dropping_rows_at_any_time_leaves_the_others_as_they_were(
+    text: str, batch: dict[str, Any], seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    logits, gates, rows = batch["logits"], batch["gates"], np.arange(len(batch["logits"]))
+    start = policy(text, batch["labels"]).begin(len(rows), range(1, EXITS + 1), batch["problem_type"])
+    whole, some = start, start[rows]
+    for exit in range(EXITS):
+        leaving, answers = whole.step(exit, logits[:, exit], gates[:, exit])
+        still_leaving, still_answers = some.step(exit, logits[rows, exit], gates[rows, exit])
+        np.testing.assert_array_equal(still_leaving, leaving[rows])
+        np.testing.assert_array_equal(still_answers, answers[rows])
+        kept = random.random(len(rows)) < 0.7
+        if random.random() < 0.5:
+            kept = np.flatnonzero(kept)
+        some, rows = some[kept], rows[kept]
+
+
+@pytest.mark.parametrize("text", [text for text in TEXTS if text not in ("never", "oracle")])
+@settings(max_examples=15, deadline=None)
+@given(batch=batches(), numbers=st.tuples(st.integers(1, 6), st.integers(1, 6)))
+def test_a_laxer_threshold_never_leaves_later(
+    text: str, batch: dict[str, Any], numbers: tuple[int, int]
+) -> None:
+    criterion = Policy.parse(text).criterion
+    low, high = sorted(numbers if not criterion.strict else (number / 6 for number in numbers))
+    strict, lax = (low, high) if criterion.sign < 0 else (high, low)
+    arrays = (batch["logits"], batch["gates"], None, batch["problem_type"])
+    assert (Policy(criterion, lax).exits(*arrays) <= Policy(criterion, strict).exits(*arrays)).all()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@settings(max_examples=15, deadline=None)
+@given(batch=batches())
+def test_nobody_leaves_early_where_logits_are_broken_and_all_are_reported(
+    text: str, batch: dict[str, Any]
+) -> None:
+    decision = decide(text, batch)
+    broken = ~np.isfinite(batch["logits"]).all(-1)  # (examples, exits)
+    here = broken[np.arange(len(broken)), decision.exits]
+    forced = EXITS - 1 if "max_layer" not in text else 4
+    assert (decision.exits[here] == forced).all()
+    on_the_way = (broken & (np.arange(EXITS) <= decision.exits[:, None])).any(1)
+    np.testing.assert_array_equal(decision.finite, ~on_the_way)
+
+
+options = st.one_of(
+    st.builds("entropy:{},normalised=true,top={}".format, st.floats(allow_nan=False), st.integers(2, 9)),
+    st.builds("patience:{},tolerance={}".format, st.integers(0, 30), st.floats(0.001, 9)),
+    st.builds(
+        "window:{},shape={},entropy={},margin={}".format,
+        st.integers(0, 30),
+        st.sampled_from(["side", "monotone"]),
+        st.floats(0, 1),
+        st.floats(0, 0.49),
+    ),
+)
+
+
+@given(
+    text=options,
+    limits=st.tuples(st.integers(1, 6), st.integers(6, 12)) | st.none(),
+    classes=st.dictionaries(st.text(min_size=1), st.integers(0, 9), max_size=3),
+    certificate=st.none() | st.fixed_dictionaries({"delta": st.floats(0, 1), "what": st.text()}),
+)
+def test_text_and_json_round_trip(
+    text: str, limits: Any, classes: dict[str, float], certificate: Any
+) -> None:
+    plain = Policy.parse(text)
+    low, high = limits or (None, None)
+    written = Policy(plain.criterion, plain.threshold, classes, low, high)
+    assert Policy.parse(str(written)) == written
+    certified = Policy(plain.criterion, plain.threshold, classes, low, high, certificate)
+    assert Policy.from_json(certified.to_json()) == certified
