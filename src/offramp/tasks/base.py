@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from offramp.errors import BadData, UnknownTask
 from offramp.tasks.checks import MANY, REGRESSION, SINGLE, checked, infer_labels, infer_problem_type
-from offramp.tasks.files import Columns, File, Hub, Source, Table, column_names, guess, hub_data
+from offramp.tasks.files import Columns, File, Hub, Source, Table, column_names, guess, hub_data, label_names
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -100,7 +100,9 @@ class Task:
             raise BadData("no files: say train=..., validation=... or test=...")
         first = next(iter(given.values()))
         columns = guess(str(first), column_names(first), text, text_pair, label)
-        sources = {split: File(path, _present(columns, split, path)) for split, path in given.items()}
+        sources = {
+            split: File(path, _present(columns, split, column_names(path))) for split, path in given.items()
+        }
         return cls._inferred(name, sources, labels, problem_type, metrics, separator, bad_rows)
 
     @classmethod
@@ -129,8 +131,11 @@ class Task:
             raise BadData(f"{path} has the splits {', '.join(data)}: say train=... or validation=...")
         features = data[next(iter(found.values()))].features
         columns = guess(path, list(features), text, text_pair, label)
-        sources = {split: Hub(path, config, name, columns) for split, name in found.items()}
-        labels = labels or getattr(features.get(columns.label), "names", None)
+        sources = {
+            split: Hub(path, config, name, _present(columns, split, data[name].column_names))
+            for split, name in found.items()
+        }
+        labels = labels or label_names(features.get(columns.label))
         return cls._inferred(path, sources, labels, problem_type, metrics, separator, bad_rows)
 
     @classmethod
@@ -229,6 +234,6 @@ def _prefix(task: Task) -> str:
     return "".join(task.name.rpartition("/")[:2])
 
 
-def _present(columns: Columns, split: str, path: Path) -> Columns:
-    unlabelled = split == "test" and columns.label not in column_names(path)
-    return replace(columns, label=None) if unlabelled else columns
+def _present(columns: Columns, split: str, names: Sequence[str]) -> Columns:
+    """The columns without the label, where a test set has none."""
+    return replace(columns, label=None) if split == "test" and columns.label not in names else columns

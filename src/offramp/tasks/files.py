@@ -136,11 +136,18 @@ class Hub:
         return Rows(source, cells, range(1, len(data) + 1), unit="row")
 
     def _label(self, cell: Any, feature: Any) -> Any:
-        names = getattr(feature, "names", None)
+        if isinstance(cell, list):
+            return [self._label(each, feature.feature) for each in cell]
+        names = label_names(feature)
         if names and cell == -1:  # how the hub says that there is no label
             return None
         name = names[cell] if names and cell is not None and not self.numbered else cell
         return self.names.get(name, name) if isinstance(name, str) else name
+
+
+def label_names(feature: Any) -> list[str] | None:
+    """The names that the hub has for the numbers of a label column, or of the lists in it."""
+    return getattr(getattr(feature, "feature", feature), "names", None)
 
 
 def hub_data(path: str, config: str | None, split: str | None = None) -> Any:
@@ -244,7 +251,7 @@ def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield first, cells
             first = reader.line_num + 1
     except csv.Error as error:
-        raise BadData(f"{path}, line {first}: not CSV ({error}), double the quotes in cells") from error
+        raise BadData(f"{path}, line {first}: not CSV ({error}): double the quotes inside cells") from error
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, list[Any]]]:
