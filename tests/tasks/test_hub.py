@@ -55,6 +55,11 @@ def test_a_split_of_the_hub_whose_labels_are_all_minus_one_has_no_labels(hub: Se
     assert data["idx"] == [0, 1]
 
 
+def test_a_similarity_that_is_always_minus_one_is_no_label(hub: Served) -> None:
+    hub["nyu-mll/glue", "stsb", "test"] = split([-1.0, -1.0], sentence1="A dog.", sentence2="A cat.")
+    assert "label" not in TASKS["sts-b"].load("test")["test"].column_names
+
+
 def test_labels_that_the_hub_names_and_the_task_numbers_are_mapped_by_number(hub: Served) -> None:
     hub["nyu-mll/glue", "wnli", "train"] = split(
         [1, 0], ["not_entailment", "entailment"], sentence1="A dog.", sentence2="A cat."

@@ -129,17 +129,16 @@ class Hub:
         source = " ".join(filter(None, [self.path, self.config, self.split]))
         positions = _positions(source, self.columns, data.column_names)
         cells = {role: list(data[data.column_names[position]]) for role, position in positions.items()}
-        if "label" in cells:
-            labels = [self._label(cell, data.features[self.columns.label]) for cell in cells.pop("label")]
-            if any(label is not None for label in labels):
-                cells["label"] = labels
+        labels = cells.pop("label", [])
+        if any(cell not in (None, -1) for cell in labels):  # -1: how the hub says that there is no label
+            cells["label"] = [self._label(cell, data.features[self.columns.label]) for cell in labels]
         return Rows(source, cells, range(1, len(data) + 1), unit="row")
 
     def _label(self, cell: Any, feature: Any) -> Any:
         if isinstance(cell, list):
             return [self._label(each, feature.feature) for each in cell]
         names = label_names(feature)
-        if names and cell == -1:  # how the hub says that there is no label
+        if names and cell == -1:
             return None
         name = names[cell] if names and cell is not None and not self.numbered else cell
         return self.names.get(name, name) if isinstance(name, str) else name
