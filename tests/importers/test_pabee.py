@@ -1,0 +1,51 @@
+"""PABEE: the encoder's pooler for all exits, a classifier for each."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from offramp.importers import import_weights
+
+Inputs = dict[str, Tensor]
+
+
+@pytest.mark.parametrize(
+    ("family", "pooler", "groups"),
+    [("bert", "bert.pooler.dense", 1), ("albert", "albert.pooler", 1), ("albert", "albert.pooler", 2)],
+)
+def test_every_exit_answers_as_pabee_does(
+    family: str,
+    pooler: str,
+    groups: int,
+    old: Callable[..., Any],
+    exits_of: Callable[..., Tensor],
+    inputs: Inputs,
+) -> None:
+    model = old(family, groups=groups)
+    model.add_linear(pooler, 16)
+    for layer in range(model.layers):
+        model.add_linear(f"classifiers.{layer}", 2)
+    imported = import_weights(model.weights, model.config)
+    expected = [
+        model.linear(f"classifiers.{layer}", model.pooled(pooler, hidden))
+        for layer, hidden in enumerate(model.hidden_states(inputs))
+    ]
+    assert imported.system == "pabee"
+    assert imported.dropped == imported.fresh == []
+    assert imported.model.config.head["pooler"] == "shared"
+    assert_close(exits_of(imported.model, inputs), torch.stack(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "dropout"), [("bert", 0.2), ("albert", 0.1)])
+def test_dropout_before_a_classifier_stays_as_trained(
+    family: str, dropout: float, old: Callable[..., Any]
+) -> None:
+    model = old(family)
+    model.add_linear("bert.pooler.dense" if family == "bert" else "albert.pooler", 16)
+    for layer in range(model.layers):
+        model.add_linear(f"classifiers.{layer}", 2)
+    assert import_weights(model.weights, model.config).model.heads.dropout.p == dropout
