@@ -1,0 +1,256 @@
+"""Policies as people write them: text, limits, thresholds by class, and what is refused with which advice."""
+
+import json
+
+import numpy as np
+import pytest
+
+from offramp.criteria import CRITERIA
+from offramp.criteria.confidence import Confidence
+from offramp.criteria.entropy import Entropy
+from offramp.criteria.oracle import Oracle
+from offramp.errors import BadPolicy, OfframpError, UnfitRule
+from offramp.policy import Policy
+
+SURE, UNSURE = [4.0, 0.0], [0.1, 0.0]
+ALL_SURE = np.array([[SURE] * 6])
+
+WRITTEN = [
+    "entropy:0.3",
+    "entropy:0.3,normalised=true",
+    "entropy:0.3,normalised=true,top=5",
+    "entropy:0.1/0.2/0.3",
+    "confidence:0.95",
+    "margin:0.8",
+    "min_probability:0.01",
+    "patience:6",
+    "patience:3,tolerance=0.1",
+    "window:8,shape=side,entropy=0.1,margin=0",
+    "window:8,shape=range,entropy=0.1,margin=0,range=0.05",
+    "patience_confidence:2,confidence=0.9",
+    "gate:0.5",
+    "ensemble:0.9",
+    "layer:6",
+    "never",
+    "never,max_layer=6",
+    "confidence:0.9,min_layer=2,max_layer=10,class.spam=0.99,class.0=0.5",
+    "confidence:0.9,class.a%2Cb%3D50%25=0.5",
+]
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_text_is_written_as_it_was_read(text: str) -> None:
+    assert str(Policy.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_json_survives_a_file(text: str) -> None:
+    policy = Policy.parse(text)
+    assert Policy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
+
+
+def test_spaces_and_commas_between_thresholds_are_read_too() -> None:
+    assert Policy.parse(" entropy:0.1, 0.2, normalised=true") == Policy.parse(
+        "entropy:0.1/0.2,normalised=true"
+    )
+
+
+def test_a_class_name_may_hold_any_character() -> None:
+    policy = Policy(Confidence(), 0.5, {"a,b=50% / ü": 0.75})
+    assert Policy.parse(str(policy)).class_thresholds == {"a,b=50% / ü": 0.75}
+
+
+def test_thresholds_of_numpy_are_plain_numbers_inside() -> None:
+    policy = Policy(Entropy(), np.array([0.25, 0.5]), {1: np.float32(0.75)})  # type: ignore[arg-type,dict-item]
+    assert policy == Policy(Entropy(), (0.25, 0.5), {"1": 0.75})
+    assert json.dumps(policy.to_json())
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("entrpy:0.3", "did you mean entropy?"),
+        ("nothing_like_it:1", "there are entropy, confidence"),
+        ("", "there are entropy"),
+        ("entropy:0.3,normalized=true", "did you mean normalised?"),
+        ("entropy:0.3,min_layers=2", "did you mean min_layer"),
+        ("entropy:0.3,normalised=yes", "normalised=true or normalised=false"),
+        ("entropy:0.3,top=2,top=3", "set twice"),
+        ("entropy", "write entropy:VALUE"),
+        ("entropy:", "should be a number"),
+        ("entropy:nan", "give a number"),
+        ("entropy:low", "should be a number"),
+        ("entropy:0.3,top=2.5", "should be a whole number"),
+        ("patience:2.5", "whole number"),
+        ("never:3", "write just never"),
+        ("never,3", "key=value"),
+        ("never,class.1=0.5", "takes no threshold"),
+        ("layer:3/4", "one layer for everybody"),
+        ("oracle", "Policy(Oracle(labels))"),
+        ("confidence:0.5,min_layer=5,max_layer=4", "exchange them"),
+    ],
+)
+def test_a_mistake_in_the_text_gets_advice(text: str, advice: str) -> None:
+    with pytest.raises(BadPolicy) as error:
+        Policy.parse(text)
+    assert advice in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "advice"),
+    [
+        ({"criterion": "entropi"}, "did you mean entropy?"),
+        ({"criterion": "entropy", "treshold": 0.3}, "did you mean threshold or"),
+        ({"criterion": "entropy", "options": {"normalized": True}}, "did you mean normalised?"),
+        ({}, "there is no rule ''"),
+    ],
+)
+def test_a_mistake_in_saved_json_gets_advice(record: dict[str, object], advice: str) -> None:
+    with pytest.raises(BadPolicy) as error:
+        Policy.from_json(record)
+    assert advice in str(error.value)
+
+
+def test_certificate_is_kept_as_it_is() -> None:
+    certificate = {"epsilon": 0.01, "delta": 0.05, "examples": 500}
+    policy = Policy(Entropy(), 0.3, certificate=certificate)
+    assert Policy.from_json(policy.to_json()).certificate == certificate
+
+
+def test_a_policy_with_the_oracle_is_not_saved() -> None:
+    with pytest.raises(BadPolicy, match="not saved"):
+        Policy(Oracle(np.array([0, 1]))).to_json()
+
+
+def test_a_rule_without_a_name_is_refused_with_the_line_to_write() -> None:
+    class Own(Confidence):
+        pass
+
+    with pytest.raises(BadPolicy, match=r"CRITERIA\['my_rule'\] = Own"):
+        Policy(Own(), 0.5)
+
+
+def test_a_rule_of_ones_own_needs_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(Confidence):
+        pass
+
+    monkeypatch.setitem(CRITERIA, "own", Own)
+    assert str(Policy.parse("own:0.5")) == "own:0.5"
+    assert Policy.parse("own:0.5").exits(ALL_SURE).tolist() == [0]
+
+
+def test_nobody_leaves_before_min_layer_and_nobody_stays_after_max_layer() -> None:
+    assert Policy.parse("confidence:0.5,min_layer=3").exits(ALL_SURE).tolist() == [2]
+    assert Policy.parse("confidence:0.999,max_layer=4").exits(ALL_SURE).tolist() == [3]
+
+
+def test_runs_are_counted_also_before_min_layer() -> None:
+    assert Policy.parse("patience:2,min_layer=5").exits(ALL_SURE).tolist() == [4]
+
+
+def test_layers_are_those_of_the_model_and_not_the_number_of_the_exit() -> None:
+    layers = (2, 4, 6, 8, 10, 12)
+    assert Policy.parse("layer:6").exits(ALL_SURE, layers=layers).tolist() == [2]
+    assert Policy.parse("confidence:0.5,min_layer=8").exits(ALL_SURE, layers=layers).tolist() == [3]
+    assert Policy.parse("never,max_layer=10").exits(ALL_SURE, layers=layers).tolist() == [4]
+
+
+@pytest.mark.parametrize("text", ["layer:5", "confidence:0.5,min_layer=3", "never,max_layer=13"])
+def test_a_layer_without_exit_is_refused_and_the_exits_are_named(text: str) -> None:
+    with pytest.raises(UnfitRule, match="the exits are at 2, 4, 6, 8, 10, 12"):
+        Policy.parse(text).exits(ALL_SURE, layers=(2, 4, 6, 8, 10, 12))
+
+
+def test_class_thresholds_hold_where_the_exit_predicts_that_class() -> None:
+    logits = np.array([[[1.0, 0.0]] * 3, [[0.0, 1.0]] * 3])  # confidence 0.73, for class 0 and for class 1
+    assert Policy.parse("confidence:0.7,class.1=0.8").exits(logits).tolist() == [0, 2]
+    assert Policy.parse("confidence:0.8,class.1=0.7").exits(logits).tolist() == [2, 0]
+
+
+def test_class_thresholds_by_name_follow_the_models_labels() -> None:
+    policy = Policy.parse("confidence:0.7,class.spam=0.8")
+    assert policy.for_labels(["ham", "spam"]) == Policy.parse("confidence:0.7,class.1=0.8")
+    with pytest.raises(BadPolicy, match="did you mean spam"):
+        Policy.parse("confidence:0.7,class.spma=0.8").for_labels(["ham", "spam"])
+    with pytest.raises(UnfitRule, match="for_labels"):
+        policy.exits(ALL_SURE)
+
+
+def test_with_many_labels_each_keeps_its_own_threshold() -> None:
+    logits = np.array([[[1.0, 4.0]] * 3])  # certain by 0.73 and by 0.98
+    multi = {"problem_type": "multi_label_classification"}
+    assert Policy.parse("confidence:0.9").exits(logits, **multi).tolist() == [2]
+    assert Policy.parse("confidence:0.9,class.0=0.7").exits(logits, **multi).tolist() == [0]
+
+
+def test_one_label_of_its_own_is_no_regression() -> None:
+    logits = np.array([[[0.1], [-4.0], [1.0]]])
+    exits = Policy.parse("confidence:0.9").exits(logits, problem_type="multi_label_classification")
+    assert exits.tolist() == [1]
+
+
+@pytest.mark.parametrize("name", ["patience:1,tolerance=0.5", "gate:0.5", "layer:2", "never"])
+def test_rules_that_need_no_classes_decide_for_regression(name: str) -> None:
+    exits = Policy.parse(name).exits([[[1.0], [1.1], [1.2]]], gates=[[0.1, 0.9, 0.9]])
+    assert exits.tolist() == ([2] if name == "never" else [1])
+
+
+@pytest.mark.parametrize("name", sorted({name for name, kind in CRITERIA.items() if not kind.regression}))
+def test_rules_for_classes_refuse_regression(name: str) -> None:
+    rule = Oracle(np.zeros(1)) if name == "oracle" else CRITERIA[name]()
+    with pytest.raises(UnfitRule, match="patience, gate, layer, never"):
+        Policy(rule, 0 if rule.bare else 1).exits([[[1.0], [1.1]]])
+
+
+def test_gates_that_are_broken_hold_their_example() -> None:
+    decision = Policy.parse("gate:0.5").decide(np.zeros((2, 3, 2)), [[np.nan, 0.9, 0.9], [0.9, 0.9, 0.9]])
+    assert decision.exits.tolist() == [1, 0]
+    assert decision.finite.tolist() == [False, True]
+
+
+def test_no_examples_give_no_exits() -> None:
+    for text in WRITTEN:
+        exits = 3 if "/" in text else 12
+        policy = Policy.parse(text).for_labels(["ham", "spam", "a,b=50%"])
+        assert policy.exits(np.zeros((0, exits, 3)), np.zeros((0, exits))).shape == (0,)
+
+
+def test_the_last_exit_answers_even_if_its_logits_are_broken() -> None:
+    decision = Policy.parse("entropy:0.3").decide([[UNSURE, [np.nan, 0.0]]])
+    assert decision.exits.tolist() == [1]
+    assert not decision.finite[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ({"logits": [[1.0, 2.0]]}, r"\(examples, exits, classes\)"),
+        ({"logits": np.zeros((2, 0, 3))}, r"\(examples, exits, classes\)"),
+        ({"logits": np.zeros((2, 3, 2)), "gates": np.zeros((2, 2))}, "do not fit"),
+        ({"logits": np.zeros((2, 3, 2)), "layers": (1, 2)}, "2 layers were named"),
+        ({"logits": np.zeros((2, 3, 2)), "layers": (3, 2, 1)}, "must rise"),
+        ({"logits": np.zeros((2, 3, 2)), "problem_type": "ranking"}, "is none of"),
+        ({"logits": np.zeros((2, 3, 2)), "problem_type": "regression"}, "2 real-valued outputs"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(arguments: dict[str, object], advice: str) -> None:
+    with pytest.raises(UnfitRule, match=advice):
+        Policy.parse("patience:1").exits(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("gate:0.5", "train the exits with gates"),
+        ("entropy:0.1/0.2", "2 thresholds for 6 exits"),
+        ("entropy:0.1,class.2=0.3", "the model has 0 to 1"),
+    ],
+)
+def test_a_policy_that_does_not_fit_the_model_is_refused(text: str, advice: str) -> None:
+    with pytest.raises(OfframpError, match=advice):
+        Policy.parse(text).exits(ALL_SURE)
+
+
+def test_class_thresholds_are_refused_for_regression() -> None:
+    with pytest.raises(UnfitRule, match="no classes"):
+        Policy.parse("gate:0.5,class.0=0.3").exits([[[1.0], [2.0]]], gates=[[0.1, 0.2]])
