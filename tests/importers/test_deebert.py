@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from offramp.errors import BadCheckpoint
 from offramp.importers import import_weights
 
 Inputs = dict[str, Tensor]
@@ -80,3 +81,10 @@ def test_norms_named_gamma_and_beta_are_understood(
     assert ancient.keys() != old.weights.keys()
     model = import_weights(ancient, old.config).model
     assert_close(exits_of(model, inputs), expected(old, inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_norm_that_is_there_under_both_names_is_an_error(deebert: Callable[..., Any]) -> None:
+    old = deebert()
+    twice = {"bert.embeddings.LayerNorm.gamma": torch.ones(16)}
+    with pytest.raises(BadCheckpoint, match=r"unknown weights: bert\.embeddings\.LayerNorm\.gamma"):
+        import_weights(old.weights | twice, old.config)

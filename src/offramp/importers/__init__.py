@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from offramp.config import ExitConfig
 from offramp.errors import BadCheckpoint
 from offramp.importers import deebert, elasticbert, elbert, pabee
-from offramp.importers.base import Checkpoint, Imported, Plan, build
+from offramp.importers.base import Checkpoint, Imported, Plan, build, some
 from offramp.importers.reading import read_config, read_weights
 
 SYSTEMS: dict[str, Callable[[Checkpoint], Plan | None]] = {
@@ -62,9 +61,7 @@ def recognise(checkpoint: Checkpoint) -> tuple[str, Plan]:
         plan = plan_of(checkpoint)
         if plan is not None:
             return system, plan
-    if checkpoint.config.get("model_type") == ExitConfig.model_type or checkpoint.find(
-        r"heads\.classifiers\."
-    ):
+    if checkpoint.find(r"heads\.classifiers\."):
         raise BadCheckpoint("this is a model of offramp; load it with ExitModel.from_pretrained")
     if checkpoint.find(r"(\w+\.)?embeddings\."):
         raise BadCheckpoint(
@@ -74,7 +71,7 @@ def recognise(checkpoint: Checkpoint) -> tuple[str, Plan]:
         "these weights come from none of the known systems. Known are DeeBERT and RomeBERT "
         "(bert. or roberta.encoder.highway.*), PABEE (bert. or albert.* with classifiers.*), ELBERT "
         "(albert.encoder.exit_out_layer*) and ElasticBERT (elasticbert.encoder.pooler.*); "
-        f"these are {checkpoint.some_names()}"
+        f"these are {some(checkpoint.weights)}"
     )
 
 

@@ -58,7 +58,10 @@ class Checkpoint:
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        return cls({modern(name): tensor for name, tensor in weights.items()}, config)
+        """Under modern names, except where one is taken: then the old name is left over, and an error."""
+        return cls(
+            {name if modern(name) in weights else modern(name): weights[name] for name in weights}, config
+        )
 
     def find(self, pattern: str) -> re.Match[str] | None:
         """How the first name that begins with the pattern matches it."""
@@ -74,15 +77,10 @@ class Checkpoint:
         except StrictDataclassError as error:
             raise BadCheckpoint(f"config.json: {error}") from error
 
-    def some_names(self) -> str:
-        return some(self.weights)
-
 
 def modern(name: str) -> str:
     """Checkpoints that go back to TensorFlow call a norm's weight gamma and its bias beta."""
-    return re.sub(
-        r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-    )
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 @dataclass(frozen=True)
@@ -202,5 +200,5 @@ def some(names: Iterable[str]) -> str:
 
 
 def head_dropout(encoder: Any) -> float:
-    """What all five drop before a classifier."""
+    """How much is dropped before a classifier; ALBERT has a value of its own for it."""
     return float(getattr(encoder, "classifier_dropout_prob", encoder.hidden_dropout_prob))

@@ -26,7 +26,10 @@ def plan(checkpoint: Checkpoint) -> Plan | None:
     layers = encoder.num_hidden_layers
     heads = head_names(checkpoint)
     if layers % len(heads):
-        raise BadCheckpoint(f"{len(heads)} heads (num_exit_layers) cannot share {layers} layers evenly")
+        raise BadCheckpoint(
+            f"{len(heads)} heads (num_exit_layers) cannot share {layers} layers evenly, as ELBERT's do. "
+            "Is config.json the one that was saved with these weights?"
+        )
     hidden = checkpoint.weights.get(f"{heads[0]}classifier1.weight")
     own_pooler = f"{heads[0]}pooler.weight" in checkpoint.weights
     sources: dict[str, str | None] = {"backbone.": "albert."}

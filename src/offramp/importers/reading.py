@@ -28,7 +28,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 def weight_files(folder: Path) -> list[Path]:
     """One file, or the shards that an index names; safetensors where there is a choice."""
     if not folder.is_dir():
-        raise BadCheckpoint(f"no folder at {folder}; a checkpoint on the hub is to be downloaded first")
+        raise BadCheckpoint(
+            f"no folder at {folder}; a checkpoint on the hub is downloaded first: hf download NAME --local-dir DIR"
+        )
     for name in FILES:
         if (folder / name).is_file():
             return [folder / name]
