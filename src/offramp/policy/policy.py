@@ -49,6 +49,8 @@ class Policy:
     """The layer at which everyone still there leaves, from 1."""
     certificate: Mapping[str, Any] | None = None
     """What calibration promised for this policy; part of the JSON form, not of the text."""
+    temperatures: tuple[float, ...] | None = None
+    """One for each exit, by which its logits are divided before the rule sees them."""
 
     def __post_init__(self) -> None:
         several = tuple(map(float, np.atleast_1d(self.threshold)))
@@ -58,6 +60,10 @@ class Policy:
         classes = {str(label): float(value) for label, value in self.class_thresholds.items()}
         object.__setattr__(self, "class_thresholds", classes)
         _check_thresholds(self.criterion, [*several], [*classes.values()])
+        if self.temperatures is not None:
+            object.__setattr__(self, "temperatures", tuple(map(float, self.temperatures)))
+            if not all(0 < value < np.inf for value in self.temperatures):
+                raise BadPolicy(f"temperatures={self.temperatures} must all be above 0.")
         if self.min_layer is not None and self.max_layer is not None and self.min_layer > self.max_layer:
             raise BadPolicy(f"min_layer={self.min_layer} is after max_layer={self.max_layer}; exchange them.")
 
@@ -67,7 +73,9 @@ class Policy:
         return cls(**text.read(text_form))
 
     def __str__(self) -> str:
-        return text.write(self.criterion, self.threshold, self.class_thresholds, self._limits)
+        return text.write(
+            self.criterion, self.threshold, self.class_thresholds, self._limits, self.temperatures or ()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, certificate included; `from_json` reads it."""
@@ -80,6 +88,7 @@ class Policy:
             "threshold": list(self.threshold) if isinstance(self.threshold, tuple) else self.threshold,
             "class_thresholds": dict(self.class_thresholds),
             **self._limits,
+            "temperatures": None if self.temperatures is None else list(self.temperatures),
             "certificate": None if self.certificate is None else dict(self.certificate),
         }
 
@@ -152,6 +161,17 @@ class Policy:
         _check_layers(self, layers)
         return Decider(self, tuple(layers), problem_type, finite=np.ones(examples, bool))
 
+    def tempered(self, logits: Array) -> Array:
+        """Logits (examples, exits, classes) as the rule sees them."""
+        if self.temperatures is None:
+            return logits
+        if len(self.temperatures) != logits.shape[1]:
+            raise UnfitRule(f"there are {len(self.temperatures)} temperatures for {logits.shape[1]} exits.")
+        return np.stack([self._tempered_at(exit, logits[:, exit]) for exit in range(logits.shape[1])], axis=1)
+
+    def _tempered_at(self, exit: int, logits: Array) -> Array:
+        return logits if self.temperatures is None else logits / self.temperatures[exit]
+
     @property
     def _limits(self) -> dict[str, int | None]:
         return {limit: getattr(self, limit) for limit in text.LIMITS}
@@ -183,7 +203,7 @@ class Decider:
         `logits` (examples, classes) and `gate` (examples,) are this exit's. No exit may be left out.
         """
         policy, layer = self.policy, self.layers[exit]
-        logits = np.asarray(logits)
+        logits = policy._tempered_at(exit, np.asarray(logits))
         gate = None if gate is None else np.asarray(gate)
         seen = advance(policy.criterion, self.state, logits, gate, layer, self.problem_type)
         self.state = seen.state
@@ -223,6 +243,8 @@ def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
             f"the policy has {len(policy.threshold)} thresholds for {len(layers)} exits; "
             "give one for each exit, the last included, or one for all."
         )
+    if policy.temperatures is not None and len(policy.temperatures) != len(layers):
+        raise UnfitRule(f"the policy has {len(policy.temperatures)} temperatures for {len(layers)} exits.")
     limits = {"min_layer": policy.min_layer, "max_layer": policy.max_layer}
     if policy.criterion.reads == "layer":
         limits["layer"] = int(np.max(policy.threshold))

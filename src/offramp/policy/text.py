@@ -2,6 +2,7 @@
 
 `entropy:0.3` · `entropy:0.1/0.2/0.3` (one for each exit) · `patience:3,tolerance=0.1` · `never,max_layer=6` ·
 `confidence:0.9,min_layer=2,class.spam=0.99` (where spam is predicted). A class is named, or counted from 0.
+`temperatures=1.5/1.2/1` divide the logits of each exit.
 """
 
 import re
@@ -17,6 +18,7 @@ from offramp.errors import BadPolicy
 
 LIMITS = ("min_layer", "max_layer")
 CLASS = "class."
+TEMPERATURES = "temperatures"
 
 
 def read(text: str) -> dict[str, Any]:
@@ -27,7 +29,7 @@ def read(text: str) -> dict[str, Any]:
     settings = _settings(rest if not colon else (part for part in rest if "=" in part))
 
     kind = criterion_class(name)
-    known = [*option_names(kind), *LIMITS]
+    known = [*option_names(kind), *LIMITS, TEMPERATURES]
     for key in settings:
         if key not in known and not key.startswith(CLASS):
             raise BadPolicy(f"{name} has no option {unknown(key, [*known, CLASS + 'NAME'])}")
@@ -40,9 +42,10 @@ def read(text: str) -> dict[str, Any]:
     classes = {key: value for key, value in settings.items() if key.startswith(CLASS)}
     return {
         "criterion": kind(**options),
-        "threshold": tuple(_number(number) for part in numbers for number in part.split("/")) or 0.0,
+        "threshold": _numbers("/".join(numbers)) if numbers else 0.0,
         "class_thresholds": {unquote(key.removeprefix(CLASS)): _number(x) for key, x in classes.items()},
         **{key: _whole(settings[key]) for key in LIMITS if key in settings},
+        **{key: _numbers(settings[key]) for key in [TEMPERATURES] if key in settings},
     }
 
 
@@ -51,11 +54,12 @@ def write(
     threshold: float | tuple[float, ...],
     class_thresholds: Mapping[str, float],
     limits: Mapping[str, int | None],
+    temperatures: tuple[float, ...] = (),
 ) -> str:
     """The text form; an option at its default goes without saying, unless its rule wants it written."""
     name = criterion_name(criterion)
     numbers = threshold if isinstance(threshold, tuple) else (threshold,)
-    head = name if criterion.bare else f"{name}:{'/'.join(map(_written, numbers))}"
+    head = name if criterion.bare else f"{name}:{_listed(numbers)}"
     options = [
         f"{option.name}={_written(getattr(criterion, option.name))}"
         for option in fields(criterion)  # type: ignore[arg-type]
@@ -64,7 +68,8 @@ def write(
     ]
     bounds = [f"{key}={layer}" for key, layer in limits.items() if layer is not None]
     classes = [f"{CLASS}{_quoted(label)}={_written(x)}" for label, x in class_thresholds.items()]
-    return ",".join([head, *options, *bounds, *classes])
+    heat = [f"{TEMPERATURES}={_listed(temperatures)}"] if temperatures else []
+    return ",".join([head, *options, *bounds, *heat, *classes])
 
 
 def criterion_name(criterion: Criterion) -> str:
@@ -122,6 +127,10 @@ def _option(kind: type[Criterion], name: str, text: str) -> Any:
     return _whole(text) if int in types else _number(text) if float in types else text
 
 
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(_number(number) for number in text.split("/"))
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -134,6 +143,10 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise BadPolicy(f"{text!r} should be a whole number.") from None
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return "/".join(map(_written, numbers))
 
 
 def _written(value: Any) -> str:
