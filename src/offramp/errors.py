@@ -28,6 +28,15 @@ class BadTarget(OfframpError):
 class NoSafeThreshold(OfframpError):
     """No threshold of the rule reaches the target; the message says what would."""
 
+    def __init__(self, message: str, examples_needed: int | None = None) -> None:
+        super().__init__(message)
+        self.examples_needed = examples_needed
+        """How many examples would have been enough, where more of them help."""
+
+
+class ReusedData(UserWarning):
+    """The data that a threshold is set by also chose the rule, so what it says about the rule is too good."""
+
 
 class BadData(OfframpError):
     """A file or data set does not hold what the task expects."""
@@ -87,3 +96,15 @@ class UnfitTokenizer(OfframpError):
 
 class NotFinite(OfframpError):
     """The model gave NaN or infinity where an answer is needed."""
+
+
+class UnknownRecipe(OfframpError):
+    """A recipe was named that does not exist."""
+
+
+class UnfitRecipe(OfframpError):
+    """A recipe that cannot train this model on this task."""
+
+
+class CannotTrain(OfframpError):
+    """Training cannot start, or cannot go on, with what it was given."""
