@@ -251,6 +251,11 @@ def test_a_policy_that_does_not_fit_the_model_is_refused(text: str, advice: str)
         Policy.parse(text).exits(ALL_SURE)
 
 
+def test_temperatures_are_refused_for_regression() -> None:
+    with pytest.raises(UnfitRule, match="change the numbers"):
+        Policy.parse("patience:1,tolerance=0.5,temperatures=2/2").exits([[[1.0], [2.0]]])
+
+
 def test_class_thresholds_are_refused_for_regression() -> None:
     with pytest.raises(UnfitRule, match="no classes"):
         Policy.parse("gate:0.5,class.0=0.3").exits([[[1.0], [2.0]]], gates=[[0.1, 0.2]])

@@ -86,6 +86,11 @@ def first_exit(reached: Array) -> Array:
     return first
 
 
+def is_regression(classes: int, problem_type: str | None) -> bool:
+    """One number that is no label of its own."""
+    return classes == 1 and problem_type != MULTI_LABEL
+
+
 class Exits:
     """Logits, gates and layers of all exits, checked to fit one another."""
 
@@ -124,10 +129,7 @@ def advance(
     """Step a criterion over one exit, from state None at the first. What is not finite is not ready."""
     _check_fit(criterion, logits.shape[-1], gate, problem_type)
     finite = finite_rows(logits)
-    if problem_type == MULTI_LABEL:  # each label is a choice between absent, with logit 0, and present
-        choices = np.stack([np.zeros_like(logits), logits], axis=-1)
-    else:
-        choices = logits[:, None]
+    choices = _choices(logits, problem_type)
     if criterion.reads == "gate":
         read = np.asarray(gate)[:, None]
         finite &= np.isfinite(read[:, 0])
@@ -151,7 +153,7 @@ def _check_fit(criterion: Criterion, classes: int, gate: Array | None, problem_t
         raise UnfitRule(
             f"no rule decides for {classes} real-valued outputs at once; give each its own model."
         )
-    if classes == 1 and problem_type != MULTI_LABEL and not criterion.regression:
+    if is_regression(classes, problem_type) and not criterion.regression:
         able = ", ".join(name for name, kind in CRITERIA.items() if kind.regression)
         raise UnfitRule(
             f"{type(criterion).__name__} compares classes, and a regression gives one number. "
@@ -161,3 +163,10 @@ def _check_fit(criterion: Criterion, classes: int, gate: Array | None, problem_t
         raise UnfitRule(
             "the gate rule reads gate scores, and there are none: train the exits with gates first."
         )
+
+
+def _choices(logits: Array, problem_type: str | None) -> Array:
+    """(examples, labels, classes): one choice among all classes, or for each label absent against present."""
+    if problem_type == MULTI_LABEL:
+        return np.stack([np.zeros_like(logits), logits], axis=-1)
+    return logits[:, None]

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from offramp.criteria.base import Array, Criterion
 from offramp.errors import BadPolicy, UnfitRule
 from offramp.policy import text
-from offramp.policy.folding import MULTI_LABEL, Exits, advance, reached
+from offramp.policy.folding import MULTI_LABEL, Exits, advance, is_regression, reached
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         several = tuple(map(float, np.atleast_1d(self.threshold)))
-        object.__setattr__(
-            self, "threshold", several if len(several) > 1 else several[0] if several else np.nan
-        )
         classes = {str(label): float(value) for label, value in self.class_thresholds.items()}
-        object.__setattr__(self, "class_thresholds", classes)
         _check_thresholds(self.criterion, [*several], [*classes.values()])
+        object.__setattr__(self, "threshold", several if len(several) > 1 else several[0])
+        object.__setattr__(self, "class_thresholds", classes)
         if self.temperatures is not None:
             object.__setattr__(self, "temperatures", tuple(map(float, self.temperatures)))
             if not all(0 < value < np.inf for value in self.temperatures):
@@ -203,7 +201,10 @@ class Decider:
         `logits` (examples, classes) and `gate` (examples,) are this exit's. No exit may be left out.
         """
         policy, layer = self.policy, self.layers[exit]
-        logits = policy._tempered_at(exit, np.asarray(logits))
+        logits = np.asarray(logits)
+        if policy.temperatures is not None and is_regression(logits.shape[-1], self.problem_type):
+            raise UnfitRule("temperatures would change the numbers of a regression; leave them out.")
+        logits = policy._tempered_at(exit, logits)
         gate = None if gate is None else np.asarray(gate)
         seen = advance(policy.criterion, self.state, logits, gate, layer, self.problem_type)
         self.state = seen.state
@@ -259,7 +260,7 @@ def _threshold(policy: Policy, exit: int, answers: Array, problem_type: str | No
     if not policy.class_thresholds:
         return threshold
     classes = answers.shape[-1]
-    if classes == 1 and problem_type != MULTI_LABEL:
+    if is_regression(classes, problem_type):
         raise UnfitRule("a regression has no classes, so it has no thresholds for them; leave class.* out.")
     by_class = np.full(classes, threshold)
     for label, value in policy.class_thresholds.items():
