@@ -12,10 +12,16 @@ __version__ = "0.1.0"
 
 # public name -> the module that holds it, in the order of the data
 _HOMES = {
+    "Task": "offramp.tasks",
+    "TASKS": "offramp.tasks",
     "BACKBONES": "offramp.backbones",
     "HeadConfig": "offramp.heads",
     "ExitConfig": "offramp.config",
     "ExitModel": "offramp.model",
+    "Recipe": "offramp.recipes",
+    "Phase": "offramp.recipes",
+    "RECIPES": "offramp.recipes",
+    "train": "offramp.training",
 }
 
 # what a missing module means for the person who sees it

@@ -20,6 +20,7 @@ class ExitConfig(PreTrainedConfig):
     """An encoder's config, where its exits are, what a head is, and the policy to run with."""
 
     model_type = "offramp"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["logits", "exit_gates", "exit_weights"]
     sub_configs_defaults: ClassVar[dict[str, SubConfigSpec]] = {
         "encoder_config": SubConfigSpec(AutoConfig, model_type="bert")
     }

@@ -14,7 +14,6 @@ these an exit has for itself and which it shares is what the published systems d
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
@@ -129,6 +128,13 @@ class Heads(nn.Module):
             vector = self.hidden[which](vector).tanh()
         return self.classifiers[which](vector), gate
 
+    def parts(self, exit: int) -> list[nn.Module]:
+        """The modules that an exit's logits go through."""
+        pooler = {"own": exit, "shared": 0, "none": None}[self.head.pooler]
+        which = exit // self.sharing(self.last + 1)
+        hidden = [self.hidden[which]] if self.head.hidden else []
+        return [*([] if pooler is None else [self.poolers[pooler]]), *hidden, self.classifiers[which]]
+
     def pooling(self, exit: int) -> str:
         return (self.head.final_pooling if exit == self.last else None) or self.head.pooling
 
@@ -138,5 +144,5 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
     if how == "first":
         return hidden[:, 0]
     if attention_mask is None:
-        attention_mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+        return hidden.mean(dim=1)
     return (hidden * attention_mask.unsqueeze(-1)).sum(dim=1) / attention_mask.sum(dim=1, keepdim=True)

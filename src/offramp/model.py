@@ -41,6 +41,8 @@ class ExitOutput(ModelOutput):
     """(examples, exits, labels)"""
     exit_gates: Tensor | None = None
     """(examples, exits), with a gate: the belief that the exit is right."""
+    exit_weights: Tensor | None = None
+    """(exits - 1,), where they are learned. Losses take them from here, so that data-parallel training sees them."""
 
 
 class ExitModel(PreTrainedModel):
@@ -97,6 +99,7 @@ class ExitModel(PreTrainedModel):
             logits=exit_logits[:, -1],
             exit_logits=exit_logits,
             exit_gates=torch.stack([gate for _, gate in answers], dim=1) if gated else None,
+            exit_weights=self.exit_weights if self.config.learned_weights else None,
         )
 
     @classmethod
@@ -155,6 +158,21 @@ class ExitModel(PreTrainedModel):
                 fill(pooler.norm, final.norm)
         if final:
             fill(self.heads.classifiers[-1], final.classifier)
+
+    def add_exit_weights(self) -> None:
+        """Weights of the exits' losses that learn, saved with the model."""
+        if not self.config.learned_weights:
+            self.config.learned_weights = True
+            start = torch.full((len(self.config.exits) - 1,), LEARNED_WEIGHT_START)
+            self.exit_weights = nn.Parameter(start.to(self.device, self.dtype))
+
+    def add_gate(self) -> None:
+        """A gate that learns when an exit is right, saved with the model."""
+        if not self.config.head_config.gate:
+            self.config.head["gate"] = True
+            width = self.config.encoder_config.hidden_size
+            self.heads.gate = nn.Linear(width, 1).to(self.device, self.dtype)
+            self._init_weights(self.heads.gate)
 
     def truncate(self, layers: int) -> Self:
         """A shorter model of its own, whose answers are those of this one's exit at that layer.

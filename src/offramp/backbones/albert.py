@@ -18,9 +18,13 @@ class Albert(Backbone):
         hidden: Tensor = model.encoder.embedding_hidden_mapping_in(narrow)
         return hidden
 
+    def layers(self, model: Any) -> nn.ModuleList:
+        """The groups: fewer than the layers that run through them."""
+        groups: nn.ModuleList = model.encoder.albert_layer_groups
+        return groups
+
     def layer(self, model: Any, index: int, hidden: Tensor, context: Any) -> Tensor:
-        hidden = model.encoder.albert_layer_groups[group(model.config, index)](hidden, context)
-        return hidden
+        return super().layer(model, group(model.config, index), hidden, context)
 
     def truncated(self, config: Any, layers: int) -> dict[str, Any]:
         groups = group(config, layers - 1) + 1

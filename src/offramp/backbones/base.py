@@ -41,8 +41,12 @@ class Backbone:
             config=model.config, inputs_embeds=hidden, attention_mask=attention_mask
         )
 
+    def layers(self, model: Any) -> nn.ModuleList:
+        layers: nn.ModuleList = model.encoder.layer
+        return layers
+
     def layer(self, model: Any, index: int, hidden: Tensor, context: Any) -> Tensor:
-        hidden = model.encoder.layer[index](hidden, context)
+        hidden = self.layers(model)[index](hidden, context)
         return hidden
 
     def norm(self, model: Any, hidden: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Deberta(Backbone):
         )
 
     def layer(self, model: Any, index: int, hidden: Tensor, context: Context) -> Tensor:
-        out: Tensor = model.encoder.layer[index](
+        out: Tensor = self.layers(model)[index](
             hidden,
             context.mask,
             relative_pos=context.relative_positions,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from offramp.backbones.base import Backbone, FinalHead
 
@@ -14,9 +14,9 @@ class DistilBert(Backbone):
         hidden: Tensor = model.embeddings(input_ids)
         return hidden
 
-    def layer(self, model: Any, index: int, hidden: Tensor, context: Any) -> Tensor:
-        hidden = model.transformer.layer[index](hidden, context)
-        return hidden
+    def layers(self, model: Any) -> nn.ModuleList:
+        layers: nn.ModuleList = model.transformer.layer
+        return layers
 
     def final_head(self, model: Any) -> FinalHead:
         return FinalHead(pooler=model.pre_classifier, classifier=model.classifier, activation="relu")

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_sliding_window_mask
 
 from offramp.backbones.base import Backbone, FinalHead
@@ -37,8 +37,12 @@ class ModernBert(Backbone):
             positions={kind: model.rotary_emb(hidden, position, kind) for kind in kinds},
         )
 
+    def layers(self, model: Any) -> nn.ModuleList:
+        layers: nn.ModuleList = model.layers
+        return layers
+
     def layer(self, model: Any, index: int, hidden: Tensor, context: Context) -> Tensor:
-        layer = model.layers[index]
+        layer: Any = self.layers(model)[index]
         hidden = layer(
             hidden,
             attention_mask=context.masks[layer.attention_type],

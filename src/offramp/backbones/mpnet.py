@@ -25,7 +25,7 @@ class MPNet(Backbone):
         )
 
     def layer(self, model: Any, index: int, hidden: Tensor, context: Context) -> Tensor:
-        out: Tensor = model.encoder.layer[index](hidden, context.mask, context.position_bias)[0]
+        out: Tensor = self.layers(model)[index](hidden, context.mask, context.position_bias)[0]
         return out
 
     def final_head(self, model: Any) -> FinalHead:

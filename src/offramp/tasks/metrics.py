@@ -36,6 +36,20 @@ def compute(
         return {name: float(np.nan_to_num(METRICS[name](*rows))) for name in names}
 
 
+def answers(logits: Array, problem_type: str) -> Array:
+    """Logits (..., outputs) as the answers that metrics take: classes, numbers, or rows of 0 and 1.
+
+    >>> answers(np.array([[0.2, 0.9], [1.5, -1.0]]), "multi_label_classification").tolist()
+    [[1, 1], [1, 0]]
+    """
+    given: Array = logits[..., 0]
+    if problem_type == "single_label_classification":
+        given = logits.argmax(-1)
+    elif problem_type == "multi_label_classification":
+        given = (logits > 0).astype(np.int8)
+    return given
+
+
 def counted(labels: ArrayLike, answers: ArrayLike, classes: int) -> tuple[Array, Array, Array]:
     """The same examples as at most classes x classes weighted rows: metrics cost the same for any number.
 

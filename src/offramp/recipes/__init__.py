@@ -1,0 +1,40 @@
+"""Recipes by name. Each is a function whose arguments are the method's own settings.
+
+A recipe of your own is a `Recipe`, passed to `train` as it is, or a function that gives one, put into `RECIPES`.
+"""
+
+from difflib import get_close_matches
+
+from offramp.errors import UnknownRecipe
+from offramp.recipes.base import Phase, Recipe, RecipeMaker
+from offramp.recipes.berxit import berxit
+from offramp.recipes.deebert import deebert
+from offramp.recipes.elasticbert import elasticbert
+from offramp.recipes.elbert import elbert
+from offramp.recipes.fastbert import fastbert
+from offramp.recipes.final import final
+from offramp.recipes.pabee import pabee
+from offramp.recipes.romebert import romebert
+
+RECIPES: dict[str, RecipeMaker] = {
+    "final": final,
+    "deebert": deebert,
+    "pabee": pabee,
+    "elbert": elbert,
+    "romebert": romebert,
+    "elasticbert": elasticbert,
+    "berxit": berxit,
+    "fastbert": fastbert,
+}
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of that name, with its default settings."""
+    if name not in RECIPES:
+        near = get_close_matches(name, RECIPES, n=1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise UnknownRecipe(f"no recipe {name!r}; have {', '.join(RECIPES)}.{guess}")
+    return RECIPES[name]()
+
+
+__all__ = ["RECIPES", "Phase", "Recipe", "recipe_named"]
