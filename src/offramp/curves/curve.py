@@ -101,15 +101,19 @@ class Sweep:
         """The whole model for everybody."""
         return self.per_exit[-1]
 
+    def score(self, point: Point) -> float:
+        """Of the headline metric."""
+        return point.scores[self.headline]
+
     def front(self) -> list[tuple[str, Point]]:
         """The rule and point of every operating point that no other beats in both score and mean layers."""
         curves = [curve for curve in self.curves.values() if curve.attainable]
         points = [(curve.rule, point) for curve in curves for point in curve.points]
-        points.sort(key=lambda item: (item[1].cost.mean_layer, -item[1].scores[self.headline]))
+        points.sort(key=lambda item: (item[1].cost.mean_layer, -self.score(item[1])))
         best, front = -np.inf, []
         for rule, point in points:
-            if point.scores[self.headline] > best:
-                best = point.scores[self.headline]
+            if self.score(point) > best:
+                best = self.score(point)
                 front.append((rule, point))
         return front
 
@@ -120,7 +124,7 @@ class Sweep:
         """
         points = [self.per_exit[0], *self.curves[rule].points, self.full]
         spent = np.array([point.cost.executed_fraction for point in points])
-        score = np.array([point.scores[self.headline] for point in points])
+        score = np.array([self.score(point) for point in points])
         order = np.lexsort((score, spent))
         width = spent.max() - spent.min()
         return float(np.trapezoid(score[order], spent[order]) / width) if width else float(score.max())
@@ -137,7 +141,7 @@ class Sweep:
 
 
 def template(rule: str) -> Policy:
-    """The policy of a rule whose threshold is still to come: a name alone, or the text of a policy."""
+    """The policy of a rule whose threshold is still to come: from a name alone, or the text of a policy."""
     known = CRITERIA.get(rule)
     policy = Policy(known()) if known and rule != "oracle" else Policy.parse(rule)
     if policy.class_thresholds:

@@ -134,6 +134,11 @@ def beyond(greatest: float, criterion: Criterion) -> float:
     return float(greatest) if criterion.strict else float(greatest) + 1
 
 
+def out_of_reach(criterion: Criterion) -> float:
+    """A threshold that nobody ever reaches: no entropy or count is below 0, no probability above 1."""
+    return 1.0 if criterion.strict and criterion.sign > 0 else 0.0
+
+
 def short_number_between(low: float, high: float) -> float:
     """The number of fewest digits between two others; the lower one if they are neighbours.
 

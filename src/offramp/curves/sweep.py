@@ -1,6 +1,6 @@
 """sweep(): fold each rule once over a trace, then read every threshold off it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -53,11 +53,11 @@ def sweep(
     if not len(trace):
         raise BadSweep("the trace holds no examples, so there is nothing to measure")
     metrics = metrics_of(trace)
-    spent = spending(trace, padded_to)
 
     def curve(rule: str, wanted: str | Sequence[float]) -> Curve:
         policy = of_trace(rule, trace)
-        folded = fold(policy.criterion, trace.logits, trace.gates, trace.layers, trace.problem_type)
+        logits = policy.tempered(trace.logits)
+        folded = fold(policy.criterion, logits, trace.gates, trace.layers, trace.problem_type)
         chosen = choose(wanted, policy, folded.readiness, trace.layers, points)
         left = leaving(policy, folded.readiness, trace.layers, chosen)
         answers = answers_of(folded.answers, trace.problem_type)
@@ -65,7 +65,7 @@ def sweep(
         sure = (
             intervals(trace, left, answers, bootstrap, seed) if bootstrap else [None] * len(left.thresholds)
         )
-        histogram, totals = left.histogram(), spent(policy, left)
+        histogram, totals = left.histogram(), mean_macs(trace, policy, left, padded_to)
         return Curve(
             rule,
             metrics[0],
@@ -129,20 +129,20 @@ def choose(
     return chosen
 
 
-def spending(trace: Trace, padded_to: int | None) -> Callable[[Policy, Leaving], list[float | None]]:
-    """A function to the mean MACs of an example at each threshold; None where the shape is unknown."""
+def mean_macs(trace: Trace, policy: Policy, left: Leaving, padded_to: int | None) -> list[float | None]:
+    """The mean MACs of an example at each threshold; None where the shape of the model is unknown."""
     if not trace.shape:
-        return lambda policy, left: [None] * len(left.thresholds)
-    sizes, classes = trace.shape, trace.logits.shape[-1]
+        return [None] * len(left.thresholds)
+    static = isinstance(policy.criterion, Layer | Never)  # nobody asks the exits before
+    totals = left.total(lambda exit: macs_until(trace, exit, padded_to, heads=1 if static else exit + 1))
+    return [float(total) / len(trace) for total in totals]
+
+
+def macs_until(trace: Trace, exit: int, padded_to: int | None = None, heads: int | None = None) -> Array:
+    """(examples,) MACs of an answer at this exit, with the heads of all exits up to it unless told."""
+    sizes = trace.shape
     shape = Shape(sizes["hidden"], sizes["intermediate"], sizes["heads"], sizes["layers"])
     lengths = trace.lengths if padded_to is None else np.full(len(trace), padded_to)
-
-    def mean_macs(policy: Policy, left: Leaving) -> list[float | None]:
-        static = isinstance(policy.criterion, Layer | Never)  # nobody asks the exits before
-
-        def until(exit: int) -> Array:
-            return macs(shape, classes, lengths, trace.layers[exit], heads=1 if static else exit + 1)
-
-        return [float(total) / len(trace) for total in left.total(until)]
-
-    return mean_macs
+    return macs(
+        shape, trace.logits.shape[-1], lengths, trace.layers[exit], exit + 1 if heads is None else heads
+    )

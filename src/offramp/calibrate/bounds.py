@@ -1,0 +1,68 @@
+"""How surprising a low observed risk would be if the true risk were too high: the p-values of a certificate.
+
+A loss of each example lies in [0, 1] and the risk is its mean over the population. Each function bounds the
+chance to observe a risk this low on n examples when the true one is epsilon or more.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import rel_entr
+from scipy.stats import binom
+
+Array: TypeAlias = NDArray[Any]
+
+
+def binomial(risk: ArrayLike, examples: int, epsilon: float) -> Array:
+    """Exact for losses of 0 or 1: the chance of at most this many errors.
+
+    *Relation*: `hoeffding_bentkus` also takes losses in between, and is weaker.
+
+    *Example*
+    >>> float(binomial(0.0, examples=299, epsilon=0.01).round(4))
+    0.0495
+    """
+    errors = np.round(np.asarray(risk) * examples)
+    return np.asarray(binom.cdf(errors, examples, epsilon))
+
+
+def hoeffding_bentkus(risk: ArrayLike, examples: int, epsilon: float) -> Array:
+    """For any losses in [0, 1]: the smaller of Hoeffding's and Bentkus' bounds.
+
+    *Reference*: Bates et al. 2021, arXiv:2101.02703; Angelopoulos et al. 2021, arXiv:2110.01052, section 2.
+
+    *Example*
+    >>> float(hoeffding_bentkus(0.05, examples=1000, epsilon=0.1).round(10))
+    1.63e-08
+    """
+    observed = np.asarray(risk, np.float64)
+    below = np.minimum(observed, epsilon)
+    divergence = rel_entr(below, epsilon) + rel_entr(1 - below, 1 - epsilon)
+    # a sum of float losses may land a hair above a whole number, and a hair must not cost an error
+    errors = np.ceil(np.round(observed * examples, 9))
+    bentkus = np.e * binom.cdf(errors, examples, epsilon)
+    return np.asarray(np.minimum(np.exp(-examples * divergence), bentkus).clip(max=1.0))
+
+
+def examples_needed(epsilon: float, delta: float, risk: float = 0.0) -> int | None:
+    """How many examples prove risk <= epsilon at level delta if this risk is observed; None if none do.
+
+    *Example*: without errors it is ln(delta) / ln(1 - epsilon), rounded up.
+    >>> examples_needed(0.01, 0.05), examples_needed(0.01, 0.05, risk=0.005), examples_needed(0.01, 0.05, 0.02)
+    (299, 1441, None)
+    """
+    if risk >= epsilon:
+        return None
+
+    def proves(examples: int) -> bool:
+        return bool(binomial(np.ceil(risk * examples) / examples, examples, epsilon) <= delta)
+
+    enough = 1
+    while not proves(enough):
+        enough *= 2
+    short = enough // 2
+    while enough - short > 1:
+        middle = (short + enough) // 2
+        short, enough = (short, middle) if proves(middle) else (middle, enough)
+    return enough

@@ -1,0 +1,110 @@
+"""A budget for a set of examples, as MSDNet spends it: a share of the examples for every exit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offramp.calibrate.targets import Budget
+from offramp.criteria.base import Criterion, softmax
+from offramp.curves.leaving import Leaving, out_of_reach, short_number_between
+from offramp.curves.scoring import answers_of, metrics_of, scores
+from offramp.curves.sweep import macs_until
+from offramp.errors import BadTarget, NoSafeThreshold
+from offramp.policy import Policy, fold, reached
+from offramp.trace import Trace
+
+Array: TypeAlias = NDArray[Any]
+
+STEEPEST = 20.0
+"""Logarithm of the ratio of neighbouring shares at which all examples are at one end."""
+
+
+def spend(trace: Trace, policies: Sequence[Policy], target: Budget) -> Policy:
+    """The policy with the best score that keeps to the budget on this trace."""
+    plans = [plan(trace, policy, target) for policy in policies]
+    return max(plans, key=lambda each: each.score).policy
+
+
+@dataclass(frozen=True)
+class Plan:
+    policy: Policy
+    score: float
+
+
+def plan(trace: Trace, policy: Policy, target: Budget) -> Plan:
+    """Shares of the exits form a geometric series; its ratio is moved until the mean cost meets the budget."""
+    logits = policy.tempered(trace.logits)
+    folded = fold(policy.criterion, logits, trace.gates, trace.layers, trace.problem_type)
+    prices = prices_of(trace, target.of)
+    everybody = np.arange(len(trace))
+
+    def mean(slope: float) -> float:
+        return float(prices[split(policy, folded.readiness, trace.layers, slope).exits, everybody].mean())
+
+    early, late = -STEEPEST, STEEPEST
+    if mean(early) > target.mean:
+        raise NoSafeThreshold(
+            f"a mean of {target.mean:g} {target.of} is out of reach: even leaving as early as the rule can takes "
+            f"{mean(early):g}. Allow that much, or give the model earlier exits."
+        )
+    for _ in range(40):
+        middle = (early + late) / 2
+        early, late = (middle, late) if mean(middle) <= target.mean else (early, middle)
+    chosen = split(policy, folded.readiness, trace.layers, early)
+    left = Leaving(np.zeros(1), (chosen.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
+    reach = scores(trace, left, answers_of(folded.answers, trace.problem_type))[metrics_of(trace)[0]]
+    return Plan(replace(policy, threshold=chosen.thresholds), float(reach[0]))
+
+
+def prices_of(trace: Trace, of: str) -> Array:
+    """(exits, examples) what an answer at each exit costs."""
+    if of == "layers":
+        return np.repeat(np.asarray(trace.layers, np.float64)[:, None], len(trace), axis=1)
+    if not trace.shape:
+        raise BadTarget("MACs are unknown: the trace carries no shape. Count layers, or collect it again.")
+    return np.stack([macs_until(trace, exit) for exit in range(len(trace.layers))])
+
+
+@dataclass(frozen=True)
+class Split:
+    """Thresholds for all exits, and the exit that each example takes."""
+
+    thresholds: tuple[float, ...]
+    exits: Array
+
+
+def split(policy: Policy, readiness: Array, layers: Sequence[int], slope: float) -> Split:
+    """Let the readiest leave, at each exit as many as its share; a slope below 0 favours early exits."""
+    until = np.cumsum(softmax(slope * np.arange(len(layers))))
+    exits = np.full(len(readiness), len(layers) - 1)
+    waiting = np.arange(len(readiness))
+    thresholds = []
+    for exit, layer in enumerate(layers):
+        column = readiness[waiting, exit]
+        wanted = round(until[exit] * len(readiness)) - (len(readiness) - len(waiting))
+        if layer < (policy.min_layer or 0):
+            wanted = 0
+        threshold = threshold_for(policy.criterion, column, wanted, len(layers))
+        leaves = reached(policy.criterion, column, threshold)
+        if layer >= (policy.max_layer or layers[-1]):
+            leaves = np.ones(len(waiting), bool)
+        thresholds.append(threshold)
+        exits[waiting[leaves]] = exit
+        waiting = waiting[~leaves]
+    return Split(tuple(thresholds), exits)
+
+
+def threshold_for(criterion: Criterion, readiness: Array, wanted: int, exits: int) -> float:
+    """A threshold that the `wanted` readiest reach, and of the others only who is as ready as the last of them."""
+    finite = readiness[np.isfinite(readiness)] if criterion.strict else readiness
+    wanted = min(wanted, len(finite))
+    if wanted <= 0:
+        return out_of_reach(criterion)
+    last = float(np.partition(finite, len(finite) - wanted)[len(finite) - wanted])
+    if not criterion.strict:
+        return float(np.clip(last, 1, exits + 1))
+    below = finite[finite < last]
+    return criterion.sign * short_number_between(float(below.max()) if below.size else last - 0.1, last)

@@ -1,0 +1,112 @@
+"""calibrate(): the policy of a rule that reaches a target on a trace."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+from offramp.calibrate.budget import spend
+from offramp.calibrate.guarantee import certify
+from offramp.calibrate.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
+from offramp.curves import Point, Sweep, sweep
+from offramp.curves.curve import template
+from offramp.errors import BadTarget, NoSafeThreshold, ReusedData
+from offramp.policy import Policy
+from offramp.trace import Trace
+
+POINTS = 400
+"""Thresholds that are looked at where no statistics limits them."""
+
+
+def calibrate(
+    trace: Trace,
+    rule: str | Sequence[str],
+    target: Target,
+    *,
+    temperatures: Sequence[float] | None = None,
+    chosen_on: str | None = None,
+) -> Policy:
+    """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
+
+    `rule` is a name or the text of a policy, whose threshold is replaced. Of several the one that serves the
+    target best is taken; a guarantee pays for that by sharing out delta among them, other targets warn.
+    `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` names the data that the
+    rule, its options or the temperatures were chosen on: if it is this trace's, that is a reason to warn.
+
+    *Example*
+    >>> import numpy as np
+    >>> logits = np.zeros((400, 2, 2), np.float32)
+    >>> logits[:, 0, 0], logits[:, 1, 0] = np.linspace(-0.2, 4, 400), 4
+    >>> trace = Trace(logits, (1, 2), labels=None, lengths=np.ones(400), ids=np.arange(400))
+    >>> policy = calibrate(trace, "entropy", Guarantee(epsilon=0.02, delta=0.05))
+    >>> policy.certificate["examples"], policy.certificate["observed_risk"]
+    (400, 0.005)
+    """
+    rules = [rule] if isinstance(rule, str) else list(rule)
+    if not rules:
+        raise BadTarget("name at least one rule to calibrate")
+    if not len(trace):
+        raise BadTarget("the trace holds no examples to calibrate on")
+    policies = [template(text) for text in rules]
+    if temperatures is not None:
+        policies = [replace(policy, temperatures=tuple(temperatures)) for policy in policies]
+    if any(policy.criterion.bare for policy in policies):
+        raise BadTarget(f"{', '.join(rules)}: a rule without a threshold has none to calibrate")
+    if chosen_on is not None and chosen_on == trace.data:
+        warn(f"the rule was chosen on {chosen_on!r} and is calibrated on it")
+
+    if isinstance(target, Guarantee):
+        return certify(trace, policies, target, chosen_on)
+    if len(policies) > 1:
+        warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
+    if isinstance(target, Budget):
+        return spend(trace, policies, target)
+    return pick(sweep(trace, [str(policy) for policy in policies], points=POINTS), target)
+
+
+def warn(what: str) -> None:
+    warnings.warn(
+        f"{what}: expect a worse score on new data, or hold examples back.", ReusedData, stacklevel=3
+    )
+
+
+def pick(found: Sweep, target: MaxLoss | MinSpeedup) -> Policy:
+    """The best point of a sweep that the target allows."""
+    points = [(curve, point) for curve in found.curves.values() for point in curve.points]
+    saving = [(curve, point) for curve, point in points if point.cost.mean_layer < found.full.cost.mean_layer]
+    if isinstance(target, MaxLoss):
+        metric = target.metric or found.headline
+        if metric not in found.metrics:
+            raise BadTarget(f"the trace is not scored by {metric!r}; it has {', '.join(found.metrics)}")
+
+        def lost(point: Point) -> float:
+            return 100 * (found.full.scores[metric] - point.scores[metric])
+
+        allowed = [(curve, point) for curve, point in saving if lost(point) <= target.points + 1e-9]
+        if not allowed:
+            least = min((lost(point) for _, point in saving), default=float("inf"))
+            raise NoSafeThreshold(
+                f"no threshold saves a layer and loses at most {target.points:g} points of {metric}: "
+                f"the least that is lost is {least:.2f}. Allow that, or train the exits further."
+            )
+        curve, point = min(allowed, key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
+    else:
+
+        def ratio(point: Point) -> float:
+            return expense(found.full, target.of) / expense(point, target.of)
+
+        allowed = [(curve, point) for curve, point in points if ratio(point) >= target.ratio - 1e-9]
+        if not allowed:
+            most = max(ratio(point) for _, point in points)
+            raise NoSafeThreshold(
+                f"no threshold makes {target.of} {target.ratio:g} times fewer: the most is {most:.2f} times."
+            )
+        curve, point = max(allowed, key=lambda item: (found.score(item[1]), ratio(item[1])))
+    return curve.policy(point)
+
+
+def expense(point: Point, of: str) -> float:
+    if of == "layers":
+        return point.cost.mean_layer
+    if point.cost.macs is None:
+        raise BadTarget("MACs are unknown: the trace carries no shape. Count layers, or collect it again.")
+    return point.cost.macs

@@ -1,0 +1,310 @@
+"""calibrate() reaches its target on the trace that it was given, or says that it can not."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from offramp.calibrate import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, fit_temperatures
+from offramp.calibrate.targets import Target
+from offramp.cost import Shape, macs
+from offramp.criteria.base import softmax
+from offramp.curves import sweep
+from offramp.errors import BadTarget, NoSafeThreshold, ReusedData
+from offramp.policy import Policy
+from offramp.tasks.metrics import compute
+from offramp.trace import Trace
+
+Make = Callable[..., Trace]
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_errors() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def outcome(policy: Policy, trace: Trace) -> tuple[float, float, float]:
+    """Mean layers, accuracy, and the share of answers that are not those of full depth."""
+    done = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
+    answers = done.answers.argmax(-1)
+    return (
+        float(np.asarray(trace.layers)[done.exits].mean()),
+        compute(["acc"], trace.labels, answers)["acc"],
+        float(np.mean(answers != trace.logits[:, -1].argmax(-1))),
+    )
+
+
+@pytest.mark.parametrize("points", [0.5, 2.0, 10.0])
+def test_max_loss_is_kept_and_the_next_laxer_threshold_breaks_it(points: float, make_trace: Make) -> None:
+    trace = make_trace(1000)
+    full = compute(["acc"], trace.labels, trace.logits[:, -1].argmax(-1))["acc"]
+    layers, accuracy, _ = outcome(calibrate(trace, "entropy", MaxLoss(points)), trace)
+    assert accuracy >= full - points / 100
+    cheaper = [p for p in sweep(trace, "entropy").curves["entropy"].points if p.cost.mean_layer < layers]
+    assert all(point.scores["acc"] < full - points / 100 for point in cheaper)
+
+
+def test_max_loss_may_be_of_another_metric(make_trace: Make) -> None:
+    trace = make_trace(500, metrics=("acc", "mcc"))
+    policy = calibrate(trace, "confidence", MaxLoss(3.0, metric="mcc"))
+    answers = policy.decide(trace.logits).answers.argmax(-1)
+    full = compute(["mcc"], trace.labels, trace.logits[:, -1].argmax(-1))["mcc"]
+    assert compute(["mcc"], trace.labels, answers)["mcc"] >= full - 0.03
+
+
+def test_min_speedup_takes_the_best_score_that_is_fast_enough(make_trace: Make) -> None:
+    trace = make_trace(1000)
+    layers, accuracy, _ = outcome(calibrate(trace, "margin", MinSpeedup(2.0)), trace)
+    assert 6 / layers >= 2
+    fast = [p for p in sweep(trace, "margin").curves["margin"].points if p.cost.layer_ratio >= 2]
+    assert accuracy >= max(point.scores["acc"] for point in fast) - 0.005  # a coarser grid of thresholds
+
+
+def test_min_speedup_in_macs_counts_lengths(make_trace: Make) -> None:
+    trace, shape = make_trace(400), Shape(hidden=8, intermediate=16, heads=2, layers=6)
+    policy = calibrate(trace, "entropy", MinSpeedup(1.5, of="macs"))
+    exits = policy.exits(trace.logits)
+    each = [
+        int(macs(shape, 3, length, exit + 1, exit + 1))
+        for length, exit in zip(trace.lengths, exits, strict=True)
+    ]
+    assert macs(shape, 3, trace.lengths, 6).mean() / np.mean(each) >= 1.5
+
+
+@pytest.mark.parametrize("rule", ["entropy", "confidence", "patience", "entropy:0,min_layer=2,max_layer=5"])
+def test_a_budget_is_kept_and_nearly_spent(rule: str, make_trace: Make) -> None:
+    trace = make_trace(1000)
+    policy = calibrate(trace, rule, Budget(3.5))
+    layers, _, _ = outcome(policy, trace)
+    assert isinstance(policy.threshold, tuple)
+    assert layers <= 3.5
+    assert layers > 3.4 or rule == "patience"  # a count has few thresholds
+
+
+def test_a_budget_may_be_in_macs(make_trace: Make) -> None:
+    trace, shape = make_trace(500), Shape(hidden=8, intermediate=16, heads=2, layers=6)
+    exits = calibrate(trace, "entropy", Budget(150_000, of="macs")).exits(trace.logits)
+    each = [
+        int(macs(shape, 3, length, exit + 1, exit + 1))
+        for length, exit in zip(trace.lengths, exits, strict=True)
+    ]
+    assert 149_000 < np.mean(each) <= 150_000
+
+
+def test_a_guarantee_keeps_its_risk_and_certifies_it(make_trace: Make) -> None:
+    trace = replace(make_trace(3000), runtime="onnx")
+    policy = calibrate(trace, "entropy", Guarantee(0.05, 0.1), chosen_on="other data")
+    layers, _, risk = outcome(policy, trace)
+    assert risk < 0.05
+    assert layers < 6
+    proof = policy.certificate
+    assert proof["observed_risk"] == pytest.approx(risk)
+    assert proof["mean_layer"] == pytest.approx(layers)
+    expected = {
+        "of": "disagreement",
+        "epsilon": 0.05,
+        "delta": 0.1,
+        "examples": 3000,
+        "bound": "exact binomial",
+        "data": "made up 0",
+        "fingerprint": "no model",
+        "runtime": "onnx",
+        "rules_tried": 1,
+        "rule_chosen_on": "other data",
+    }
+    assert {key: proof[key] for key in expected} == expected
+    assert "0.9" in proof["promise"]
+    assert Policy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
+
+
+def test_disagreement_needs_no_labels_and_accuracy_does(make_trace: Make) -> None:
+    trace = make_trace(2000)
+    blind = replace(trace, labels=None)
+    assert calibrate(blind, "entropy", Guarantee(0.05)) == calibrate(trace, "entropy", Guarantee(0.05))
+    with pytest.raises(BadTarget, match="labels"):
+        calibrate(blind, "entropy", Guarantee(0.05, of="accuracy"))
+
+
+def test_accuracy_counts_only_right_answers_that_were_lost(make_trace: Make) -> None:
+    trace = make_trace(2000)
+    policy = calibrate(trace, "entropy", Guarantee(0.05, of="accuracy"))
+    early = policy.decide(trace.logits).answers.argmax(-1) == trace.labels
+    full = trace.logits[:, -1].argmax(-1) == trace.labels
+    assert policy.certificate["observed_risk"] == pytest.approx(np.mean(full & ~early))
+    layers, _, _ = outcome(policy, trace)
+    stricter, _, _ = outcome(calibrate(trace, "entropy", Guarantee(0.05)), trace)
+    assert layers < stricter
+
+
+def test_more_confidence_or_less_risk_never_leaves_earlier(make_trace: Make) -> None:
+    trace = make_trace(2000)
+
+    def layers(epsilon: float, delta: float) -> float:
+        return outcome(calibrate(trace, "confidence", Guarantee(epsilon, delta)), trace)[0]
+
+    assert layers(0.1, 0.2) <= layers(0.05, 0.2) <= layers(0.05, 0.01)
+
+
+def test_the_thresholds_tested_do_not_depend_on_the_answers(make_trace: Make) -> None:
+    """They are entropies of one logit in the lead by k * 25 / 399."""
+    chances = softmax(np.stack([np.linspace(0, 25, 400), np.zeros(400), np.zeros(400)], -1))
+    ladder = -(chances * np.log(chances)).sum(-1)
+    for seed in range(4):
+        policy = calibrate(make_trace(2000, seed=seed), "entropy", Guarantee(0.1))
+        assert np.abs(ladder - policy.threshold).min() < 1e-12
+
+
+def test_regression_agrees_within_a_tolerance(make_trace: Make) -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=1500)
+    logits = (truth[:, None] + rng.normal(size=(1500, 4)) * [0.5, 0.1, 0.05, 0.02])[..., None]
+    trace = make_trace(1500, exits=4, classes=1, labels=truth, problem_type="regression", metrics=())
+    trace = replace(trace, logits=logits.astype(np.float32))
+    rule = "patience:1,tolerance=0.2"
+    with pytest.raises(BadTarget, match="tolerance"):
+        calibrate(trace, rule, Guarantee(0.05))
+    policy = calibrate(trace, rule, Guarantee(0.05, tolerance=0.4))
+    given = policy.decide(trace.logits).answers[:, 0]
+    assert np.mean(np.abs(given - trace.logits[:, -1, 0]) > 0.4) == policy.certificate["observed_risk"] < 0.05
+
+
+def test_many_labels_lose_accuracy_by_the_share(make_trace: Make) -> None:
+    rng = np.random.default_rng(0)
+    trace = make_trace(
+        2000, problem_type="multi_label_classification", labels=rng.integers(2, size=(2000, 3))
+    )
+    policy = calibrate(trace, "confidence", Guarantee(0.1, of="accuracy"))
+    assert policy.certificate["bound"] == "Hoeffding-Bentkus"
+    early = policy.decide(trace.logits, problem_type=trace.problem_type).answers > 0
+    lost = ((trace.logits[:, -1] > 0) == trace.labels) & (early != trace.labels)
+    assert policy.certificate["observed_risk"] == pytest.approx(lost.mean())
+
+
+def test_bounds_by_class_give_each_class_its_threshold(make_trace: Make) -> None:
+    trace = make_trace(4000, label_names=("ham", "spam", "news"))
+    target = Guarantee({"ham": 0.03, "spam": 0.005}, 0.1)
+    policy = calibrate(trace, "entropy", target)
+    assert policy.class_thresholds["1"] < policy.class_thresholds["0"]
+    done = policy.decide(trace.logits)
+    answers, full = done.answers.argmax(-1), trace.logits[:, -1].argmax(-1)
+    early = done.exits < 5
+    for index, epsilon in enumerate((0.03, 0.005)):
+        assert np.mean(early & (answers == index) & (answers != full)) <= epsilon
+    assert not (early & (answers == 2)).any()
+    assert policy.certificate["observed_risk"] == np.mean(answers != full) <= 0.035
+
+
+def test_a_class_that_does_not_exist_has_no_bound(make_trace: Make) -> None:
+    with pytest.raises(BadTarget, match="there are 0, 1, 2"):
+        calibrate(make_trace(100), "entropy", Guarantee({"spam": 0.1}))
+
+
+def test_no_safe_threshold_is_said_aloud_with_the_examples_needed(make_trace: Make) -> None:
+    with pytest.raises(NoSafeThreshold, match="even without a single error it takes 299") as too_few:
+        calibrate(make_trace(100), "confidence", Guarantee(0.01, 0.05))
+    assert too_few.value.examples_needed >= 299
+
+    trace = make_trace(2000, exits=2)
+    flipped = trace.logits.copy()
+    flipped[:, 0] = -flipped[:, 1]  # the first exit is sure and wrong
+    with pytest.raises(NoSafeThreshold, match="More examples do not help") as hopeless:
+        calibrate(replace(trace, logits=flipped), "patience_confidence:1,confidence=0.4", Guarantee(0.05))
+    assert hopeless.value.examples_needed is None
+
+
+def test_no_threshold_for_a_loss_a_ratio_or_a_budget_is_said_aloud(make_trace: Make) -> None:
+    trace = make_trace(500)
+    flipped = np.stack([-trace.logits[:, -1], trace.logits[:, -1]], axis=1)
+    wrong = replace(trace, logits=flipped, layers=(1, 2), shape={})
+    with pytest.raises(NoSafeThreshold, match="least that is lost"):
+        calibrate(wrong, "layer", MaxLoss(1.0))
+    with pytest.raises(NoSafeThreshold, match="the most is"):
+        calibrate(trace, "patience", MinSpeedup(5.0))
+    with pytest.raises(NoSafeThreshold, match="out of reach"):
+        calibrate(trace, "patience", Budget(1.5))
+
+
+def test_several_rules_share_delta_and_the_one_that_leaves_earliest_wins(make_trace: Make) -> None:
+    trace = make_trace(2000)
+    rules = ["patience", "entropy", "confidence"]
+    best = calibrate(trace, rules, Guarantee(0.05, 0.1))
+    assert best.certificate["rules_tried"] == 3
+    assert best.certificate["delta"] == 0.1
+    alone = {rule: outcome(calibrate(trace, rule, Guarantee(0.05, 0.1 / 3)), trace)[0] for rule in rules}
+    assert outcome(best, trace)[0] == min(alone.values())
+
+
+@pytest.mark.parametrize("target", [MaxLoss(2.0), MinSpeedup(1.5), Budget(4.0)])
+def test_choosing_a_rule_by_the_data_that_sets_its_threshold_warns(target: Target, make_trace: Make) -> None:
+    with pytest.warns(ReusedData, match="one of 2 rules"):
+        calibrate(make_trace(500), ["entropy", "patience"], target)
+
+
+def test_calibrating_on_the_data_that_chose_the_rule_warns(make_trace: Make) -> None:
+    trace = make_trace(2000)
+    with pytest.warns(ReusedData, match="made up 0"):
+        policy = calibrate(trace, "entropy", Guarantee(0.05), chosen_on=trace.data)
+    assert policy.certificate["rule_chosen_on"] == trace.data == policy.certificate["data"]
+
+
+def test_temperatures_are_those_that_were_hidden_in_the_logits(make_trace: Make) -> None:
+    rng = np.random.default_rng(0)
+    honest = rng.normal(0, 2, (20_000, 3, 4))
+    chances = softmax(honest[:, :1])[:, 0].cumsum(-1)
+    labels = (rng.random((20_000, 1)) > chances).sum(-1).clip(max=3)
+    logits = np.repeat(honest[:, :1], 3, axis=1) * np.array([0.5, 1.0, 3.0])[:, None]
+    trace = make_trace(20_000, exits=3, classes=4, labels=labels)
+    found = fit_temperatures(replace(trace, logits=logits.astype(np.float32)))
+    assert found == pytest.approx([0.5, 1.0, 3.0], rel=0.05)
+
+
+def test_a_tempered_policy_is_calibrated_as_it_will_run(make_trace: Make) -> None:
+    trace = make_trace(2000)
+    temperatures = fit_temperatures(make_trace(2000, seed=1))
+    for target in (Guarantee(0.05), MaxLoss(1.0), Budget(4.0)):
+        policy = calibrate(trace, "confidence", target, temperatures=temperatures)
+        assert policy.temperatures == temperatures
+        if policy.certificate:
+            assert outcome(policy, trace)[2] == pytest.approx(policy.certificate["observed_risk"])
+        if isinstance(target, Budget):
+            assert 3.9 < outcome(policy, trace)[0] <= 4.0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MaxLoss(-1),
+        lambda: MinSpeedup(0.5),
+        lambda: MinSpeedup(2, of="watts"),
+        lambda: Budget(0),
+        lambda: Guarantee(0),
+        lambda: Guarantee({}),
+        lambda: Guarantee(0.1, delta=1.0),
+        lambda: Guarantee(0.1, of="f1"),
+    ],
+)
+def test_an_impossible_target_is_refused(make: Callable[[], Target]) -> None:
+    with pytest.raises(BadTarget):
+        make()
+
+
+def test_what_cannot_be_calibrated_is_said(make_trace: Make) -> None:
+    with pytest.raises(BadTarget, match="without a threshold"):
+        calibrate(make_trace(10), "never", MaxLoss(1.0))
+    with pytest.raises(BadTarget, match="no examples"):
+        calibrate(make_trace(0), "entropy", MaxLoss(1.0))
+    with pytest.raises(BadTarget, match="at least one rule"):
+        calibrate(make_trace(10), [], MaxLoss(1.0))
+    with pytest.raises(BadTarget, match="not scored by 'f1'"):
+        calibrate(make_trace(10), "entropy", MaxLoss(1.0, metric="f1"))
+    with pytest.raises(BadTarget, match="shape"):
+        calibrate(make_trace(10, shape={}), "entropy", MinSpeedup(2.0, of="macs"))
+    with pytest.raises(BadTarget, match="shape"):
+        calibrate(make_trace(10, shape={}), "entropy", Budget(2.0, of="macs"))
+    with pytest.raises(BadTarget, match="temperatures"):
+        fit_temperatures(make_trace(10, labels=None))
