@@ -1,0 +1,131 @@
+"""Stages of an ExitModel in PyTorch, on CPU or GPU."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from offramp.model import ExitModel
+from offramp.policy import Policy
+from offramp.stages import Array, Tokens, pad
+
+CPU_BUDGET, CPU_OVERHEAD = 1024, 16  # measured by benchmarks/engine.py, docs/running.md has the table
+GPU_BUDGET, GPU_OVERHEAD = 16_384, 1024
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one micro-batch between two stages."""
+
+    hidden: Tensor  # (rows, longest, width)
+    lengths: Array  # (rows,)
+    mask: Tensor | None  # (rows, longest), None where nothing is padded
+    context: Any  # what the backbone's layers need besides
+
+
+class TorchStages:
+    """The stages of a model.
+
+    The model is moved to `device` and put into evaluation mode. `autocast` is a dtype to compute in, such as
+    torch.bfloat16, while the weights stay as they are. `threads` is how many PyTorch uses on the CPU, in the
+    whole process.
+    """
+
+    def __init__(
+        self,
+        model: ExitModel,
+        device: str | torch.device | None = None,
+        autocast: torch.dtype | None = None,
+        threads: int | None = None,
+    ) -> None:
+        nn.Module.to(model, device or model.device)
+        nn.Module.eval(model)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        config = model.config
+        self.backbone: Any = model.backbone
+        self.adapter = model.adapter
+        self.heads = model.heads
+        self.device = model.device
+        self.autocast = autocast
+        self.padding = config.encoder_config.pad_token_id or 0
+        self.spans = [range(*span) for span in zip([0, *config.exits], config.exits, strict=False)]
+        self.layers = tuple(config.exits)
+        self.labels = tuple(name for _, name in sorted((config.id2label or {}).items()))
+        self.problem_type = config.problem_type
+        self.policy = None if config.policy is None else Policy.from_json(config.policy)
+        self.max_length = max_length(self.backbone)
+        on_cpu = self.device.type == "cpu"
+        self.budget, self.overhead = (CPU_BUDGET, CPU_OVERHEAD) if on_cpu else (GPU_BUDGET, GPU_OVERHEAD)
+
+    @torch.inference_mode()
+    def embed(self, tokens: Sequence[Tokens]) -> Batch:
+        lengths = np.array([len(example.ids) for example in tokens])
+        ids = self.tensor(pad([example.ids for example in tokens], self.padding))
+        types = [example.types for example in tokens if example.types is not None]
+        token_types = self.tensor(pad(types, 0)) if types else None
+        mask = self.mask(lengths)
+        with self.precision():
+            hidden = self.adapter.embed(self.backbone, ids, mask, token_types)
+            return Batch(hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
+
+    @torch.inference_mode()
+    def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
+        adapter, backbone, hidden = self.adapter, self.backbone, batch.hidden
+        with self.precision():
+            for layer in self.spans[exit]:
+                hidden = adapter.layer(backbone, layer, hidden, batch.context)
+            logits, gates = self.heads(exit, adapter.norm(backbone, hidden), batch.mask)
+        return replace(batch, hidden=hidden), numpy(logits), None if gates is None else numpy(gates)
+
+    @torch.inference_mode()
+    def keep(self, batch: Batch, rows: Array) -> Batch:
+        lengths = batch.lengths[rows]
+        hidden = batch.hidden[:, : lengths.max()].index_select(0, self.tensor(rows))
+        return self.batch(hidden, lengths)
+
+    @torch.inference_mode()
+    def merge(self, batches: Sequence[Batch]) -> Batch:
+        lengths = np.concatenate([batch.lengths for batch in batches])
+        width = batches[0].hidden.shape[-1]
+        hidden = batches[0].hidden.new_zeros(len(lengths), int(lengths.max()), width)
+        first = 0
+        for batch in batches:
+            rows, longest, _ = batch.hidden.shape
+            hidden[first : first + rows, :longest] = batch.hidden
+            first += rows
+        return self.batch(hidden, lengths)
+
+    def batch(self, hidden: Tensor, lengths: Array) -> Batch:
+        mask = self.mask(lengths)
+        return Batch(hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
+
+    def mask(self, lengths: Array) -> Tensor | None:
+        longest = lengths.max()
+        if lengths.min() == longest:
+            return None
+        return self.tensor((np.arange(longest) < lengths[:, None]).astype(np.int64))
+
+    def tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
+
+
+def numpy(tensor: Tensor) -> Array:
+    array: Array = tensor.float().cpu().numpy()
+    return array
+
+
+def max_length(backbone: Any) -> int:
+    """How many tokens the table of positions has room for; without such a table, what the config says."""
+    table = getattr(backbone.embeddings, "position_embeddings", None)
+    if not isinstance(table, nn.Embedding):
+        return int(backbone.config.max_position_embeddings)
+    # RoBERTa's kind counts places from behind the padding token's
+    return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)

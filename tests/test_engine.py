@@ -1,0 +1,245 @@
+"""The engine on stages made of numpy: it needs no framework, and no arrangement changes an answer."""
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offramp.engine import Engine
+from offramp.errors import BadRequest, UnfitRule
+from offramp.policy import Policy
+from offramp.stages import Stages, Tokens, pad
+
+POISON = 666
+PAD = -1
+
+POLICIES = [
+    "entropy:0.4",
+    "entropy:0.1/0.5/0.6/0.2",
+    "confidence:0.7,min_layer=4",
+    "margin:0.5,max_layer=6",
+    "min_probability:0.1",
+    "patience:2",
+    "window:2,shape=side,entropy=0.1,margin=0",
+    "window:2,shape=range,entropy=0.1,margin=0,range=0.2",
+    "patience_confidence:2,confidence=0.5",
+    "ensemble:0.6",
+    "gate:0.7",
+    "layer:4",
+    "never",
+    "confidence:0.8,class.1=0.5",
+]
+
+
+@dataclass
+class NumpyStages:
+    """Answers that depend on an example's own tokens, exactly: no neighbour and no padding can leak in."""
+
+    layers: tuple[int, ...] = (2, 4, 6, 8)
+    labels: tuple[str, ...] = ("a", "b", "c")
+    problem_type: str = "single_label_classification"
+    policy: Policy | None = None
+    max_length: int = 100
+    budget: int = 64
+    overhead: int = 4
+    batches: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    """(exit, lengths) of all that was run, padding as the longest."""
+
+    def embed(self, tokens: Sequence[Tokens]) -> np.ndarray:
+        return pad([example.ids for example in tokens], PAD)
+
+    def run(self, exit: int, state: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if (state == POISON).any():
+            raise ZeroDivisionError("a stage fails")
+        lengths = (state != PAD).sum(1)
+        assert lengths.max() == state.shape[1], "padding was not trimmed"
+        self.batches.append((exit, lengths))
+        said = [answers(tuple(row[row != PAD]), exit, len(self.labels)) for row in state]
+        return state, np.stack([logits for logits, _ in said]), np.array([gate for _, gate in said])
+
+    def keep(self, state: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        kept = state[rows]
+        return kept[:, : (kept != PAD).sum(1).max()]
+
+    def merge(self, states: Sequence[np.ndarray]) -> np.ndarray:
+        return pad([row[row != PAD].tolist() for state in states for row in state], PAD)
+
+
+def answers(ids: tuple[int, ...], exit: int, labels: int) -> tuple[np.ndarray, np.float32]:
+    draw = np.random.default_rng([*map(int, ids), exit])
+    return draw.normal(size=labels).astype(np.float32) * (exit + 1), np.float32(draw.random())
+
+
+def examples(lengths: Sequence[int], seed: int = 0) -> list[Tokens]:
+    draw = np.random.default_rng(seed)
+    return [Tokens(draw.integers(0, 50, length).tolist()) for length in lengths]
+
+
+def offline(texts: list[Tokens], policy: Policy, stages: NumpyStages) -> Any:
+    said = [[answers(tuple(t.ids), exit, len(stages.labels)) for exit in range(4)] for t in texts]
+    logits = np.array([[logits for logits, _ in row] for row in said])
+    gates = np.array([[gate for _, gate in row] for row in said])
+    return policy.decide(logits, gates, stages.layers, stages.problem_type)
+
+
+def assert_same(left: Any, right: Any) -> None:
+    np.testing.assert_array_equal(left.exits, right.exits)
+    np.testing.assert_array_equal(left.answers, right.answers)
+    np.testing.assert_array_equal(left.finite, right.finite)
+
+
+@pytest.mark.parametrize("text", POLICIES)
+@settings(max_examples=15, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=40),
+    window=st.integers(1, 50),
+    budget=st.integers(1, 100),
+    overhead=st.integers(0, 30),
+    seed=st.integers(0, 9),
+)
+def test_no_window_budget_or_neighbour_changes_an_answer(
+    text: str, lengths: list[int], window: int, budget: int, overhead: int, seed: int
+) -> None:
+    stages, texts, policy = NumpyStages(overhead=overhead), examples(lengths, seed), Policy.parse(text)
+    assert_same(Engine(stages, window, budget).run(texts, policy), offline(texts, policy, stages))
+
+
+@settings(max_examples=25, deadline=None)
+@given(order=st.permutations(range(30)))
+def test_order_moves_answers_and_does_not_change_them(order: list[int]) -> None:
+    engine, texts, policy = Engine(NumpyStages(), 8), examples(range(1, 31)), Policy.parse("entropy:0.4")
+    given_order, moved = engine.run(texts, policy), engine.run([texts[i] for i in order], policy)
+    np.testing.assert_array_equal(moved.exits, given_order.exits[order])
+    np.testing.assert_array_equal(moved.answers, given_order.answers[order])
+
+
+def test_numpy_stages_are_stages() -> None:
+    assert isinstance(NumpyStages(), Stages)
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), budget=st.integers(1, 100))
+@settings(max_examples=50, deadline=None)
+def test_micro_batches_keep_to_the_budget_unless_one_text_is_longer(lengths: list[int], budget: int) -> None:
+    stages = NumpyStages()
+    Engine(stages, budget=budget).run(examples(lengths), Policy.parse("entropy:0.4"))
+    for _, batch in stages.batches:
+        assert len(batch) * batch.max() <= budget or len(batch) == 1
+
+
+def test_nobody_runs_on_after_leaving() -> None:
+    stages, texts, policy = NumpyStages(), examples([*range(1, 21)] * 5), Policy.parse("entropy:0.4")
+    decision = Engine(stages).run(texts, policy)
+    for exit in range(4):
+        run = sum(len(batch) for at, batch in stages.batches if at == exit)
+        assert run == (decision.exits >= exit).sum()
+
+
+def test_neighbours_that_fit_one_budget_run_as_one() -> None:
+    stages = NumpyStages(budget=64)
+    Engine(stages).run(examples([8] * 64), Policy.parse("entropy:0.4"))
+    for exit in range(4):
+        rows = [len(batch) for at, batch in stages.batches if at == exit]
+        assert rows
+        assert all((left + right) * 8 > 64 for left, right in pairwise(rows))
+
+
+def test_padding_is_never_more_than_a_call_is_worth() -> None:
+    stages = NumpyStages(budget=10_000, overhead=0)
+    Engine(stages).run(examples([*range(1, 21)] * 3), Policy.parse("entropy:0.4"))
+    assert all(batch.min() == batch.max() for _, batch in stages.batches)
+
+
+def test_long_texts_end_a_window_early() -> None:
+    engine = Engine(NumpyStages(), window=1000, budget=10)
+    windows = [*engine.windows(examples([10] * 200))]
+    assert [len(window) for window in windows] == [64, 64, 64, 8]
+    assert [*engine.windows(examples([5000] * 3))] == [range(1), range(1, 2), range(2, 3)]
+
+
+def test_a_failing_stage_leaves_the_engine_usable() -> None:
+    stages, texts, policy = NumpyStages(), examples(range(1, 20)), Policy.parse("patience:1")
+    engine = Engine(stages, 8)
+    with pytest.raises(ZeroDivisionError):
+        engine.run([*texts, Tokens([1, POISON])], policy)
+    assert_same(engine.run(texts, policy), offline(texts, policy, stages))
+
+
+def test_threads_share_an_engine() -> None:
+    stages, policies = NumpyStages(), [Policy.parse(text) for text in POLICIES]
+    engine, texts, found = Engine(stages, 8), examples(range(1, 30)), {}
+
+    def work(index: int) -> None:
+        found[index] = [engine.run(texts, policies[index]) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(policies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, policy in enumerate(policies):
+        for decision in found[index]:
+            assert_same(decision, offline(texts, policy, stages))
+
+
+def test_trace_holds_what_every_exit_says() -> None:
+    stages, texts = NumpyStages(), examples([3, 1, 9, 4, 4])
+    logits, gates = Engine(stages, 2).trace(texts)
+    assert gates is not None
+    for row, text in enumerate(texts):
+        for exit in range(4):
+            expected, gate = answers(tuple(text.ids), exit, 3)
+            np.testing.assert_array_equal(logits[row, exit], expected)
+            assert gates[row, exit] == gate
+
+
+def test_after_the_deadline_the_last_exit_passed_answers() -> None:
+    stages, texts, never = NumpyStages(), examples([5] * 3), Policy.parse("never")
+    decision = Engine(stages).run(texts, never, until=-math.inf)
+    assert decision.exits.tolist() == [0, 0, 0]
+    np.testing.assert_array_equal(decision.answers[0], answers(tuple(texts[0].ids), 0, 3)[0])
+
+
+def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stages, texts = NumpyStages(budget=8, overhead=0), examples([8, 4])
+    monkeypatch.setattr(time, "monotonic", count().__next__)  # one tick for each micro-batch
+    decision = Engine(stages).run(texts, Policy.parse("never"), until=2)
+    assert decision.exits.tolist() == [0, 1]
+    for row, exit in enumerate(decision.exits):
+        np.testing.assert_array_equal(decision.answers[row], answers(tuple(texts[row].ids), exit, 3)[0])
+
+
+def test_answers_that_are_not_finite_never_leave_early_and_are_flagged() -> None:
+    class Broken(NumpyStages):
+        def run(self, exit: int, state: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            state, logits, gates = super().run(exit, state)
+            logits[(state == 7).any(1)] = (np.nan, 900.0, 0.0)
+            return state, logits, gates
+
+    texts = [Tokens([1, 2]), Tokens([7, 2]), Tokens([3])]
+    decision = Engine(Broken()).run(texts, Policy.parse("confidence:0.0"))
+    assert decision.exits.tolist() == [0, 3, 0]
+    assert decision.finite.tolist() == [True, False, True]
+    assert np.isnan(decision.answers[1, 0])
+
+
+def test_no_examples_give_no_answers() -> None:
+    assert Engine(NumpyStages()).run([], Policy.parse("never")).answers.shape == (0, 3)
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(BadRequest, match="window=0"):
+        Engine(NumpyStages(), window=0)
+    with pytest.raises(BadRequest, match="example 1 has no tokens"):
+        Engine(NumpyStages()).run([Tokens([1]), Tokens([])], Policy.parse("never"))
+    with pytest.raises(UnfitRule, match="layer 3 has no exit"):
+        Engine(NumpyStages()).run([Tokens([1])], Policy.parse("layer:3"))

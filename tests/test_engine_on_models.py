@@ -1,0 +1,152 @@
+"""The engine on tiny real encoders: live decisions are those of the trace, and `never` is the plain model."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offramp.criteria import CRITERIA
+from offramp.engine import Engine
+from offramp.model import ExitModel
+from offramp.policy import Policy, readiness
+from offramp.stages import Tokens
+from offramp.stages.torch import TorchStages
+
+BACKBONES = ["albert", "bert", "deberta-v2", "distilbert", "modernbert", "mpnet", "roberta-prelayernorm"]
+EXAMPLES = 24
+NOISE = 1e-4
+
+# rules as their options; the threshold is put between what is observed
+RULES = {
+    "entropy": {},
+    "confidence": {},
+    "margin": {},
+    "min_probability": {},
+    "patience": {},
+    "window": {"shape": "side", "entropy": 0.0},
+    "patience_confidence": {"confidence": 0.4},
+    "gate": {},
+    "ensemble": {},
+    "layer": {},
+    "never": {},
+}
+
+
+def texts() -> list[Tokens]:
+    draw = np.random.default_rng(3)
+    return [Tokens(draw.integers(2, 60, length).tolist()) for length in draw.integers(1, 20, EXAMPLES)]
+
+
+@pytest.fixture(scope="module")
+def traced(tiny_encoder: Callable[..., Any]) -> Callable[[str], tuple[TorchStages, np.ndarray, np.ndarray]]:
+    """Stages of a model, and logits and gates of every exit from its own forward, one text at a time."""
+
+    @cache
+    def of(backbone: str) -> tuple[TorchStages, np.ndarray, np.ndarray]:
+        torch.manual_seed(0)
+        encoder = tiny_encoder(backbone, layers=6)
+        model = ExitModel.from_encoder(encoder, num_labels=3, exits=[1, 2, 4, 5], head={"gate": True})
+        for head in model.heads.classifiers:
+            torch.nn.init.normal_(head.weight, std=0.7)
+        with torch.inference_mode():
+            outputs = [model(input_ids=torch.tensor([text.ids])) for text in texts()]
+        logits = np.concatenate([output.exit_logits.numpy() for output in outputs])
+        gates = np.concatenate([output.exit_gates.numpy() for output in outputs])
+        return TorchStages(model), logits, gates
+
+    return of
+
+
+def policy_between(rule: str, levels: np.ndarray, share: float) -> Policy:
+    """A policy whose threshold lets about this share of the exits be taken and is not close to any readiness."""
+    criterion: Any = CRITERIA[rule](**RULES[rule])
+    if criterion.bare:
+        return Policy(criterion)
+    if not criterion.strict:
+        return Policy(criterion, 4 if rule == "layer" else 1 + round(2 * share))
+    observed = np.unique(levels[np.isfinite(levels)])
+    middles, gaps = (observed[1:] + observed[:-1]) / 2, np.diff(observed)
+    middles = middles[gaps > 2 * NOISE]
+    return Policy(criterion, criterion.sign * float(middles[int(share * (len(middles) - 1))]))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("backbone", BACKBONES)
+@settings(max_examples=3, deadline=None)
+@given(
+    order=st.permutations(range(EXAMPLES)),
+    window=st.sampled_from([1, 3, 24]),
+    budget=st.sampled_from([1, 40, 1000]),
+    overhead=st.sampled_from([0, 16, 1000]),
+    share=st.floats(0, 1),
+)
+def test_engine_agrees_with_trace(
+    traced: Callable[[str], Any],
+    backbone: str,
+    rule: str,
+    order: list[int],
+    window: int,
+    budget: int,
+    overhead: int,
+    share: float,
+) -> None:
+    stages, logits, gates = traced(backbone)
+    stages.overhead = overhead
+    criterion: Any = CRITERIA[rule](**RULES[rule])
+    policy = policy_between(rule, readiness(criterion, logits, gates, stages.layers), share)
+    expected = policy.decide(logits, gates, stages.layers)
+    chosen = [texts()[row] for row in order]
+    decision = Engine(stages, window, budget).run(chosen, policy)
+    np.testing.assert_array_equal(decision.exits, expected.exits[order])
+    np.testing.assert_allclose(decision.answers, expected.answers[order], atol=1e-3)
+    np.testing.assert_array_equal(decision.answers.argmax(-1), expected.answers[order].argmax(-1))
+
+
+def test_rules_cover_the_registry() -> None:
+    assert {*RULES, "oracle"} == {*CRITERIA}
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_exits_are_spread_so_that_agreement_means_something(
+    traced: Callable[[str], Any], backbone: str
+) -> None:
+    stages, logits, _ = traced(backbone)
+    levels = readiness(CRITERIA["confidence"](), logits)
+    exits = Engine(stages).run(texts(), policy_between("confidence", levels, 0.8)).exits
+    assert len(set(exits.tolist())) >= 3
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_never_equals_the_plain_model(tiny_classifier: Callable[..., Any], backbone: str) -> None:
+    plain = tiny_classifier(backbone)
+    stages = TorchStages(ExitModel.from_encoder(plain))
+    decision = Engine(stages, budget=64).run(texts(), Policy.parse("never"))
+    assert set(decision.exits) == {len(stages.layers) - 1}
+    with torch.inference_mode():
+        for row, text in enumerate(texts()):
+            truth = plain(input_ids=torch.tensor([text.ids])).logits[0].numpy()
+            np.testing.assert_allclose(decision.answers[row], truth, atol=2e-5)
+
+
+def test_nan_weights_are_flagged_and_leave_at_the_end(tiny_encoder: Callable[..., Any]) -> None:
+    model = ExitModel.from_encoder(tiny_encoder("bert"), num_labels=2)
+    model.backbone.encoder.layer[1].output.dense.weight.data[0, 0] = torch.nan
+    engine = Engine(TorchStages(model))
+    decision = engine.run(texts(), Policy.parse("confidence:0,min_layer=2"))
+    assert set(decision.exits) == {3}
+    assert not decision.finite.any()
+    assert set(engine.run(texts(), Policy.parse("confidence:0")).exits) == {0}
+
+
+def test_overflow_in_half_precision_is_flagged(tiny_encoder: Callable[..., Any]) -> None:
+    model = ExitModel.from_encoder(tiny_encoder("bert"), num_labels=2)
+    model.heads.classifiers[0].weight.data.mul_(1e6)
+    decision = Engine(TorchStages(model, autocast=torch.float16)).run(texts(), Policy.parse("confidence:0"))
+    over = ~decision.finite
+    assert over.any()
+    assert (decision.exits[over] > 0).all()
