@@ -1,0 +1,104 @@
+"""From what people hand over to tokens: an answer or a named mistake for everything."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from offramp.classifier.texts import Tokeniser, checked, chunks, is_one
+from offramp.errors import BadText, UnfitTokenizer
+from offramp.stages import Tokens
+
+
+@pytest.mark.parametrize(
+    "bad", [None, 3, 2.5, float("nan"), b"bytes", ("a",), ("a", "b", "c"), ("a", None), {}, ["a", 1]]
+)
+def test_an_item_that_is_no_text_is_named_by_index(bad: Any) -> None:
+    with pytest.raises(BadText, match="item 2 is"):
+        [*checked(["fine", "fine", bad])]
+
+
+@pytest.mark.parametrize("bad", [None, 3, b"bytes", {"text": "a"}, np.array([["a"], ["b"]]), np.array("a")])
+def test_what_holds_no_texts_is_refused(bad: Any) -> None:
+    with pytest.raises(BadText, match="neither a text nor a list"):
+        checked(bad)
+
+
+@pytest.mark.parametrize("mixed", [["a", "b", ("a", "b")], [("a", "b"), ["c", "d"], "a"]])
+def test_single_texts_and_pairs_do_not_mix(mixed: list[Any]) -> None:
+    with pytest.raises(BadText, match="item 2 mixes"):
+        [*checked(mixed)]
+
+
+def test_a_tuple_of_two_strings_is_one_pair_and_a_list_is_several_texts() -> None:
+    assert is_one("a")
+    assert is_one(("a", "b"))
+    assert not is_one(["a", "b"])
+    assert not is_one(("a", "b", "c"))
+    assert [*checked([["a", "b"], ("c", "d")])] == [("a", "b"), ("c", "d")]
+
+
+def test_arrays_of_strings_are_texts() -> None:
+    assert [*checked(np.array(["a", "b"]))] == ["a", "b"]
+    assert [*checked(np.array(["a", "b"], dtype=object))] == ["a", "b"]
+
+
+def test_lone_surrogates_become_replacement_characters_and_pairs_become_their_character() -> None:
+    assert [*checked(["x\ud800y", "\ud83d\ude00", "é"])] == ["x\ufffdy", "\U0001f600", "é"]
+
+
+def test_chunks_hand_out_what_came_before_an_error() -> None:
+    def source() -> Iterator[str]:
+        yield from "abcde"
+        raise OSError("the disk is gone")
+
+    seen = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        for chunk in chunks(source(), 3):
+            seen.append(chunk)
+    assert seen == [["a", "b", "c"], ["d", "e"]]
+    assert [*chunks("abcd", 2)] == [["a", "b"], ["c", "d"]]
+    assert [*chunks("", 2)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "good film", "unheard words", ("good", "bad film"), "a " * 100, ("a " * 60, "b " * 50), "[SEP] a"],
+)
+def test_tokens_are_those_of_the_transformers_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, text: Any
+) -> None:
+    pair = (text,) if isinstance(text, str) else text
+    expected = tokenizer(*pair, truncation=True, max_length=40)
+    found = Tokeniser(tokenizer, 40)([text])
+    assert found == [Tokens(expected["input_ids"], expected["token_type_ids"])]
+
+
+def test_types_are_left_out_for_models_that_do_not_take_them(tokenizer: PreTrainedTokenizerFast) -> None:
+    bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, pad_token="[PAD]")
+    bare.model_input_names = ["input_ids", "attention_mask"]
+    assert Tokeniser(bare, 40)(["good"])[0].types is None
+
+
+def test_the_given_tokenizer_is_left_as_it_was(tokenizer: PreTrainedTokenizerFast) -> None:
+    before = tokenizer.backend_tokenizer.to_str()
+    Tokeniser(tokenizer, 40)(["a " * 100])
+    assert tokenizer.backend_tokenizer.to_str() == before
+
+
+def test_a_bare_tokenizers_object_will_do(tokenizer: PreTrainedTokenizerFast) -> None:
+    whole = Tokeniser(tokenizer, 40)(["good film"])
+    assert Tokeniser(tokenizer.backend_tokenizer, 40)(["good film"]) == whole
+
+
+def test_an_empty_text_has_a_token_also_without_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+    plain = Tokeniser(tokenizer, 40)
+    plain.rust.post_processor = None
+    assert [len(tokens.ids) for tokens in plain(["", "a b"])] == [1, 2]
+
+
+def test_a_tokenizer_without_rust_is_refused_with_advice() -> None:
+    with pytest.raises(UnfitTokenizer, match="AutoTokenizer"):
+        Tokeniser(str.split, 40)
