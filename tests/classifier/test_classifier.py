@@ -105,10 +105,10 @@ def test_a_bad_item_of_a_list_stops_it_before_anything_runs(
 
 
 def test_a_bad_item_of_a_stream_comes_after_the_predictions_before_it(classifier: Classifier) -> None:
-    stream, seen = classifier.predict(iter([*TEXTS[:6], 7, "good"])), []
+    seen: list[Prediction] = []
+    stream = classifier.predict(iter([*TEXTS[:6], 7, "good"]))
     with pytest.raises(BadText, match="item 6 is int 7"):
-        for prediction in stream:
-            seen.append(prediction)
+        seen.extend(stream)
     assert [prediction.label for prediction in seen] == [p.label for p in classifier.predict(TEXTS[:6])]
 
 

@@ -54,10 +54,9 @@ def test_chunks_hand_out_what_came_before_an_error() -> None:
         yield from "abcde"
         raise OSError("the disk is gone")
 
-    seen = []
+    seen: list[Any] = []
     with pytest.raises(OSError, match="the disk is gone"):
-        for chunk in chunks(source(), 3):
-            seen.append(chunk)
+        seen.extend(chunks(source(), 3))
     assert seen == [["a", "b", "c"], ["d", "e"]]
     assert [*chunks("abcd", 2)] == [["a", "b"], ["c", "d"]]
     assert [*chunks("", 2)] == []
