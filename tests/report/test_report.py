@@ -1,0 +1,188 @@
+"""A report holds the numbers of its traces, needs no network, and lets no name become markup."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offramp.errors import MissingExtra
+from offramp.report import Report, report
+from offramp.report.style import style
+from offramp.report.table import aligned
+from offramp.trace import Trace
+
+Make = Callable[..., Trace]
+HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(1)>&$x$'
+
+
+class Elements(HTMLParser):
+    """Every element and attribute of a page, and whether all were closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+        self.words = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "input"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(make_trace: Make) -> None:
+    page = report(make_trace(60), ["entropy", "oracle"]).html()
+    assert "http" not in page
+    assert "//" not in re.sub(r"\s//.*", "", page)
+    elements = Elements(page)
+    assert not {"link", "img", "iframe"} & set(elements.tags)
+    assert not {"src", "href"} & {name for name, _ in elements.attributes}
+    assert not elements.open
+    assert "url(" not in page
+    assert "@import" not in page
+
+
+def test_the_page_holds_the_numbers(make_trace: Make) -> None:
+    trace = make_trace(200)
+    found = report({"first": trace, "second": make_trace(90, seed=1)}, ["entropy", "patience"])
+    words = Elements(found.html()).words
+    accuracy = 100 * np.mean(trace.logits[:, -1].argmax(-1) == trace.labels)
+    assert f"acc {accuracy:.1f}" in words
+    assert "200 examples, 6 layers, 6 exits" in words
+    assert "90 examples" in words
+    points = json.loads(re.search(r'class="points">(.*?)</script>', found.html()).group(1))
+    policies = {point["policy"] for point in points}
+    assert {f"patience:{threshold}" for threshold in range(1, 6)} <= policies
+    assert len(points) == sum(len(curve.points) for curve in found.sections[0].sweep.curves.values())
+
+
+def test_hostile_names_stay_text(make_trace: Make) -> None:
+    trace = make_trace(40, label_names=(HOSTILE, "b", "c"), data=HOSTILE, fingerprint=HOSTILE)
+    page = report({HOSTILE: trace}, ["entropy"]).html()
+    elements = Elements(page)
+    assert "img" not in elements.tags
+    assert elements.tags.count("script") == 2
+    assert not any(name.startswith("on") for name, _ in elements.attributes)
+    assert elements.words.count(HOSTILE) >= 3
+    assert not elements.open
+
+
+def test_the_table_says_what_each_rule_saves(make_trace: Make) -> None:
+    words = str(report({"a name": make_trace(300)}, ["entropy", "layer", "oracle"]))
+    lines = words.splitlines()
+    assert lines[0] == "a name"
+    assert lines[3].split()[:2] == ["rule", "area"]
+    assert [line.split()[0] for line in lines[5:8]] == ["entropy", "layer", "oracle"]
+    assert re.search(r"entropy:[\d.]+$", lines[5])
+    assert lines[7].endswith("-")
+    assert [line.split()[0] for line in lines[-6:]] == list("123456")
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_columns_of_numbers_end_in_line() -> None:
+    table = aligned([["rule", "area"], ["a", "9.5"], ["long name", "10.25"]])
+    assert table.splitlines() == [
+        "rule        area",
+        "---------  -----",
+        "a            9.5",
+        "long name  10.25",
+    ]
+
+
+def test_a_report_comes_back_from_json_whole(make_trace: Make) -> None:
+    found = report({"x": make_trace(50, label_names=("a", "b", "c"))}, ["entropy", "patience"])
+    assert Report.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_saving_writes_page_table_json_and_plots(make_trace: Make, tmp_path: Path) -> None:
+    found = report({HOSTILE: make_trace(60)}, ["entropy", "patience", "layer", "oracle"], bootstrap=20)
+    files = found.save(tmp_path / "out")
+    names = {path.name for path in files}
+    assert {"report.html", "report.json", "report.txt"} <= names
+    plots = {re.sub(r"^1-[A-Za-z0-9-]*?-(?=[a-z]+\.)", "", name) for name in names if name.startswith("1-")}
+    assert plots == {
+        f"{plot}.{ending}"
+        for plot in ("curves", "exits", "histogram", "readiness")
+        for ending in ("png", "svg")
+    }
+    assert all(path.stat().st_size > 500 for path in files)
+    assert (tmp_path / "out" / "report.html").read_text(encoding="utf-8") == found.html()
+    svg = next(path for path in files if path.name.endswith("curves.svg")).read_text(encoding="utf-8")
+    assert "<script>" not in svg
+
+
+def test_without_matplotlib_the_rest_is_a_word_away(
+    make_trace: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    found = report(make_trace(30), ["entropy"])
+    with pytest.raises(MissingExtra, match=re.escape("offramp[plot]")):
+        found.save(tmp_path)
+    assert {path.name for path in found.save(tmp_path, plots=())} == {
+        "report.html",
+        "report.json",
+        "report.txt",
+    }
+
+
+def test_readiness_counts_every_answer_before_the_last_exit(make_trace: Make) -> None:
+    trace = make_trace(80)
+    seen = report(trace, ["confidence", "patience"]).sections[0].readiness
+    assert list(seen) == ["confidence"]
+    right = trace.logits[:, :-1].argmax(-1) == trace.labels[:, None]
+    assert sum(seen["confidence"].right) == right.sum()
+    assert sum(seen["confidence"].wrong) == (~right).sum()
+
+
+def test_traces_without_labels_or_of_other_problems_are_reported_too(
+    make_trace: Make, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    blind = make_trace(60, labels=None)
+    many = make_trace(
+        60, labels=rng.integers(2, size=(60, 3)), problem_type="multi_label_classification", metrics=()
+    )
+    numbers = make_trace(60, classes=1, labels=rng.normal(size=60), problem_type="regression", metrics=())
+    both = report({"blind": blind, "many": many}, ["confidence", "oracle"], bootstrap=5, points=5)
+    assert list(both.sections[0].sweep.curves) == ["confidence"]
+    assert list(both.sections[1].sweep.curves) == ["confidence", "oracle"]
+    alone = report({"numbers": numbers}, ["patience:1,tolerance=0.5", "layer", "oracle"], bootstrap=5)
+    assert "corr" in str(alone)
+    assert alone.save(tmp_path, plots=("svg",))
+
+
+def test_a_model_of_one_exit_and_logits_that_are_not_finite_are_reported(
+    make_trace: Make, tmp_path: Path
+) -> None:
+    trace = make_trace(20, exits=1)
+    logits = trace.logits.copy()
+    logits[0] = np.nan
+    found = report(replace(trace, logits=logits), ["entropy", "layer"])
+    assert "1 examples with logits that are not finite" in str(found)
+    assert not Elements(found.html()).open
+    found.save(tmp_path, plots=("svg",))
+
+
+def test_the_first_rules_differ_in_colour_and_in_shape() -> None:
+    looks = [style(index) for index in range(6)]
+    assert len({look.colour for look in looks}) == len({look.mark for look in looks}) == 6
+    assert len({(look.colour, look.dashes, look.mark) for look in map(style, range(18))}) == 18
