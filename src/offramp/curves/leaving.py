@@ -16,6 +16,9 @@ from offramp.policy import Policy
 
 Array: TypeAlias = NDArray[Any]
 
+SAMPLE = 50_000
+"""Rows that are enough to spread thresholds by."""
+
 
 @dataclass(frozen=True)
 class Leaving:
@@ -42,7 +45,8 @@ class Leaving:
         """(thresholds, number) how many examples fall into which of so many cells(exit)[example]."""
         width = len(self.thresholds) + 1
         changes = np.zeros(number * width, np.int64)
-        for exit, (start, stop) in enumerate(self._spans()):
+        for exit in range(len(self.enough)):
+            start, stop = self._span(exit)
             cell = cells(exit) * width
             changes += np.bincount(cell + start, minlength=changes.size)
             changes -= np.bincount(cell + stop, minlength=changes.size)
@@ -53,9 +57,6 @@ class Leaving:
         start, stop = self._span(exit)
         change = np.bincount(start, weights, width) - np.bincount(stop, weights, width)
         return np.cumsum(change)[:-1]
-
-    def _spans(self) -> list[tuple[Array, Array]]:
-        return [self._span(exit) for exit in range(len(self.enough))]
 
     def _span(self, exit: int) -> tuple[Array, Array]:
         """(examples,) the first threshold that makes each example leave here, and the first beyond those."""
@@ -95,29 +96,18 @@ def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], n
     values = readiness[:: 1 + len(readiness) // SAMPLE][:, allowed]
     values = np.sort(values[np.isfinite(values)])
     if not values.size:
-        return np.array([criterion.sign * 1.0])
-    values = values[values >= values_at_first(readiness[:, allowed[0]])]
+        return np.array([out_of_reach(criterion)])
+    first = readiness[:, allowed[0]]
+    values = values[values >= np.min(first, where=np.isfinite(first), initial=values[-1])]
     distinct = np.unique(values)
+    chosen = np.arange(len(distinct))
     if len(distinct) > number - 1:
         picks = np.linspace(0, len(values) - 1, number - 1).astype(int)
         chosen = np.searchsorted(distinct, np.unique(values[picks]))
-    else:
-        chosen = np.arange(len(distinct))
-    levels = [
-        *(border(distinct, index, criterion.strict) for index in chosen),
-        beyond(distinct[-1], criterion),
-    ]
+    nobody = distinct[-1] if criterion.strict else distinct[-1] + 1
+    levels = [*(border(distinct, index, criterion.strict) for index in chosen.tolist()), nobody]
     thresholds = criterion.sign * np.array(levels)
     return np.asarray(thresholds[np.isfinite(criterion.level(thresholds))])
-
-
-SAMPLE = 50_000
-"""Rows that are enough to spread thresholds by."""
-
-
-def values_at_first(column: Array) -> float:
-    finite = column[np.isfinite(column)]
-    return float(finite.min()) if finite.size else -np.inf
 
 
 def border(distinct: Array, index: int, strict: bool) -> float:
@@ -127,11 +117,6 @@ def border(distinct: Array, index: int, strict: bool) -> float:
         return value
     below = float(distinct[index - 1]) if index else value - max(abs(value), 1.0) / 10
     return short_number_between(below, value)
-
-
-def beyond(greatest: float, criterion: Criterion) -> float:
-    """A level that nobody reaches."""
-    return float(greatest) if criterion.strict else float(greatest) + 1
 
 
 def out_of_reach(criterion: Criterion) -> float:

@@ -62,26 +62,26 @@ def sweep(
         left = leaving(policy, folded.readiness, trace.layers, chosen)
         answers = answers_of(folded.answers, trace.problem_type)
         found = scores(trace, left, answers)
-        sure = (
-            intervals(trace, left, answers, bootstrap, seed) if bootstrap else [None] * len(left.thresholds)
-        )
-        histogram, totals = left.histogram(), mean_macs(trace, policy, left, padded_to)
-        return Curve(
-            rule,
-            metrics[0],
-            tuple(
-                Point(
-                    threshold=None if policy.criterion.bare else float(left.thresholds[index]),
-                    scores={name: float(found[name][index]) for name in metrics},
-                    cost=cost(
-                        histogram[index], trace.layers, trace.layers[-1], totals[index], layer_milliseconds
-                    ),
-                    exits=tuple(histogram[index].tolist()),
-                    interval=sure[index],
-                )
-                for index in range(len(left.thresholds))
-            ),
-        )
+        around = intervals(trace, left, answers, bootstrap, seed) if bootstrap else None
+        histogram, spent = left.histogram(), mean_macs(trace, policy, left, padded_to)
+
+        def point(index: int) -> Point:
+            taken = histogram[index]
+            return Point(
+                threshold=None if policy.criterion.bare else float(left.thresholds[index]),
+                scores={name: float(found[name][index]) for name in metrics},
+                cost=cost(
+                    taken,
+                    trace.layers,
+                    trace.layers[-1],
+                    None if spent is None else spent[index],
+                    layer_milliseconds,
+                ),
+                exits=tuple(taken.tolist()),
+                interval=None if around is None else around[index],
+            )
+
+        return Curve(rule, metrics[0], tuple(map(point, range(len(left.thresholds)))))
 
     wanted = {rule: asked(thresholds, rule) for rule in ([rules] if isinstance(rules, str) else rules)}
     return Sweep(
@@ -129,10 +129,10 @@ def choose(
     return chosen
 
 
-def mean_macs(trace: Trace, policy: Policy, left: Leaving, padded_to: int | None) -> list[float | None]:
+def mean_macs(trace: Trace, policy: Policy, left: Leaving, padded_to: int | None) -> list[float] | None:
     """The mean MACs of an example at each threshold; None where the shape of the model is unknown."""
     if not trace.shape:
-        return [None] * len(left.thresholds)
+        return None
     static = isinstance(policy.criterion, Layer | Never)  # nobody asks the exits before
     totals = left.total(lambda exit: macs_until(trace, exit, padded_to, heads=1 if static else exit + 1))
     return [float(total) / len(trace) for total in totals]
