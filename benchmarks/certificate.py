@@ -2,8 +2,8 @@
 
     python benchmarks/certificate.py TRACE --rule entropy --epsilon 0.02 --delta 0.1 --examples 500 --draws 500
 
-The trace is the population that examples are drawn from, with replacement, so the true risk of a policy is its
-risk on the trace. Prints JSON; `broken_share` should be at most delta.
+The trace, of one label an example, is the population that examples are drawn from, with replacement, so the true
+risk of a policy is its risk on the trace. Prints JSON; `broken_share` should be at most delta.
 """
 
 import argparse

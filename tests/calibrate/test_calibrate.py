@@ -179,7 +179,8 @@ def test_many_labels_lose_accuracy_by_the_share(make_trace: Make) -> None:
         2000, problem_type="multi_label_classification", labels=rng.integers(2, size=(2000, 3))
     )
     policy = calibrate(trace, "confidence", Guarantee(0.1, of="accuracy"))
-    assert policy.certificate["bound"] == "Hoeffding-Bentkus"
+    assert policy.certificate["bound"] == "Hoeffding-Bentkus"  # whatever the losses happen to be
+    assert calibrate(trace, "confidence", Guarantee(0.2)).certificate["bound"] == "exact binomial"
     early = policy.decide(trace.logits, problem_type=trace.problem_type).answers > 0
     lost = ((trace.logits[:, -1] > 0) == trace.labels) & (early != trace.labels)
     assert policy.certificate["observed_risk"] == pytest.approx(lost.mean())
@@ -215,6 +216,12 @@ def test_no_safe_threshold_is_said_aloud_with_the_examples_needed(make_trace: Ma
     with pytest.raises(NoSafeThreshold, match="More examples do not help") as hopeless:
         calibrate(replace(trace, logits=flipped), "patience_confidence:1,confidence=0.4", Guarantee(0.05))
     assert hopeless.value.examples_needed is None
+
+
+def test_a_rule_that_never_leaves_is_not_certified(make_trace: Make) -> None:
+    trace = make_trace(500, classes=1, problem_type="regression", labels=None, metrics=())
+    with pytest.raises(NoSafeThreshold, match="lets anyone leave early"):
+        calibrate(trace, "patience:1,tolerance=0", Guarantee(0.1, tolerance=0.5))
 
 
 def test_no_threshold_for_a_loss_a_ratio_or_a_budget_is_said_aloud(make_trace: Make) -> None:

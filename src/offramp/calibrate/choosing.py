@@ -60,7 +60,8 @@ def calibrate(
         warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
     if isinstance(target, Budget):
         return spend(trace, policies, target)
-    return pick(sweep(trace, [str(policy) for policy in policies], points=POINTS), target)
+    found = sweep(trace, [str(policy) for policy in policies], points=POINTS)
+    return within_loss(found, target) if isinstance(target, MaxLoss) else fast_enough(found, target)
 
 
 def warn(what: str) -> None:
@@ -69,38 +70,42 @@ def warn(what: str) -> None:
     )
 
 
-def pick(found: Sweep, target: MaxLoss | MinSpeedup) -> Policy:
-    """The best point of a sweep that the target allows."""
+def within_loss(found: Sweep, target: MaxLoss) -> Policy:
+    """The policy of fewest layers that loses little enough."""
+    metric = target.metric or found.headline
+    if metric not in found.metrics:
+        raise BadTarget(f"the trace is not scored by {metric!r}; it has {', '.join(found.metrics)}")
+
+    def lost(point: Point) -> float:
+        return 100 * (found.full.scores[metric] - point.scores[metric])
+
     points = [(curve, point) for curve in found.curves.values() for point in curve.points]
-    saving = [(curve, point) for curve, point in points if point.cost.mean_layer < found.full.cost.mean_layer]
-    if isinstance(target, MaxLoss):
-        metric = target.metric or found.headline
-        if metric not in found.metrics:
-            raise BadTarget(f"the trace is not scored by {metric!r}; it has {', '.join(found.metrics)}")
+    saving = [(curve, point) for curve, point in points if point.cost.mean_layer < point.cost.depth]
+    allowed = [(curve, point) for curve, point in saving if lost(point) <= target.points + 1e-9]
+    if not allowed:
+        least = min((lost(point) for _, point in saving), default=float("inf"))
+        raise NoSafeThreshold(
+            f"no threshold saves a layer and loses at most {target.points:g} points of {metric}: "
+            f"the least that is lost is {least:.2f}. Allow that, or train the exits further."
+        )
+    curve, point = min(allowed, key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
+    return curve.policy(point)
 
-        def lost(point: Point) -> float:
-            return 100 * (found.full.scores[metric] - point.scores[metric])
 
-        allowed = [(curve, point) for curve, point in saving if lost(point) <= target.points + 1e-9]
-        if not allowed:
-            least = min((lost(point) for _, point in saving), default=float("inf"))
-            raise NoSafeThreshold(
-                f"no threshold saves a layer and loses at most {target.points:g} points of {metric}: "
-                f"the least that is lost is {least:.2f}. Allow that, or train the exits further."
-            )
-        curve, point = min(allowed, key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
-    else:
+def fast_enough(found: Sweep, target: MinSpeedup) -> Policy:
+    """The policy of the best score that costs little enough."""
 
-        def ratio(point: Point) -> float:
-            return expense(found.full, target.of) / expense(point, target.of)
+    def ratio(point: Point) -> float:
+        return expense(found.full, target.of) / expense(point, target.of)
 
-        allowed = [(curve, point) for curve, point in points if ratio(point) >= target.ratio - 1e-9]
-        if not allowed:
-            most = max(ratio(point) for _, point in points)
-            raise NoSafeThreshold(
-                f"no threshold makes {target.of} {target.ratio:g} times fewer: the most is {most:.2f} times."
-            )
-        curve, point = max(allowed, key=lambda item: (found.score(item[1]), ratio(item[1])))
+    points = [(curve, point) for curve in found.curves.values() for point in curve.points]
+    allowed = [(curve, point) for curve, point in points if ratio(point) >= target.ratio - 1e-9]
+    if not allowed:
+        most = max(ratio(point) for _, point in points)
+        raise NoSafeThreshold(
+            f"no threshold makes {target.of} {target.ratio:g} times fewer: the most is {most:.2f} times."
+        )
+    curve, point = max(allowed, key=lambda item: (found.score(item[1]), ratio(item[1])))
     return curve.policy(point)
 
 

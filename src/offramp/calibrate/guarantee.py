@@ -63,19 +63,19 @@ def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outc
     answers = answers_of(folded.answers, trace.problem_type)
     losses = losses_of(trace, target, answers)
     if not isinstance(target.epsilon, Mapping):
-        return walk(trace, policy, folded.readiness, losses, target.epsilon, delta)
+        return walk(trace, policy, folded.readiness, losses, target.of, target.epsilon, delta)
     return prove_classes(trace, policy, folded.readiness, answers, losses, target, delta)
 
 
 def walk(
-    trace: Trace, policy: Policy, readiness: Array, losses: Array, epsilon: float, delta: float
+    trace: Trace, policy: Policy, readiness: Array, losses: Array, of: str, epsilon: float, delta: float
 ) -> Outcome:
     """Fixed-sequence testing along the ladder."""
     left = leaving(policy, readiness, trace.layers, ladder(policy.criterion, trace))
     risks = left.total(lambda exit: losses[exit]) / len(trace)
     mean_layers = left.histogram() @ np.asarray(trace.layers) / len(trace)
-    whole = bool(np.isin(losses, (0, 1)).all())
-    p_values = (binomial if whole else hoeffding_bentkus)(risks, len(trace), epsilon)
+    fractional = of == "accuracy" and trace.problem_type == "multi_label_classification"
+    p_values = (hoeffding_bentkus if fractional else binomial)(risks, len(trace), epsilon)
     safest_first = np.arange(len(risks))[::-1]
     passed = int(np.logical_and.accumulate(p_values[safest_first] <= delta).sum())
     useful = [index for index in safest_first if mean_layers[index] < trace.layers[-1]]
@@ -86,7 +86,7 @@ def walk(
         policy=replace(policy, threshold=float(left.thresholds[index])),
         risk=float(risks[index]),
         mean_layer=float(mean_layers[index]),
-        bound="exact binomial" if whole else "Hoeffding-Bentkus",
+        bound="Hoeffding-Bentkus" if fractional else "exact binomial",
         epsilon=epsilon,
         delta=delta,
     )
@@ -157,6 +157,7 @@ def prove_classes(
             policy,
             np.where(index == answers.T, readiness, -np.inf),
             losses,
+            target.of,
             epsilon,
             delta / len(bounds),
         )
@@ -193,14 +194,17 @@ def class_index(trace: Trace, name: str) -> int:
 
 def refusal(trace: Trace, target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeThreshold:
     """Why nothing was proven, and how many examples would have been enough."""
-    nearest = min(outcomes, key=lambda outcome: outcome.risk)
+    leaving_early = [outcome for outcome in outcomes if outcome.mean_layer < trace.layers[-1]]
+    if not leaving_early:
+        return NoSafeThreshold("no threshold lets anyone leave early on this trace; take another rule.")
+    nearest = min(leaving_early, key=lambda outcome: outcome.risk)
     epsilon, delta, examples = nearest.epsilon, nearest.delta, len(trace)
     without_errors = examples_needed(epsilon, delta)
     needed = examples_needed(epsilon, delta, nearest.risk)
     wanted = f"{target.of} of at most {epsilon:g} with confidence {1 - delta:g}"
     if without_errors is not None and examples < without_errors:
         return NoSafeThreshold(
-            f"{examples} examples can not prove {wanted}: even without a single error it takes {without_errors}. "
+            f"{examples} examples cannot prove {wanted}: even without a single error it takes {without_errors}. "
             "Calibrate on more examples, or ask for less.",
             needed,
         )
@@ -225,9 +229,10 @@ def certificate(
         "disagreement": "get an answer that is not that of full depth",
         "accuracy": "lose a right answer of full depth by leaving early",
     }[target.of]
+    within = "" if target.tolerance is None else f" (within {target.tolerance:g} is the same)"
     return {
         "promise": f"With probability at least {1 - target.delta:g} over the choice of the calibration examples, "
-        f"at most a share of {outcome.epsilon:g} of examples drawn like them {loss}.",
+        f"at most a share of {outcome.epsilon:g} of examples drawn like them {loss}{within}.",
         "of": target.of,
         "epsilon": dict(target.epsilon) if isinstance(target.epsilon, Mapping) else target.epsilon,
         "delta": target.delta,

@@ -59,7 +59,7 @@ class Guarantee:
 
     The probability is over the draw of the calibration examples. The risk is the mean, over examples drawn like
     them, of a loss: for "disagreement", that the answer is not that of full depth (no labels needed); for
-    "accuracy", that leaving early turns a right answer into a wrong one. Accuracy can not fall by more than that.
+    "accuracy", that leaving early turns a right answer into a wrong one. Accuracy falls by at most that.
     """
 
     epsilon: float | Mapping[str, float]
