@@ -92,6 +92,8 @@ def test_the_macs_of_a_point_are_those_of_its_examples(make_trace: Make) -> None
     assert found.full.cost.macs == pytest.approx(macs(shape, 3, trace.lengths, 6).mean())
     padded = sweep(trace, "layer", padded_to=128).full.cost.macs
     assert padded == macs(shape, 3, 128, 6)
+    bare = replace(trace, shape={**trace.shape, "pooler": 0})
+    assert sweep(bare, "layer", padded_to=128).full.cost.macs == padded - 8 * 8
 
 
 def test_per_exit_scores_are_those_of_each_exit_alone(make_trace: Make) -> None:

@@ -141,7 +141,8 @@ def mean_macs(trace: Trace, policy: Policy, left: Leaving, padded_to: int | None
 def macs_until(trace: Trace, exit: int, padded_to: int | None = None, heads: int | None = None) -> Array:
     """(examples,) MACs of an answer at this exit, with the heads of all exits up to it unless told."""
     sizes = trace.shape
-    shape = Shape(sizes["hidden"], sizes["intermediate"], sizes["heads"], sizes["layers"])
+    pooler = bool(sizes.get("pooler", True))
+    shape = Shape(sizes["hidden"], sizes["intermediate"], sizes["heads"], sizes["layers"], pooler)
     lengths = trace.lengths if padded_to is None else np.full(len(trace), padded_to)
     return macs(
         shape, trace.logits.shape[-1], lengths, trace.layers[exit], exit + 1 if heads is None else heads
