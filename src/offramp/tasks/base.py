@@ -87,21 +87,25 @@ class Task:
         metrics: Sequence[str] | None = None,
         separator: str | None = None,
         bad_rows: str = "error",
+        unlabelled: Sequence[str] = ("test",),
         name: str = "files",
     ) -> "Task":
         """A task from CSV, TSV, JSONL or Parquet files; what is not said is found in the first of them.
 
         Columns are guessed by their names, labels are those that occur. Where an example has many labels,
-        they stand in a list of names, or in a text that `separator` divides. Only `test` may lack labels.
+        they stand in a list of names, or in a text that `separator` divides. Splits named in `unlabelled` may
+        lack the column of labels; with no other split, say `labels` too.
         """
         paths = {"train": train, "validation": validation, "test": test}
         given = {split: Path(path) for split, path in paths.items() if path is not None}
         if not given:
             raise BadData("no files: say train=..., validation=... or test=...")
-        first = next(iter(given.values()))
-        columns = guess(str(first), column_names(first), text, text_pair, label)
+        labelled = [split for split in given if split not in unlabelled]
+        first = given[(labelled or list(given))[0]]
+        columns = guess(str(first), column_names(first), text, text_pair, label, needs_label=bool(labelled))
         sources = {
-            split: File(path, _present(columns, split, column_names(path))) for split, path in given.items()
+            split: File(path, _present(columns, split in unlabelled, column_names(path)))
+            for split, path in given.items()
         }
         return cls._inferred(name, sources, labels, problem_type, metrics, separator, bad_rows)
 
@@ -132,7 +136,7 @@ class Task:
         features = data[next(iter(found.values()))].features
         columns = guess(path, list(features), text, text_pair, label)
         sources = {
-            split: Hub(path, config, name, _present(columns, split, data[name].column_names))
+            split: Hub(path, config, name, _present(columns, split == "test", data[name].column_names))
             for split, name in found.items()
         }
         labels = labels or label_names(features.get(columns.label))
@@ -149,7 +153,10 @@ class Task:
         separator: str | None,
         bad_rows: str,
     ) -> "Task":
-        rows = next(iter(splits.values())).read()
+        labelled = [source for source in splits.values() if source.columns.label is not None]
+        if not labelled and not labels and problem_type != REGRESSION:
+            raise BadData(f"{name}: no split has labels; say labels=..., their names in the model's order")
+        rows = (labelled or list(splits.values()))[0].read()
         problem_type = problem_type or infer_problem_type(rows, labels, separator)
         if problem_type not in DEFAULT_METRICS:
             raise BadData(f"problem_type={problem_type!r}, expected one of {', '.join(DEFAULT_METRICS)}")
@@ -234,6 +241,6 @@ def _prefix(task: Task) -> str:
     return "".join(task.name.rpartition("/")[:2])
 
 
-def _present(columns: Columns, split: str, names: Sequence[str]) -> Columns:
-    """The columns without the label, where a test set has none."""
-    return replace(columns, label=None) if split == "test" and columns.label not in names else columns
+def _present(columns: Columns, may_lack_label: bool, names: Sequence[str]) -> Columns:
+    """The columns, without the label where a split has none and need not have one."""
+    return replace(columns, label=None) if may_lack_label and columns.label not in names else columns

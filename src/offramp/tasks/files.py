@@ -181,6 +181,7 @@ def guess(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    needs_label: bool = True,
 ) -> Columns:
     """The columns that were named; those that were not, by the names that such columns usually have.
 
@@ -194,8 +195,9 @@ def guess(
             text, text_pair = pairs[0]
     if text is None:
         text = _only(source, names, "text", [free[name] for name in TEXTS if name in free])
-    if label is None:
-        label = _only(source, names, "label", [free[name] for name in LABELS if name in free])
+    candidates = [free[name] for name in LABELS if name in free]
+    if label is None and (needs_label or candidates):
+        label = _only(source, names, "label", candidates)
     return Columns(text, text_pair, label)
 
 

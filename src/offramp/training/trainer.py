@@ -4,12 +4,14 @@ Everything else (loop, schedule, checkpoints, mixed precision, processes, logger
 """
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
+from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback
 
 from offramp.errors import CannotTrain, UnfitRecipe
@@ -89,6 +91,13 @@ class PhaseTrainer(Trainer):
             parameter.grad = gradient
         self.anchor_gradients = []
 
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if self.args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
+        lengths: Any = cast(Any, self.train_dataset)["length"]
+        together = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        return LengthGrouped(torch.tensor(list(lengths)), together, self.args.seed)
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
         named = dict(cast(nn.Module, self.model).named_parameters())
@@ -98,6 +107,32 @@ class PhaseTrainer(Trainer):
                 group["params"] = [p for p in group["params"] if not any(p is other for other in own)]
             optimizer.add_param_group({"params": own, "lr": rate, "weight_decay": 0.0})
         return optimizer
+
+
+class LengthGrouped(Sampler[int]):
+    """Batches of similar length in random order, each epoch another.
+
+    transformers' own sampler draws its order from the global state, which a resumed run does not have, and runs
+    through its batches from long to short.
+    """
+
+    def __init__(self, lengths: Tensor, batch: int, seed: int) -> None:
+        self.lengths, self.batch, self.seed, self.epoch = lengths, batch, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        random = torch.Generator().manual_seed(self.seed + self.epoch)
+        pools = torch.randperm(len(self), generator=random).split(50 * self.batch)
+        ordered = torch.cat([pool[self.lengths[pool].argsort(stable=True)] for pool in pools])
+        full = len(self) // self.batch * self.batch
+        batches = ordered[:full].view(-1, self.batch)
+        shuffled = batches[torch.randperm(len(batches), generator=random)]
+        return iter([*shuffled.flatten().tolist(), *ordered[full:].tolist()])
 
 
 class SlowTeacher(TrainerCallback):

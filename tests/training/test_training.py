@@ -1,0 +1,425 @@
+"""train(): what moves, what is kept, what goes on after an interruption."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import BertTokenizer, TrainerCallback, TrainingArguments
+
+from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses, train
+from offramp.errors import CannotTrain, UnfitRecipe, UnknownRecipe
+from offramp.training.trainer import PhaseTrainer, anchor, freeze
+
+Make = Callable[..., ExitModel]
+MakeTask = Callable[..., Task]
+Quick = Callable[..., TrainingArguments]
+PROBLEMS = {"single_label_classification": 2, "multi_label_classification": 3, "regression": 1}
+
+
+def weights(model: ExitModel) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def same(left: ExitModel, right: ExitModel) -> bool:
+    return not moved(weights(left), weights(right))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_learns_every_kind_of_problem(
+    recipe: str,
+    problem: str,
+    tiny_model: Make,
+    tiny_task: MakeTask,
+    tokenizer: BertTokenizer,
+    quick: Quick,
+    tmp_path: Path,
+) -> None:
+    task = tiny_task(problem)
+    model = tiny_model(PROBLEMS[problem], problem_type=problem, exits=[1, 3])
+    before = weights(model)
+    args = quick(tmp_path / "run", num_train_epochs=40, learning_rate=5e-3)
+    trained = train(model, task, recipe, args, tokenizer=tokenizer)
+    assert moved(before, weights(model))
+    assert list(trained.scores) == list(task.metrics)
+    headline = trained.scores[task.headline]
+    assert len(headline) == 2
+    assert headline[-1] > 0.9, "good and bad films are told apart by their first word"
+    if recipe != "final":
+        assert headline[0] > 0.9
+
+
+@pytest.mark.parametrize("kind", ["raw", "ta", "group", "bidir"])
+@pytest.mark.parametrize("gradients", ["plain", "by_depth", "projected"])
+def test_romebert_trains_in_every_variant(
+    kind: str,
+    gradients: str,
+    tiny_model: Make,
+    tiny_task: MakeTask,
+    tokenizer: BertTokenizer,
+    quick: Quick,
+    tmp_path: Path,
+) -> None:
+    model = tiny_model(layers=4)
+    before = weights(model)
+    recipe = RECIPES["romebert"](kind=kind, gradients=gradients, momentum=0.9)
+    train(model, tiny_task(), recipe, quick(tmp_path / "run", max_steps=2), tokenizer=tokenizer)
+    after = weights(model)
+    assert all(tensor.isfinite().all() for tensor in after.values())
+    assert "heads.classifiers.0.weight" in moved(before, after)
+
+
+def test_deebert_leaves_the_last_exit_as_fine_tuning_made_it(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    train(tiny_model(), tiny_task(), "final", quick(tmp_path / "final"), tokenizer=tokenizer)
+    train(tiny_model(), tiny_task(), "deebert", quick(tmp_path / "deebert"), tokenizer=tokenizer)
+    plain = load_file(tmp_path / "final/model/model.safetensors")
+    two_phases = load_file(tmp_path / "deebert/model/model.safetensors")
+    assert moved(plain, two_phases) == {
+        f"heads.{part}.{exit}.{name}"
+        for exit in (0, 1)
+        for part, name in [
+            ("poolers", "dense.weight"),
+            ("poolers", "dense.bias"),
+            ("classifiers", "weight"),
+            ("classifiers", "bias"),
+        ]
+    }
+
+
+def test_a_model_in_production_keeps_its_answers_while_its_exits_learn(
+    tiny_classifier: Callable[..., Any],
+    tiny_task: MakeTask,
+    tokenizer: BertTokenizer,
+    quick: Quick,
+    padded: dict[str, Tensor],
+    tmp_path: Path,
+) -> None:
+    plain = tiny_classifier("bert", pad_token_id=0)
+    model = ExitModel.from_encoder(plain)
+    inner = weights(model)["heads.classifiers.0.weight"]
+    recipe = RECIPES["fastbert"](fine_tune=False)
+    train(model, tiny_task(labelled=False), recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
+    with torch.no_grad():
+        assert torch.equal(model.eval()(**padded).logits, plain(**padded).logits)
+    assert not torch.equal(weights(model)["heads.classifiers.0.weight"], inner)
+
+
+def test_a_frozen_backbone_has_neither_dropout_nor_a_backward_pass(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    model = tiny_model(dropout=0.5, head={"dropout": 0.0})
+    phase = Phase(losses.inner, trainable="exits")
+    trainer = PhaseTrainer(model, phase, "films", args=quick(tmp_path / "run"))
+    batch = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([1])}
+    model.train()
+    first = trainer.compute_loss(model, batch)
+    assert torch.equal(trainer.compute_loss(model, batch), first)
+    first.backward()
+    assert all(parameter.grad is None for parameter in model.backbone.parameters())
+    assert model.heads.classifiers[0].weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("trainable", "head", "expected"),
+    [
+        ("all", {}, {"backbone", "poolers.0", "poolers.2", "classifiers.0", "classifiers.2"}),
+        ("final", {}, {"backbone", "poolers.2", "classifiers.2"}),
+        ("exits", {}, {"poolers.0", "classifiers.0"}),
+        ("exits", {"pooler": "shared"}, {"classifiers.0"}),
+        ("final", {"pooler": "shared"}, {"backbone", "poolers.0", "classifiers.2"}),
+    ],
+)
+def test_only_what_the_phase_names_moves(
+    trainable: str, head: dict[str, Any], expected: set[str], tiny_model: Make
+) -> None:
+    model = tiny_model(head=head)
+    freeze(model, trainable)
+    parts = {"backbone": model.backbone, **{f"heads.{n}": m for n, m in model.heads.named_modules()}}
+    names = ["backbone", "poolers.0", "poolers.2", "classifiers.0", "classifiers.2"]
+    moving = {
+        name
+        for name in names
+        if (part := parts.get(name) or parts.get(f"heads.{name}")) is not None
+        and all(parameter.requires_grad for parameter in part.parameters())
+    }
+    assert moving == expected
+
+
+def test_freezing_everything_is_refused_with_another_recipe(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    model = tiny_model(head={"pooler": "shared", "classifier": "shared"})
+    with pytest.raises(UnfitRecipe, match="pabee"):
+        recipe = RECIPES["deebert"](fine_tune=False)
+        train(model, tiny_task(), recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
+
+
+def test_learned_weights_have_their_own_learning_rate_and_are_saved(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    model = tiny_model()
+    args = quick(tmp_path / "run", learning_rate=0.0, num_train_epochs=1)
+    trained = train(model, tiny_task(), "elbert", args, tokenizer=tokenizer)
+    assert model.exit_weights.tolist() != [4.0, 4.0]
+    again = ExitModel.from_pretrained(trained.folder)
+    assert torch.equal(again.exit_weights, model.exit_weights)
+    assert torch.equal(model.heads.classifiers[0].weight, tiny_model().heads.classifiers[0].weight)
+
+
+def test_one_seed_gives_identical_weights(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    models = [tiny_model(dropout=0.3) for _ in range(3)]
+    for number, seed in enumerate((1, 1, 2)):
+        args = quick(tmp_path / str(number), seed=seed)
+        train(models[number], tiny_task(), "berxit", args, tokenizer=tokenizer)
+    assert same(models[0], models[1])
+    assert not same(models[0], models[2])
+
+
+class Stop(TrainerCallback):
+    """Interrupts the run after so many steps in all phases."""
+
+    def __init__(self, after: int, how: Callable[[], None]) -> None:
+        self.left, self.how = after, how
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.how()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("recipe", "after"),
+    [
+        pytest.param("pabee", 4, id="joint"),
+        pytest.param("deebert", 3, id="first of two phases"),
+        pytest.param("deebert", 10, id="second of two phases"),
+        pytest.param("slow teacher", 4, id="slow teacher"),
+        pytest.param("pabee", 1, id="before the first checkpoint"),
+    ],
+)
+def test_interrupted_and_started_again_it_ends_with_the_same_weights(
+    recipe: str,
+    after: int,
+    tiny_model: Make,
+    tiny_task: MakeTask,
+    tokenizer: BertTokenizer,
+    quick: Quick,
+    tmp_path: Path,
+) -> None:
+    method = RECIPES["romebert"](momentum=0.5) if recipe == "slow teacher" else recipe
+    learn = partial(train, task=tiny_task(), recipe=method, tokenizer=tokenizer)
+    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    options |= {"load_best_model_at_end": True, "save_total_limit": 2}
+    whole, broken, resumed = (tiny_model(dropout=0.3) for _ in range(3))
+    learn(whole, args=quick(tmp_path / "whole", **options))
+    with pytest.raises(KeyboardInterrupt):
+        learn(broken, args=quick(tmp_path / "run", **options), callbacks=[Stop(after, interrupt)])
+    learn(resumed, args=quick(tmp_path / "run", **options))
+    assert same(resumed, whole)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from transformers import BertTokenizer, TrainerCallback
+from offramp import ExitModel, Task, train
+from offramp.training import default_arguments
+
+class Kill(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+folder = Path({folder!r})
+task = Task.from_files(train=folder / "train.jsonl", validation=folder / "validation.jsonl", text="text",
+                       label="label", problem_type="single_label_classification", name="films")
+args = default_arguments(folder / "run", **{args!r})
+train(ExitModel.from_pretrained(folder / "start"), task, "pabee", args,
+      tokenizer=BertTokenizer(vocab=str(folder / "vocab.txt")), callbacks=[Kill()])
+"""
+
+
+def test_killed_and_started_again_it_ends_with_the_same_weights(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 2}
+    task, start, resumed = tiny_task(), tiny_model(dropout=0.3), tiny_model(dropout=0.3)
+    start.save_pretrained(tmp_path / "start")
+    plain = quick(tmp_path / "run", **settings)
+    values = {
+        name: getattr(plain, name)
+        for name in (
+            "per_device_train_batch_size",
+            "num_train_epochs",
+            "learning_rate",
+            "use_cpu",
+            "save_steps",
+        )
+    }
+    values |= {"save_strategy": "steps", "eval_strategy": "no", "load_best_model_at_end": False}
+    values |= {"report_to": "none", "disable_tqdm": True}
+    program = KILLED.format(tests=str(Path(__file__).parent), folder=str(tmp_path), args=values)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    half = max((tmp_path / "run/phase-1").glob("checkpoint-*"))
+    (half.with_name("checkpoint-6")).mkdir()  # as if the kill had come while the next one was written
+    train(resumed, task, "pabee", quick(tmp_path / "run", **settings), tokenizer=tokenizer)
+    train(start, task, "pabee", quick(tmp_path / "whole", **settings), tokenizer=tokenizer)
+    assert same(resumed, start)
+
+
+def test_a_finished_run_is_taken_over_without_training(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    first, second = tiny_model(), tiny_model()
+    learn = partial(train, task=tiny_task(), recipe="deebert", tokenizer=tokenizer)
+    scores = learn(first, args=quick(tmp_path / "run")).scores
+    again = learn(second, args=quick(tmp_path / "run"), callbacks=[Stop(1, interrupt)])
+    assert same(first, second)
+    assert again.scores == scores
+    assert json.loads((again.folder / "scores.json").read_text())["layers"] == [1, 2, 3]
+
+
+def test_a_folder_with_another_run_is_left_alone(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    train(tiny_model(), tiny_task(), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
+    with pytest.raises(CannotTrain, match=r"other settings \(learning_rate, .*recipe"):
+        other = quick(tmp_path / "run", learning_rate=1.0)
+        train(tiny_model(), tiny_task(), "elbert", other, tokenizer=tokenizer)
+
+
+def test_the_best_checkpoint_is_kept_and_stopping_is_early(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    class Spoil(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+            if state.global_step >= 12:
+                with torch.no_grad():
+                    for classifier in model.heads.classifiers:
+                        classifier.weight.neg_()
+
+    args = quick(
+        tmp_path / "run",
+        num_train_epochs=20,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+    )
+    model = tiny_model()
+    trained = train(
+        model, tiny_task(), "pabee", args, tokenizer=tokenizer, early_stopping=2, callbacks=[Spoil()]
+    )
+    logs = [
+        json.loads(p.read_text()) for p in (tmp_path / "run/phase-1").glob("checkpoint-*/trainer_state.json")
+    ]
+    assert max(log["epoch"] for log in logs) < 20
+    best = max(
+        entry["eval_acc_mean"] for log in logs for entry in log["log_history"] if "eval_acc_mean" in entry
+    )
+    assert sum(trained.scores["acc"]) / 3 == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("model_options", "cause"),
+    [
+        ({"num_labels": 3}, "needs 2 outputs and the model has 3"),
+        ({"problem_type": "multi_label_classification"}, "problem_type='single_label_classification'"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_task_is_told_how_to_make_one(
+    model_options: dict[str, Any],
+    cause: str,
+    tiny_model: Make,
+    tiny_task: MakeTask,
+    tokenizer: BertTokenizer,
+    quick: Quick,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(CannotTrain, match=cause):
+        train(tiny_model(**model_options), tiny_task(), args=quick(tmp_path / "run"), tokenizer=tokenizer)
+
+
+def test_unlabelled_text_needs_a_recipe_that_can_do_without(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    with pytest.raises(UnfitRecipe, match="fastbert"):
+        train(tiny_model(), tiny_task(labelled=False), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
+
+
+def test_a_model_without_inner_exits_is_for_the_recipe_final(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    with pytest.raises(UnfitRecipe, match="'final'"):
+        train(tiny_model(exits=[3]), tiny_task(), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
+
+
+def test_no_tokenizer_is_said_plainly(
+    tiny_model: Make, tiny_task: MakeTask, quick: Quick, tmp_path: Path
+) -> None:
+    with pytest.raises(CannotTrain, match="tokenizer="):
+        train(tiny_model(), tiny_task(), "pabee", quick(tmp_path / "run"))
+
+
+def test_a_misspelt_recipe_names_the_nearest(tiny_model: Make, tiny_task: MakeTask) -> None:
+    with pytest.raises(UnknownRecipe, match="Did you mean 'romebert'"):
+        train(tiny_model(), tiny_task(), "rombert")
+
+
+def test_a_recipe_of_ones_own_is_a_few_lines(
+    tiny_model: Make,
+    tiny_task: MakeTask,
+    tokenizer: BertTokenizer,
+    quick: Quick,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def first_only(logits: Tensor, labels: Tensor, **_: Any) -> tuple[Tensor, ...]:
+        return (torch.nn.functional.cross_entropy(logits[:, 0], labels),)
+
+    monkeypatch.setitem(RECIPES, "mine", lambda: Recipe("mine", (Phase(first_only),)))
+    model = tiny_model()
+    before = weights(model)
+    train(model, tiny_task(), "mine", quick(tmp_path / "run", weight_decay=0.0), tokenizer=tokenizer)
+    changed = moved(before, weights(model))
+    assert "heads.classifiers.0.weight" in changed
+    assert "heads.classifiers.1.weight" not in changed
+
+
+@pytest.mark.parametrize(
+    ("choice", "task", "expected"),
+    [
+        ("task", "mnli", "final"),
+        ("task", "mnli-mm", "final"),
+        ("task", "qqp", "final"),
+        ("task", "rte", "inner"),
+        ("inner", "mnli", "inner"),
+        ("final", "rte", "final"),
+    ],
+)
+def test_the_anchor_of_the_projection_is_romeberts_or_chosen(choice: str, task: str, expected: str) -> None:
+    assert anchor(choice, task) == expected
