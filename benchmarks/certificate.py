@@ -12,7 +12,7 @@ import json
 import numpy as np
 from scipy.stats import binom
 
-from offramp.calibrate import Guarantee, calibrate
+from offramp.calibration import Guarantee, calibrate
 from offramp.errors import NoSafeThreshold
 from offramp.trace import Trace
 

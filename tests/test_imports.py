@@ -15,14 +15,14 @@ ORDER = """
 errors
 tasks backbones heads config model importers
 losses gradients recipes training
-trace criteria policy cost curves calibrate report
+trace criteria policy cost curves calibration report
 stages engine classifier
 cli export serve cluster
 """.split()
 
 EDGES = {"cli", "export", "serve", "cluster"}
 FOLDERS_OF_EQUALS = {"backbones", "recipes", "criteria"}
-WITHOUT_TORCH = ["criteria", "policy", "cost", "curves", "calibrate", "report", "trace", "engine"]
+WITHOUT_TORCH = ["criteria", "policy", "cost", "curves", "calibration", "report", "trace", "engine"]
 
 
 def imports(file: Path) -> Iterator[list[str]]:

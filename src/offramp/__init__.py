@@ -18,10 +18,24 @@ _HOMES = {
     "HeadConfig": "offramp.heads",
     "ExitConfig": "offramp.config",
     "ExitModel": "offramp.model",
+    "import_checkpoint": "offramp.importers",
     "Recipe": "offramp.recipes",
     "Phase": "offramp.recipes",
     "RECIPES": "offramp.recipes",
     "train": "offramp.training",
+    "collect": "offramp.trace",
+    "Trace": "offramp.trace",
+    "CRITERIA": "offramp.criteria",
+    "Policy": "offramp.policy",
+    "Curve": "offramp.curves",
+    "sweep": "offramp.curves",
+    "calibrate": "offramp.calibration",
+    "Guarantee": "offramp.calibration",
+    "MaxLoss": "offramp.calibration",
+    "MinSpeedup": "offramp.calibration",
+    "Budget": "offramp.calibration",
+    "Classifier": "offramp.classifier",
+    "Prediction": "offramp.classifier",
 }
 
 # what a missing module means for the person who sees it
@@ -33,6 +47,9 @@ _EXTRAS = {
     "accelerate": "train",
     "datasets": "train",
     "matplotlib": "plot",
+    "onnxruntime": "onnx",
+    "onnx": "export",
+    "onnxscript": "export",
 }
 
 __all__ = ["MissingExtra", "OfframpError", *_HOMES]

@@ -4,9 +4,9 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from offramp.calibrate.budget import spend
-from offramp.calibrate.guarantee import certify
-from offramp.calibrate.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
+from offramp.calibration.budget import spend
+from offramp.calibration.guarantee import certify
+from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
 from offramp.curves import Point, Sweep, sweep
 from offramp.curves.curve import template
 from offramp.errors import BadTarget, NoSafeThreshold, ReusedData

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offramp.calibrate.bounds import binomial, examples_needed, hoeffding_bentkus
-from offramp.calibrate.targets import Guarantee
+from offramp.calibration.bounds import binomial, examples_needed, hoeffding_bentkus
+from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
 from offramp.curves.leaving import leaving, out_of_reach
 from offramp.curves.scoring import answers_of

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offramp.calibrate.targets import Budget
+from offramp.calibration.targets import Budget
 from offramp.criteria.base import Criterion, softmax
 from offramp.curves.leaving import Leaving, out_of_reach, short_number_between
 from offramp.curves.scoring import answers_of, metrics_of, scores

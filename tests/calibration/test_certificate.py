@@ -8,7 +8,7 @@ from scipy.stats import binom
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from offramp.calibrate import Guarantee, calibrate, guarantee
+from offramp.calibration import Guarantee, calibrate, guarantee
 from offramp.errors import NoSafeThreshold
 from offramp.trace import Trace
 

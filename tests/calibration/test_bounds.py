@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from offramp.calibrate.bounds import binomial, examples_needed, hoeffding_bentkus
+from offramp.calibration.bounds import binomial, examples_needed, hoeffding_bentkus
 
 
 def exact_tail(errors: int, examples: int, epsilon: Fraction) -> float:

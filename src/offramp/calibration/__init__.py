@@ -1,7 +1,7 @@
 """A threshold for a target: a loss, a speed-up, a budget, or a bound that holds with a known confidence."""
 
-from offramp.calibrate.choosing import calibrate
-from offramp.calibrate.targets import Budget, Guarantee, MaxLoss, MinSpeedup
-from offramp.calibrate.temperatures import fit_temperatures
+from offramp.calibration.choosing import calibrate
+from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup
+from offramp.calibration.temperatures import fit_temperatures
 
 __all__ = ["Budget", "Guarantee", "MaxLoss", "MinSpeedup", "calibrate", "fit_temperatures"]

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from offramp.calibrate import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, fit_temperatures
-from offramp.calibrate.targets import Target
+from offramp.calibration import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, fit_temperatures
+from offramp.calibration.targets import Target
 from offramp.cost import Shape, macs
 from offramp.criteria.base import softmax
 from offramp.curves import sweep
