@@ -142,6 +142,15 @@ def test_nobody_runs_on_after_leaving() -> None:
         assert run == (decision.exits >= exit).sum()
 
 
+@pytest.mark.parametrize(
+    ("text", "asked"), [("never", [3]), ("layer:6", [2]), ("margin:2,min_layer=4", [1, 2, 3])]
+)
+def test_exits_that_cannot_matter_are_not_asked(text: str, asked: list[int]) -> None:
+    stages, texts, policy = NumpyStages(), examples([5] * 3), Policy.parse(text)
+    assert_same(Engine(stages).run(texts, policy), offline(texts, policy, stages))
+    assert [exit for exit, _ in stages.batches] == asked
+
+
 def test_neighbours_that_fit_one_budget_run_as_one() -> None:
     stages = NumpyStages(budget=64)
     Engine(stages).run(examples([8] * 64), Policy.parse("entropy:0.4"))

@@ -51,6 +51,7 @@ class Engine:
     def run(self, examples: Sequence[Tokens], policy: Policy, until: float = math.inf) -> Decision:
         """Exit and answer of each example, the same that `policy.decide` has from the logits of all exits.
 
+        Exits that cannot matter under the policy are not asked, and `finite` does not speak of those.
         `until` is a moment of `time.monotonic()`; from then on whoever has passed an exit leaves with what
         it said.
         """
@@ -107,7 +108,8 @@ class Engine:
         layers = self.stages.layers
         examples = sum(len(group.rows) for group in groups)
         decider = policy.begin(examples, layers, self.stages.problem_type)
-        for exit in range(len(layers)):
+        silent = policy.silent(layers) if until == math.inf else 0
+        for exit in range(silent, len(layers)):
             said = self.run_stage(exit, groups, until if exit else math.inf)
             if not said:
                 return

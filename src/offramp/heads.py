@@ -85,11 +85,11 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = nn.Linear(width, width)
         self.activation = ACT2FN[head.activation]
-        self.norm = nn.LayerNorm(width, eps=head.norm_eps) if head.norm else nn.Identity()
+        self.norm = nn.LayerNorm(width, eps=head.norm_eps) if head.norm else None
 
     def forward(self, pooled: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.activation(self.dense(pooled)))
-        return out
+        out: Tensor = self.activation(self.dense(pooled))
+        return out if self.norm is None else self.norm(out)
 
 
 class Heads(nn.Module):
@@ -122,7 +122,8 @@ class Heads(nn.Module):
             vector = self.poolers[exit if self.head.pooler == "own" else 0](vector)
         # the gate judges the exits, it does not move them
         gate = None if self.gate is None else self.gate(vector.detach()).sigmoid().squeeze(-1)
-        vector = self.dropout(vector)
+        if self.training:
+            vector = self.dropout(vector)
         which = exit // self.sharing(self.last + 1)
         if self.head.hidden:
             vector = self.hidden[which](vector).tanh()

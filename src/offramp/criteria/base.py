@@ -25,7 +25,8 @@ class Criterion:
     """
 
     reads: ClassVar[str] = "logits"
-    """What `step` is fed: "logits", "gate" (the exit's learned score) or "layer" (its number, from 1)."""
+    """What `step` is fed: "logits", "gate" (the exit's learned score) or "layer" (its number, from 1). A rule
+    that says "nothing" is fed the logits and does not look."""
     sign: ClassVar[int] = 1
     """-1 where a person's threshold is an upper bound, as in "entropy below 0.3"."""
     strict: ClassVar[bool] = True

@@ -20,6 +20,7 @@ class Never(Criterion):
     array([-inf])
     """
 
+    reads = "nothing"
     bare = True
     regression = True
 

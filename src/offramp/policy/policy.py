@@ -1,5 +1,6 @@
 """Policy: a criterion, its thresholds and limits; Decider: a policy at work on examples."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
@@ -159,6 +160,25 @@ class Policy:
         _check_layers(self, layers)
         return Decider(self, tuple(layers), problem_type, finite=np.ones(examples, bool))
 
+    def silent(self, layers: Sequence[int]) -> int:
+        """How many of the first exits need not speak: nobody may leave there, and the rule does not look.
+
+        >>> Policy.parse("never").silent([2, 4, 6]), Policy.parse("layer:4").silent([2, 4, 6])
+        (2, 1)
+        >>> Policy.parse("entropy:0.3,min_layer=4").silent([2, 4, 6])
+        1
+        >>> Policy.parse("patience:1,min_layer=4").silent([2, 4, 6])  # it counts from the first
+        0
+        """
+        first, last = self.min_layer or 0, self.max_layer or layers[-1]
+        if self.criterion.reads == "nothing":
+            first = last
+        elif self.criterion.reads == "layer":
+            first = max(first, int(np.max(self.threshold)))
+        elif type(self.criterion).start is not Criterion.start:
+            first = 0
+        return bisect_left(layers, min(first, last))
+
     def tempered(self, logits: Array) -> Array:
         """Logits (examples, exits, classes) as the rule sees them."""
         if self.temperatures is None:
@@ -198,7 +218,8 @@ class Decider:
     def step(self, exit: int, logits: ArrayLike, gate: ArrayLike | None = None) -> tuple[Array, Array]:
         """(examples,) who leaves at this exit, and (examples, classes) what each would answer here.
 
-        `logits` (examples, classes) and `gate` (examples,) are this exit's. No exit may be left out.
+        `logits` (examples, classes) and `gate` (examples,) are this exit's. No exit may be left out, besides
+        the policy's silent ones.
         """
         policy, layer = self.policy, self.layers[exit]
         logits = np.asarray(logits)

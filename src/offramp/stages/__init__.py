@@ -47,7 +47,10 @@ class Stages(Protocol[State]):
         ...
 
     def run(self, exit: int, state: State) -> tuple[State, Array, Array | None]:
-        """From the exit before to this one: logits (rows, labels) in float32, and gates (rows,) or None."""
+        """From where the rows are to this exit: logits (rows, labels) in float32, and gates (rows,) or None.
+
+        Mostly that is one stage; exits that are left out need not say anything.
+        """
         ...
 
     def keep(self, state: State, rows: Array) -> State:

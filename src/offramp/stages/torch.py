@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ GPU_BUDGET, GPU_OVERHEAD = 16_384, 1024
 class Batch:
     """Rows of one micro-batch between two stages."""
 
+    layers: int  # passed so far
     hidden: Tensor  # (rows, longest, width)
     lengths: Array  # (rows,)
     mask: Tensor | None  # (rows, longest), None where nothing is padded
@@ -53,7 +54,6 @@ class TorchStages:
         self.device = model.device
         self.autocast = autocast
         self.padding = config.encoder_config.pad_token_id or 0
-        self.spans = [range(*span) for span in zip([0, *config.exits], config.exits, strict=False)]
         self.layers = tuple(config.exits)
         self.labels = tuple(name for _, name in sorted((config.id2label or {}).items()))
         self.problem_type = config.problem_type
@@ -71,22 +71,23 @@ class TorchStages:
         mask = self.mask(lengths)
         with self.precision():
             hidden = self.adapter.embed(self.backbone, ids, mask, token_types)
-            return Batch(hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
+            return Batch(0, hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
 
     @torch.inference_mode()
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
-        adapter, backbone, hidden = self.adapter, self.backbone, batch.hidden
+        adapter, backbone, hidden, layers = self.adapter, self.backbone, batch.hidden, self.layers[exit]
         with self.precision():
-            for layer in self.spans[exit]:
+            for layer in range(batch.layers, layers):
                 hidden = adapter.layer(backbone, layer, hidden, batch.context)
             logits, gates = self.heads(exit, adapter.norm(backbone, hidden), batch.mask)
-        return replace(batch, hidden=hidden), numpy(logits), None if gates is None else numpy(gates)
+        moved = Batch(layers, hidden, batch.lengths, batch.mask, batch.context)
+        return moved, numpy(logits), None if gates is None else numpy(gates)
 
     @torch.inference_mode()
     def keep(self, batch: Batch, rows: Array) -> Batch:
         lengths = batch.lengths[rows]
         hidden = batch.hidden[:, : lengths.max()].index_select(0, self.tensor(rows))
-        return self.batch(hidden, lengths)
+        return self.batch(batch.layers, hidden, lengths)
 
     @torch.inference_mode()
     def merge(self, batches: Sequence[Batch]) -> Batch:
@@ -98,11 +99,11 @@ class TorchStages:
             rows, longest, _ = batch.hidden.shape
             hidden[first : first + rows, :longest] = batch.hidden
             first += rows
-        return self.batch(hidden, lengths)
+        return self.batch(batches[0].layers, hidden, lengths)
 
-    def batch(self, hidden: Tensor, lengths: Array) -> Batch:
+    def batch(self, layers: int, hidden: Tensor, lengths: Array) -> Batch:
         mask = self.mask(lengths)
-        return Batch(hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
+        return Batch(layers, hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
 
     def mask(self, lengths: Array) -> Tensor | None:
         longest = lengths.max()
