@@ -104,27 +104,29 @@ class Engine:
         return groups
 
     def run_window(self, groups: list[Group], policy: Policy, until: float, decision: Decision) -> None:
-        """All stages for a window; `decision` at any time has what the last exit passed said."""
+        """All stages for a window. With a deadline, `decision` always has what the last exit passed said."""
         layers = self.stages.layers
-        examples = sum(len(group.rows) for group in groups)
-        decider = policy.begin(examples, layers, self.stages.problem_type)
+        rows = np.concatenate([group.rows for group in groups])
+        decider = policy.begin(len(rows), layers, self.stages.problem_type)
         silent = policy.silent(layers) if until == math.inf else 0
         for exit in range(silent, len(layers)):
             said = self.run_stage(exit, groups, until if exit else math.inf)
             if not said:
                 return
             late = len(said) < len(groups)
-            rows = np.concatenate([group.rows for group in groups[: len(said)]])
             if late:
+                rows = rows[: sum(len(logits) for logits, _ in said)]
                 decider = decider[: len(rows)]
-            leaving, decision.answers[rows] = decider.step(exit, *joined(said))
+            leaving, answers = decider.step(exit, *joined(said))
+            left = np.count_nonzero(leaving)
+            if not left and until == math.inf:
+                continue
             decision.exits[rows] = exit
+            decision.answers[rows] = answers
             decision.finite[rows] = decider.finite
-            if late or leaving.all():
+            if late or left == len(rows):
                 return
-            if leaving.any():
-                decider = decider[~leaving]
-                groups = self.pack(groups, ~leaving)
+            rows, decider, groups = rows[~leaving], decider[~leaving], self.pack(groups, ~leaving)
 
     def run_stage(self, exit: int, groups: list[Group], until: float = math.inf) -> list[Said]:
         """Moves groups on to the exit while there is time, in their list, so that old states are freed."""

@@ -12,7 +12,7 @@ these an exit has for itself and which it shares is what the published systems d
 """
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
@@ -117,27 +117,51 @@ class Heads(nn.Module):
         self, exit: int, hidden: Tensor, attention_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Logits (examples, labels) and, with a gate, its belief (examples,) that they are right."""
-        vector = pool(hidden, attention_mask, self.pooling(exit))
-        if self.head.pooler != "none":
-            vector = self.poolers[exit if self.head.pooler == "own" else 0](vector)
-        # the gate judges the exits, it does not move them
-        gate = None if self.gate is None else self.gate(vector.detach()).sigmoid().squeeze(-1)
-        if self.training:
-            vector = self.dropout(vector)
+        return self.head_of(exit)(hidden, attention_mask)
+
+    def head_of(self, exit: int) -> "Head":
+        """The head of one exit, for a caller that asks it often."""
+        pooler = {"own": exit, "shared": 0, "none": None}[self.head.pooler]
         which = exit // self.sharing(self.last + 1)
-        if self.head.hidden:
-            vector = self.hidden[which](vector).tanh()
-        return self.classifiers[which](vector), gate
+        return Head(
+            pooling=self.pooling(exit),
+            pooler=None if pooler is None else self.poolers[pooler],
+            dropout=self.dropout,
+            hidden=self.hidden[which] if self.head.hidden else None,
+            classifier=self.classifiers[which],
+            gate=self.gate,
+        )
 
     def parts(self, exit: int) -> list[nn.Module]:
         """The modules that an exit's logits go through."""
-        pooler = {"own": exit, "shared": 0, "none": None}[self.head.pooler]
-        which = exit // self.sharing(self.last + 1)
-        hidden = [self.hidden[which]] if self.head.hidden else []
-        return [*([] if pooler is None else [self.poolers[pooler]]), *hidden, self.classifiers[which]]
+        head = self.head_of(exit)
+        return [part for part in (head.pooler, head.hidden, head.classifier) if part is not None]
 
     def pooling(self, exit: int) -> str:
         return (self.head.final_pooling if exit == self.last else None) or self.head.pooling
+
+
+class Head(NamedTuple):
+    """The parts of one exit's head, looked up."""
+
+    pooling: str
+    pooler: nn.Module | None
+    dropout: nn.Module
+    hidden: nn.Module | None
+    classifier: nn.Module
+    gate: nn.Module | None
+
+    def __call__(self, hidden: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        vector = pool(hidden, attention_mask, self.pooling)
+        if self.pooler is not None:
+            vector = self.pooler(vector)
+        # the gate judges the exits, it does not move them
+        gate = None if self.gate is None else self.gate(vector.detach()).sigmoid().squeeze(-1)
+        if self.dropout.training:
+            vector = self.dropout(vector)
+        if self.hidden is not None:
+            vector = self.hidden(vector).tanh()
+        return self.classifier(vector), gate
 
 
 def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +16,7 @@ CPU_BUDGET, CPU_OVERHEAD = 1024, 16  # measured by benchmarks/engine.py, docs/ru
 GPU_BUDGET, GPU_OVERHEAD = 16_384, 1024
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Rows of one micro-batch between two stages."""
 
     layers: int  # passed so far
@@ -50,7 +48,7 @@ class TorchStages:
         config = model.config
         self.backbone: Any = model.backbone
         self.adapter = model.adapter
-        self.heads = model.heads
+        self.heads = [model.heads.head_of(exit) for exit in range(len(config.exits))]
         self.device = model.device
         self.autocast = autocast
         self.padding = config.encoder_config.pad_token_id or 0
@@ -79,7 +77,7 @@ class TorchStages:
         with self.precision():
             for layer in range(batch.layers, layers):
                 hidden = adapter.layer(backbone, layer, hidden, batch.context)
-            logits, gates = self.heads(exit, adapter.norm(backbone, hidden), batch.mask)
+            logits, gates = self.heads[exit](adapter.norm(backbone, hidden), batch.mask)
         moved = Batch(layers, hidden, batch.lengths, batch.mask, batch.context)
         return moved, numpy(logits), None if gates is None else numpy(gates)
 
