@@ -108,3 +108,7 @@ class UnfitRecipe(OfframpError):
 
 class CannotTrain(OfframpError):
     """Training cannot start, or cannot go on, with what it was given."""
+
+
+class CannotDownload(OfframpError):
+    """Files that are fetched on demand cannot be had, or are not what they were."""
