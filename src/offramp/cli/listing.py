@@ -1,0 +1,80 @@
+"""offramp list: what there is to choose from."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from typer import Argument
+
+from offramp.cli.command import Answer
+from offramp.errors import BadRequest
+
+
+def list_names(
+    kind: Annotated[str | None, Argument(help="backbones, rules, recipes or tasks; all by default.")] = None,
+) -> Answer:
+    """List backbones, rules, recipes and tasks by the names that other commands take.
+
+    \b
+    Example:
+        offramp list recipes
+    """
+    from offramp.policy.text import unknown
+
+    if kind is not None and kind not in KINDS:
+        raise BadRequest(f"there is no list of {unknown(kind, KINDS)}")
+    found = {name: KINDS[name]() for name in ([kind] if kind else KINDS)}
+    return Answer(found, "\n\n".join(section(name, lines) for name, lines in found.items()))
+
+
+def section(name: str, lines: dict[str, str]) -> str:
+    width = max(map(len, lines)) + 2
+    return "\n".join([name, *(f"  {each:{width}}{what}" for each, what in lines.items())])
+
+
+def backbones() -> dict[str, str]:
+    from offramp.backbones import BACKBONES
+
+    return {name: f"exits pool {adapter.pooling} by default" for name, adapter in BACKBONES.items()}
+
+
+def rules() -> dict[str, str]:
+    from offramp.criteria import CRITERIA
+
+    return {name: first_line(rule) for name, rule in CRITERIA.items()}
+
+
+def recipes() -> dict[str, str]:
+    from offramp.recipes import RECIPES
+
+    return {name: first_line(recipe) + with_settings(recipe) for name, recipe in RECIPES.items()}
+
+
+def tasks() -> dict[str, str]:
+    from offramp.tasks import TASKS
+
+    return {
+        name: f"{'a number' if task.labels is None else f'{len(task.labels)} labels'}, "
+        f"{'pairs' if len(task.texts) == 2 else 'texts'}, scored by {task.headline}"
+        for name, task in TASKS.items()
+    }
+
+
+def first_line(thing: Any) -> str:
+    """How the file of a rule or recipe opens."""
+    document = inspect.cleandoc(sys.modules[thing.__module__].__doc__ or "")
+    return document.split("\n\n")[0].replace("\n", " ")
+
+
+def with_settings(recipe: Callable[..., Any]) -> str:
+    settings = [f"{each.name}={each.default}" for each in inspect.signature(recipe).parameters.values()]
+    return f" Settings: {', '.join(settings)}." if settings else ""
+
+
+KINDS: dict[str, Callable[[], dict[str, str]]] = {
+    "backbones": backbones,
+    "rules": rules,
+    "recipes": recipes,
+    "tasks": tasks,
+}

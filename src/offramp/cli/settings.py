@@ -1,0 +1,63 @@
+"""What is written as `name:key=value,key=value` on a command line: recipes, and settings of any function."""
+
+import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from offramp.errors import BadRequest
+
+if TYPE_CHECKING:
+    from offramp.recipes import Recipe
+
+
+def parse_recipe(text: str) -> "Recipe":
+    """The recipe that a text describes, such as `romebert:kind=ta,gamma=0.5`.
+
+    >>> parse_recipe("elbert:weights=equal").phases[0].loss.__name__
+    'total'
+    """
+    from offramp.policy.text import unknown
+    from offramp.recipes import RECIPES, recipe_named
+
+    name, _, rest = text.partition(":")
+    if name not in RECIPES:
+        return recipe_named(name)  # which says what there is
+    settings = parse_settings(rest.split(",") if rest else [])
+    known = list(inspect.signature(RECIPES[name]).parameters)
+    for key in settings:
+        if key not in known:
+            raise BadRequest(f"{name} has no setting {unknown(key, known) if known else repr(key)}")
+    return RECIPES[name](**settings)
+
+
+def parse_settings(parts: Iterable[str]) -> dict[str, Any]:
+    """Values by key.
+
+    >>> parse_settings(["rate=5e-5", "gate=true", "kind=ta"])
+    {'rate': 5e-05, 'gate': True, 'kind': 'ta'}
+    """
+    settings = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise BadRequest(f"{part!r} should be a setting and its value, key=value.")
+        settings[key.strip()] = parse_value(value.strip())
+    return settings
+
+
+def parse_value(text: str) -> Any:
+    """As YAML has it, and 5e-5 is a number too."""
+    value = yaml.safe_load(text)
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def parse_numbers(text: str) -> list[float]:
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise BadRequest(f"{text!r} should be numbers with commas between them, such as 3,4,5.") from None
