@@ -112,3 +112,11 @@ class CannotTrain(OfframpError):
 
 class CannotDownload(OfframpError):
     """Files that are fetched on demand cannot be had, or are not what they were."""
+
+
+class CannotExport(OfframpError):
+    """A model that cannot be exported as asked."""
+
+
+class OtherNumerics(UserWarning):
+    """A certificate speaks of another precision than the one that computes here."""
