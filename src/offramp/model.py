@@ -42,7 +42,7 @@ class ExitOutput(ModelOutput):
     exit_gates: Tensor | None = None
     """(examples, exits), with a gate: the belief that the exit is right."""
     exit_weights: Tensor | None = None
-    """(exits - 1,), where they are learned. Losses take them from here, so that data-parallel training sees them."""
+    """(exits - 1,), where they are learned: a copy, from which data-parallel training sees that they are used."""
 
 
 class ExitModel(PreTrainedModel):
@@ -99,7 +99,7 @@ class ExitModel(PreTrainedModel):
             logits=exit_logits[:, -1],
             exit_logits=exit_logits,
             exit_gates=torch.stack([gate for _, gate in answers], dim=1) if gated else None,
-            exit_weights=self.exit_weights if self.config.learned_weights else None,
+            exit_weights=self.exit_weights.clone() if self.config.learned_weights else None,
         )
 
     @classmethod
