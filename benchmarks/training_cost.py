@@ -71,8 +71,9 @@ def recipe_step(encoder: str, name: str, inputs: dict[str, Any]) -> Callable[[],
         model.add_exit_weights()
     if "gate" in recipe.needs:
         model.add_gate()
-    args = default_arguments(tempfile.mkdtemp(), report_to="none", eval_strategy="no", use_cpu=True)
-    args.load_best_model_at_end = False
+    args = default_arguments(
+        tempfile.mkdtemp(), report_to="none", eval_strategy="no", load_best_model_at_end=False, use_cpu=True
+    )
     trainer = PhaseTrainer(model, recipe.phases[0], "cola", args=args)
     trainer.current_gradient_accumulation_steps = 1
     trainer.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)

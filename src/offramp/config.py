@@ -12,7 +12,6 @@ from offramp.errors import BadConfig
 from offramp.heads import HeadConfig
 
 FORMAT = 1
-PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
 
 
 @strict
@@ -34,7 +33,6 @@ class ExitConfig(PreTrainedConfig):
     """The JSON form of the policy that predictions use unless told otherwise."""
     learned_weights: bool = False
     """Whether the losses of the exits are weighed by parameters (ELBERT)."""
-    problem_type: str = ""
     initializer_range: float = 0.02
     format: int = FORMAT
 
@@ -44,13 +42,12 @@ class ExitConfig(PreTrainedConfig):
                 f"this config has format {self.format}, written by a newer offramp; this one reads up to "
                 f"{FORMAT}. Upgrade offramp to load it."
             )
-        super().__post_init__(**kwargs)
+        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
         backbone_for(self.encoder_config.model_type)
         self.head = HeadConfig.from_dict(self.head).to_dict()
         self.exits = check_exits(self.exits, self.num_layers)
-        self.problem_type = self.problem_type or guess_problem(self.num_labels)
-        if self.problem_type not in PROBLEMS:
-            raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEMS)}")
+        if self.problem_type is None:
+            self.problem_type = "regression" if self.num_labels == 1 else "single_label_classification"
 
     @property
     def num_layers(self) -> int:
@@ -66,7 +63,3 @@ def check_exits(exits: list[int], layers: int) -> list[int]:
     if wanted[0] < 1 or wanted[-1] != layers:
         raise BadConfig(f"exits={exits} of {layers} layers: count from 1 and end with {layers}")
     return wanted
-
-
-def guess_problem(labels: int | None) -> str:
-    return "regression" if labels == 1 else "single_label_classification"

@@ -95,7 +95,9 @@ class ExitModel(PreTrainedModel):
         exit_logits = torch.stack([logits for logits, _ in answers], dim=1)
         gated = self.config.head_config.gate
         return ExitOutput(
-            loss=None if labels is None else task_loss(exit_logits, labels, self.config.problem_type).mean(),
+            loss=None
+            if labels is None
+            else task_loss(exit_logits, labels, str(self.config.problem_type)).mean(),
             logits=exit_logits[:, -1],
             exit_logits=exit_logits,
             exit_gates=torch.stack([gate for _, gate in answers], dim=1) if gated else None,
@@ -137,7 +139,7 @@ class ExitModel(PreTrainedModel):
                 encoder_config=copy.deepcopy(base.config),
                 exits=place_exits(exits, base.config.num_hidden_layers),
                 head=head_settings(head, adapter, final).to_dict(),
-                problem_type=problem_type or (source.config.problem_type if final else "") or "",
+                problem_type=cast(Any, problem_type or (source.config.problem_type if final else None)),
                 initializer_range=getattr(base.config, "initializer_range", 0.02),
                 id2label=label_names(labels, source.config if final else None, num_labels),
             )

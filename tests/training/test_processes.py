@@ -26,7 +26,8 @@ for name in RECIPES:
     recipe = RECIPES[name](gradients="projected") if name == "romebert" else RECIPES[name]()
     args = default_arguments(
         folder / out / name, per_device_train_batch_size=batch, max_steps=2, optim="sgd", learning_rate=0.5,
-        weight_decay=0.0, lr_scheduler_type="constant", warmup_steps=0, train_sampling_strategy="sequential", use_cpu=True,
+        weight_decay=0.0, lr_scheduler_type="constant", warmup_steps=0, train_sampling_strategy="sequential",
+        use_cpu=True,
         report_to="none", disable_tqdm=True, save_strategy="no", eval_strategy="no", load_best_model_at_end=False,
     )
     train(ExitModel.from_pretrained(folder / "start"), task, recipe, args,

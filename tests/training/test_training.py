@@ -165,8 +165,8 @@ def test_freezing_everything_is_refused_with_another_recipe(
     tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
 ) -> None:
     model = tiny_model(head={"pooler": "shared", "classifier": "shared"})
+    recipe = RECIPES["deebert"](fine_tune=False)
     with pytest.raises(UnfitRecipe, match="pabee"):
-        recipe = RECIPES["deebert"](fine_tune=False)
         train(model, tiny_task(), recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
 
 
@@ -308,8 +308,8 @@ def test_a_folder_with_another_run_is_left_alone(
     tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
 ) -> None:
     train(tiny_model(), tiny_task(), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
+    other = quick(tmp_path / "run", learning_rate=1.0)
     with pytest.raises(CannotTrain, match=r"other settings \(learning_rate, .*recipe"):
-        other = quick(tmp_path / "run", learning_rate=1.0)
         train(tiny_model(), tiny_task(), "elbert", other, tokenizer=tokenizer)
 
 

@@ -160,12 +160,9 @@ class Task:
         problem_type = problem_type or infer_problem_type(rows, labels, separator)
         if problem_type not in DEFAULT_METRICS:
             raise BadData(f"problem_type={problem_type!r}, expected one of {', '.join(DEFAULT_METRICS)}")
-        if problem_type == REGRESSION:
-            found = None
-        else:
-            found = tuple(labels or infer_labels(rows, problem_type, separator))
+        names = labels or (infer_labels(rows, problem_type, separator) if problem_type != REGRESSION else None)
         metrics = tuple(metrics or DEFAULT_METRICS[problem_type])
-        return cls(name, found, metrics, splits, problem_type, separator, bad_rows)
+        return cls(name, None if names is None else tuple(names), metrics, splits, problem_type, separator, bad_rows)
 
     @property
     def headline(self) -> str:
