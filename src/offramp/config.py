@@ -12,6 +12,7 @@ from offramp.errors import BadConfig
 from offramp.heads import HeadConfig
 
 FORMAT = 1
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
 
 
 @strict
@@ -48,6 +49,8 @@ class ExitConfig(PreTrainedConfig):
         self.exits = check_exits(self.exits, self.num_layers)
         if self.problem_type is None:
             self.problem_type = "regression" if self.num_labels == 1 else "single_label_classification"
+        if self.problem_type not in PROBLEMS:
+            raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEMS)}")
 
     @property
     def num_layers(self) -> int:
