@@ -1,0 +1,381 @@
+"""Measures what leaving early saves in time, against the strongest plain run of the same model.
+
+    python benchmarks/engine.py --model FOLDER --texts FILE [--quick] > engine.json
+
+FOLDER holds a trained ExitModel with its tokenizer; FILE has one text a line, or is a .tsv with a column
+`sentence` or `text`. A table goes to stderr and JSON to stdout. The contenders of a comparison run in turn, again
+and again, so that a busy machine is busy for all of them. Figures are medians with quartiles; ratios are taken
+within a turn.
+"""
+
+import argparse
+import copy
+import csv
+import gc
+import json
+import platform
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import transformers
+
+from offramp.classifier import Classifier
+from offramp.config import ExitConfig
+from offramp.engine import Engine
+from offramp.model import ExitModel
+from offramp.policy import Decider, Policy
+from offramp.stages import Tokens, pad
+from offramp.stages.torch import TorchStages
+
+NEVER = Policy.parse("never")
+PADDED = 128  # what the older systems pad every text to
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(args.threads)
+    bench = Bench(args.model, read(args.texts)[: args.limit], args.speedup, args.repeats)
+    report = {
+        "machine": machine(),
+        "workload": bench.workload(),
+        "windows": {str(window): bench.window(window) for window in (32, 256, 1024)},
+        "one text at a time": bench.one_text(50 if args.quick else 200),
+        "pipeline": bench.pipeline(),
+        "older way": bench.older_way(10 if args.quick else 100),
+        "shares": {"window": bench.shares(1024), "one text": bench.shares(1)},
+        "sizes": bench.sizes([512, 1024, 2048, 4096], [0, 16, 64]),
+        "growth": bench.growth([100, 1000] if args.quick else [100, 1000, 10_000, 100_000]),
+    }
+    show(report)
+    print(json.dumps(report, indent=2))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--model", required=True, help="folder of a trained ExitModel with its tokenizer")
+    parser.add_argument("--texts", type=Path, required=True, help="a text a line, or a .tsv")
+    parser.add_argument("--speedup", type=float, default=2.5, help="layers saved: layers / mean exit layer")
+    parser.add_argument("--repeats", type=int, help="turns of each comparison")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--limit", type=int, help="take only so many texts")
+    parser.add_argument("--quick", action="store_true", help="a minute or two, to see that it runs")
+    args = parser.parse_args()
+    args.repeats = args.repeats or (2 if args.quick else 9)
+    args.limit = args.limit or (100 if args.quick else None)
+    return args
+
+
+def read(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix != ".tsv":
+            return [line.strip() for line in file if line.strip()]
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return [row.get("sentence") or row["text"] for row in rows]
+
+
+class Bench:
+    def __init__(self, model: str, texts: list[str], speedup: float, repeats: int) -> None:
+        self.classifier = Classifier.from_pretrained(model)
+        self.model = ExitModel.from_pretrained(model)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        self.stages: TorchStages = self.classifier.stages  # type: ignore[assignment]
+        self.texts, self.repeats = texts, repeats
+        self.tokens = self.classifier.tokeniser(texts)
+        self.depth = self.stages.layers[-1]
+        self.logits, _ = Engine(self.stages).trace(self.tokens)
+        self.policy = policy_for(speedup, self.logits, self.stages.layers)
+
+    def workload(self) -> dict[str, Any]:
+        lengths = [len(tokens.ids) for tokens in self.tokens]
+        never = Engine(self.stages).run(self.tokens, NEVER).answers
+        plain = np.concatenate([self.forward([tokens]) for tokens in self.tokens[:50]])
+        early = Engine(self.stages).run(self.tokens, self.policy)
+        same = early.answers.argmax(-1) == never.argmax(-1)
+        return {
+            "texts": len(self.texts),
+            "tokens": {"mean": float(np.mean(lengths)), "longest": max(lengths)},
+            "layers": self.depth,
+            "exits": len(self.stages.layers),
+            "width": int(self.model.config.encoder_config.hidden_size),
+            "policy": str(self.policy),
+            "mean exit layer": self.mean_layer(self.tokens),
+            "ideal speed-up": self.depth / self.mean_layer(self.tokens),
+            "answers as at full depth": float(same.mean()),
+            "never differs from the plain model by": float(np.abs(never[:50] - plain).max()),
+        }
+
+    def window(self, size: int) -> dict[str, Any]:
+        """The engine against the plain model in the same windows and micro-batches; also with tokenising."""
+        engine, classifier = Engine(self.stages, size), self.with_engine(self.stages, size)
+        seconds = self.compare(
+            {
+                "plain": lambda: self.plain(engine, self.tokens),
+                "never": lambda: engine.run(self.tokens, NEVER),
+                "early": lambda: engine.run(self.tokens, self.policy),
+                "plain, tokenising": lambda: self.plain(engine, classifier.tokeniser(self.texts)),
+                "early, tokenising": lambda: classifier.predict(self.texts, policy=self.policy),
+            }
+        )
+        return self.verdict(seconds, self.tokens)
+
+    def one_text(self, count: int) -> dict[str, Any]:
+        engine, tokens, texts = Engine(self.stages), self.tokens[:count], self.texts[:count]
+        tokenise, predict = self.classifier.tokeniser, self.classifier.predict
+        seconds = self.compare(
+            {
+                "plain": lambda: [self.forward([one]) for one in tokens],
+                "never": lambda: [engine.run([one], NEVER) for one in tokens],
+                "early": lambda: [engine.run([one], self.policy) for one in tokens],
+                "plain, tokenising": lambda: [self.forward(tokenise([text])) for text in texts],
+                "early, tokenising": lambda: [predict(text, policy=self.policy) for text in texts],
+            }
+        )
+        return self.verdict(seconds, tokens)
+
+    def verdict(self, seconds: dict[str, list[float]], tokens: Sequence[Tokens]) -> dict[str, Any]:
+        ideal = self.depth / self.mean_layer(tokens)
+        speedup = ratio(seconds["plain"], seconds["early"])
+        return {
+            "ms per text": {name: summary(np.array(s) / len(tokens) * 1e3) for name, s in seconds.items()},
+            "ideal speed-up": ideal,
+            "speed-up": summary(speedup),
+            "speed-up / ideal": summary(speedup / ideal),
+            "never / plain": summary(ratio(seconds["never"], seconds["plain"])),
+            "speed-up with tokenising": summary(
+                ratio(seconds["plain, tokenising"], seconds["early, tokenising"])
+            ),
+        }
+
+    def pipeline(self) -> dict[str, Any]:
+        """Against transformers' own pipeline at full depth, texts in their given order, tokenising included."""
+        pipe = transformers.pipeline(
+            "text-classification", model=self.one_exit(), tokenizer=self.tokenizer, batch_size=32
+        )
+        seconds = self.compare(
+            {
+                "pipeline": lambda: pipe(self.texts, truncation=True),
+                "never": lambda: self.classifier.predict(self.texts, policy=NEVER),
+                "early": lambda: self.classifier.predict(self.texts, policy=self.policy),
+            }
+        )
+        return {
+            "pipeline / never": summary(ratio(seconds["pipeline"], seconds["never"])),
+            "pipeline / early": summary(ratio(seconds["pipeline"], seconds["early"])),
+        }
+
+    def older_way(self, count: int) -> dict[str, Any]:
+        """Against one example at a time, padded, with a decision through Python at every layer."""
+        tokens, engine = self.tokens[:count], Engine(self.stages)
+        seconds = self.compare(
+            {
+                "older": lambda: [self.padded_forward(one) for one in tokens],
+                "one": lambda: [engine.run([one], self.policy) for one in tokens],
+                "window": lambda: engine.run(tokens, self.policy),
+            }
+        )
+        return {
+            "older / one text at a time": summary(ratio(seconds["older"], seconds["one"])),
+            "older / window": summary(ratio(seconds["older"], seconds["window"])),
+        }
+
+    def shares(self, size: int) -> dict[str, float]:
+        """Where the time of `predict` goes, in parts of one."""
+        spent: dict[str, float] = defaultdict(float)
+
+        def clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                start = time.perf_counter()
+                result = function(*args)
+                spent[name] += time.perf_counter() - start
+                return result
+
+            return call
+
+        stages = copy.copy(self.stages)
+        stages.adapter = copy.copy(stages.adapter)
+        stages.adapter.layer = clocked("layers", stages.adapter.layer)  # type: ignore[method-assign]
+        stages.heads = [clocked("heads", head) for head in stages.heads]  # type: ignore[misc]
+        stages.embed = clocked("embedding", stages.embed)  # type: ignore[method-assign]
+        stages.keep = clocked("packing", stages.keep)  # type: ignore[method-assign]
+        stages.merge = clocked("packing", stages.merge)  # type: ignore[method-assign]
+        classifier = self.with_engine(stages, size)
+        classifier.tokeniser = clocked("tokenising", classifier.tokeniser)  # type: ignore[assignment]
+        texts = self.texts if size > 1 else self.texts[:100]
+        step = clocked("decisions", Decider.step)
+        with mock.patch.object(Decider, "step", lambda *args: step(*args)):
+            start = time.perf_counter()
+            for chunk in [texts] if size > 1 else [[text] for text in texts]:
+                classifier.predict(chunk, policy=self.policy)
+            total = time.perf_counter() - start
+        spent["rest"] = total - sum(spent.values())
+        return {name: seconds / total for name, seconds in spent.items()}
+
+    def sizes(self, budgets: list[int], overheads: list[int]) -> dict[str, Any]:
+        """What the defaults of micro-batches come from."""
+        runs = {}
+        for budget in budgets:
+            for overhead in overheads:
+                stages = copy.copy(self.stages)
+                stages.overhead = overhead
+                engine = Engine(stages, budget=budget)
+                runs[f"budget {budget}, overhead {overhead}"] = lambda engine=engine: engine.run(
+                    self.tokens, self.policy
+                )
+        seconds = self.compare(runs)
+        return {name: summary(np.array(s) / len(self.tokens) * 1e3) for name, s in seconds.items()}
+
+    def growth(self, counts: list[int]) -> list[dict[str, float]]:
+        """A stream of more and more texts: time for each, and the most memory held so far."""
+        rows = []
+        for count in counts:
+            start = time.perf_counter()
+            for _ in self.classifier.predict(islice(cycle(self.texts), count), policy=self.policy):
+                pass
+            seconds = time.perf_counter() - start
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            rows.append({"texts": count, "ms per text": seconds / count * 1e3, "peak memory in MB": peak})
+        return rows
+
+    def compare(self, contenders: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+        """Seconds of each contender in each turn, after one run that is not counted."""
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        names = list(contenders)
+        for turn in range(-1, self.repeats):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                gc.collect()
+                start = time.perf_counter()
+                contenders[name]()
+                if turn >= 0:
+                    seconds[name].append(time.perf_counter() - start)
+        return seconds
+
+    def mean_layer(self, tokens: Sequence[Tokens]) -> float:
+        exits = self.policy.exits(self.logits[: len(tokens)], layers=self.stages.layers)
+        return float(np.mean(np.array(self.stages.layers)[exits]))
+
+    def with_engine(self, stages: TorchStages, window: int) -> Classifier:
+        classifier = copy.copy(self.classifier)
+        classifier.stages, classifier.engine = stages, Engine(stages, window)
+        return classifier
+
+    def plain(self, engine: Engine, examples: Sequence[Tokens]) -> None:
+        """Full depth in the engine's windows and micro-batches."""
+        for rows in engine.windows(examples):
+            order = sorted(rows, key=lambda row: len(examples[row].ids))
+            for part in engine.neighbours((1, len(examples[row].ids)) for row in order):
+                self.forward([examples[row] for row in order[part]])
+
+    @torch.inference_mode()
+    def forward(self, tokens: Sequence[Tokens]) -> np.ndarray:
+        """transformers' own forward and one head, without a mask where nothing is padded."""
+        lengths = np.array([len(one.ids) for one in tokens])
+        inputs = {"input_ids": torch.from_numpy(pad([one.ids for one in tokens], self.stages.padding))}
+        if tokens[0].types is not None:
+            inputs["token_type_ids"] = torch.from_numpy(pad([one.types or [] for one in tokens], 0))
+        mask = self.stages.mask(lengths)
+        hidden = self.stages.backbone(attention_mask=mask, **inputs).last_hidden_state
+        logits: np.ndarray = self.stages.heads[-1](hidden, mask)[0].numpy()
+        return logits
+
+    @torch.inference_mode()
+    def padded_forward(self, tokens: Tokens) -> int:
+        """The loop of the older systems: entropy on tensors, compared in Python at each exit."""
+        stages, adapter = self.stages, self.stages.adapter
+        ids = [*tokens.ids[:PADDED], *[stages.padding] * (PADDED - len(tokens.ids))]
+        mask = torch.tensor([[int(place < len(tokens.ids)) for place in range(PADDED)]])
+        hidden = adapter.embed(stages.backbone, torch.tensor([ids]), mask, None)
+        context = adapter.context(stages.backbone, hidden, mask)
+        for layer in range(self.depth):
+            hidden = adapter.layer(stages.backbone, layer, hidden, context)
+            if layer + 1 in stages.layers:
+                exit = stages.layers.index(layer + 1)
+                logits = stages.heads[exit](adapter.norm(stages.backbone, hidden), mask)[0]
+                odds = torch.exp(logits)
+                entropy = torch.log(odds.sum(1)) - (logits * odds).sum(1) / odds.sum(1)
+                if entropy.item() < self.policy.threshold:
+                    break
+        return layer + 1
+
+    def one_exit(self) -> ExitModel:
+        """The model with its last exit alone, as a plain classifier has it."""
+        values = self.model.config.to_dict() | {"exits": [self.depth], "policy": None}
+        values["head"]["classifier"] = "own"
+        plain, last = ExitModel(ExitConfig(**values)), self.model.heads.head_of(len(self.stages.layers) - 1)
+        plain.backbone = self.model.backbone
+        if last.pooler is not None:
+            plain.heads.poolers[0] = last.pooler
+        if last.hidden is not None:
+            plain.heads.hidden[0] = last.hidden
+        plain.heads.classifiers[0] = last.classifier
+        return plain.eval()
+
+
+def policy_for(speedup: float, logits: np.ndarray, layers: tuple[int, ...]) -> Policy:
+    """An entropy threshold at which the mean exit layer is near what the speed-up asks for."""
+
+    def saved(threshold: float) -> float:
+        exits = Policy.parse(f"entropy:{threshold}").exits(logits, layers=layers)
+        return float(layers[-1] / np.mean(np.array(layers)[exits]))
+
+    thresholds = np.geomspace(1e-3, np.log(logits.shape[-1]), 200)
+    best = min(thresholds, key=lambda threshold: abs(saved(threshold) - speedup))
+    return Policy.parse(f"entropy:{best:.4g}")
+
+
+def ratio(left: list[float], right: list[float]) -> np.ndarray:
+    return np.array(left) / np.array(right)
+
+
+def summary(values: np.ndarray) -> dict[str, float]:
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return {"median": float(middle), "low": float(low), "high": float(high)}
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def show(report: dict[str, Any], indent: str = "") -> None:
+    for name, value in report.items():
+        if isinstance(value, dict) and "median" in value:
+            line = f"{value['median']:.4g}  ({value['low']:.4g} to {value['high']:.4g})"
+        elif isinstance(value, dict):
+            print(f"{indent}{name}", file=sys.stderr)
+            show(value, indent + "  ")
+            continue
+        elif isinstance(value, list):
+            print(f"{indent}{name}", file=sys.stderr)
+            for row in value:
+                cells = (f"{key} {cell:.4g}" for key, cell in row.items())
+                print(f"{indent}  {', '.join(cells)}", file=sys.stderr)
+            continue
+        else:
+            line = f"{value:.4g}" if isinstance(value, float) else str(value)
+        print(f"{indent}{name:<{44 - len(indent)}} {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
