@@ -31,9 +31,9 @@ def store_policy(folder: Path, policy: "Policy", trace: "Trace | None") -> None:
     """Predictions will leave by this policy unless told otherwise; the card tells of it, and of the trace."""
     config = read_config(folder) | {"policy": policy.to_json()}
     texts = {folder / CONFIG: json.dumps(config, indent=2)}
-    curve = read(folder / CURVE)
-    if trace is not None:
-        curve = curve_for_card(trace, policy)
+    # what an earlier policy did on its trace says nothing of this one
+    curve = read(folder / CURVE) | {"policy": None} if trace is None else curve_for_card(trace, policy)
+    if "points" in curve:
         texts[folder / CURVE] = json.dumps(curve, indent=1)
     write_whole({**texts, folder / CARD: card(folder, config, curve)})
 
@@ -55,6 +55,7 @@ def curve_for_card(trace: "Trace", policy: "Policy") -> dict[str, Any]:
     return {
         "data": trace.data,
         "examples": len(trace),
+        "layers": trace.layers[-1],
         "rule": criterion_name(policy.criterion),
         "headline": found.headline,
         "points": [
@@ -75,7 +76,7 @@ def card(folder: Path, config: Mapping[str, Any], curve: Mapping[str, Any]) -> s
     parts = [front_matter(config), f"# {name}", summary(config)]
     parts += [about_exits(scores)] if len(scores) > 1 else []
     parts += [about_policy(config["policy"])] if config.get("policy") else []
-    parts += [about_curve(curve)] if curve else []
+    parts += [about_curve(curve)] if "points" in curve else []
     return "\n\n".join([*parts, usage()]) + "\n"
 
 
@@ -145,11 +146,12 @@ def about_curve(curve: Mapping[str, Any]) -> str:
         ]
         for point in curve["points"]
     ]
-    score = own["scores"].get(headline)
-    rows.append(["**the policy**", "-" if score is None else percent(score), f"{own['mean_layer']:.2f}"])
+    if own is not None:
+        score = own["scores"].get(headline)
+        rows.append(["**the policy**", "-" if score is None else percent(score), f"{own['mean_layer']:.2f}"])
     return (
         f"## Curve\n\n{curve['rule']} on {curve['examples']} examples ({curve['data']}), "
-        f"{own['layers']} layers in all.\n\n" + table(["threshold", headline, "mean layer"], rows)
+        f"{curve['layers']} layers in all.\n\n" + table(["threshold", headline, "mean layer"], rows)
     )
 
 

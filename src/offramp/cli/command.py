@@ -143,10 +143,11 @@ def as_typed(value: Any, several: bool) -> Any:
 def show(answer: Answer, as_json: bool) -> None:
     if isinstance(answer.values, Mapping):
         print(json.dumps(answer.values, indent=1, default=str) if as_json else answer.text)
-        return
-    lines = (json.dumps(record, ensure_ascii=False) for record in answer.values)
-    for line in lines if as_json else answer.text:
-        print(line)
+    else:
+        lines = (json.dumps(record, ensure_ascii=False) for record in answer.values)
+        for line in lines if as_json else answer.text:
+            print(line)
+    sys.stdout.flush()  # so that a full disk or a closed pipe shows here
 
 
 @contextmanager

@@ -1,0 +1,300 @@
+"""Every command does what Python does, and says it to people and to machines."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoTokenizer, PreTrainedModel
+from typer.testing import Result
+
+import offramp
+from offramp import BACKBONES, CRITERIA, RECIPES, TASKS, Classifier, ExitModel, Guarantee, Policy, Trace
+from offramp.calibration import calibrate
+from offramp.cli import COMMANDS
+from offramp.curves import sweep
+from offramp.tasks import Task
+from offramp.trace import collect
+from offramp.training import default_arguments
+
+Run = Callable[..., Result]
+Ask = Callable[..., Any]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(run: Run, name: str) -> None:
+    shown = run(name, "--help")
+    assert shown.exit_code == 0
+    assert f"offramp {name}" in shown.stdout.split("Example", 1)[1]
+    assert all(flag in shown.stdout for flag in ("--json", "--config", "--debug"))
+
+
+def test_help_and_version_load_neither_torch_nor_numpy() -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['--help']\n"
+        "from offramp.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "calibrate" in done.stdout
+    assert not set(done.stderr.split()) & {"torch", "transformers", "numpy", "datasets", "matplotlib"}
+
+
+def test_the_version_is_the_packages(run: Run) -> None:
+    assert run("--version").stdout == f"offramp {offramp.__version__}\n"
+
+
+def test_training_again_takes_over_what_is_done_and_shows_every_layer(
+    trained: Path, run: Run, ask: Ask
+) -> None:
+    again = [
+        *("train", trained / "encoder", "--out", trained / "films", "--epochs", 3, "--learning-rate", 5e-3),
+        *("--train", trained / "train.csv", "--validation", trained / "dev.csv", "--batch-size", 8),
+        *("--argument", "report_to=none"),
+    ]
+    values = ask(*again)
+    kept = json.loads((trained / "films/model/scores.json").read_text())
+    assert values["layers"] == kept["layers"] == [1, 2, 3, 4]
+    assert values["scores"]["acc"] == kept["acc"]
+    lines = run(*again).stdout.splitlines()
+    assert lines[0].split() == ["layer", "acc", "macro_f1"]
+    assert [line.split()[0] for line in lines[2:6]] == ["1", "2", "3", "4"]
+
+
+def test_training_flags_default_to_pythons(home: Path, ask: Ask) -> None:
+    ask("train", home / "encoder", "--train", home / "train.csv", "--out", home / "plain", "--epochs", 1)
+    run = json.loads((home / "plain/run.json").read_text())
+    expected = default_arguments(home / "other", num_train_epochs=1)
+    assert run["recipe"] == "pabee"
+    assert run["max_length"] == 128
+    for name in ("learning_rate", "per_device_train_batch_size", "seed", "weight_decay", "num_train_epochs"):
+        assert run[name] == getattr(expected, name)
+
+
+def test_a_model_with_exits_is_trained_further(home: Path, ask: Ask) -> None:
+    data = ["--train", home / "train.csv", "--epochs", 1, "--recipe", "deebert:fine_tune=false"]
+    before = ExitModel.from_pretrained(home / "films/model").state_dict()
+    ask("train", home / "films/model", *data, "--out", home / "more")
+    after = ExitModel.from_pretrained(home / "more/model").state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.startswith(("heads.poolers.", "heads.classifiers.")) for name in moved)
+
+
+def test_exits_layers_and_head_are_as_asked(home: Path, ask: Ask) -> None:
+    data = ["--train", home / "train.csv", "--epochs", 1, "--recipe", "final"]
+    ask(
+        "train",
+        home / "encoder",
+        *data,
+        "--layers",
+        3,
+        "--exits",
+        3,
+        "--head",
+        "pooler=none",
+        "--out",
+        home / "s",
+    )
+    model = ExitModel.from_pretrained(home / "s/model")
+    assert (model.config.exits, model.config.num_layers, model.config.head["pooler"]) == ([3], 3, "none")
+
+
+def test_a_trace_is_what_collect_gives(trained: Path) -> None:
+    kept = Trace.load(trained / "dev.trace")
+    rows = Task.from_files(validation=trained / "dev.csv").load()["validation"]
+    folder = trained / "films/model"
+    model, tokenizer = ExitModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    fresh = collect(model, rows, tokenizer, progress=False)
+    np.testing.assert_array_equal(kept.logits, fresh.logits)
+    np.testing.assert_array_equal(kept.labels, fresh.labels)
+    assert (kept.metrics, kept.data) == (("acc", "macro_f1"), "dev.csv")
+
+
+def test_a_curve_is_what_sweep_gives(trained: Path, run: Run, ask: Ask) -> None:
+    file = trained / "dev.trace"
+    asked = ["curve", file, "--rule", "patience", "--thresholds", "1,2,3", "--bootstrap", 0]
+    points = ask(*asked)["sections"][0]["sweep"]["curves"]["patience"]["points"]
+    expected = sweep(Trace.load(file), "patience", [1, 2, 3]).curves["patience"].points
+    assert [point["threshold"] for point in points] == [point.threshold for point in expected]
+    assert [point["scores"] for point in points] == [point.scores for point in expected]
+    assert [line.split()[0] for line in run(*asked).stdout.splitlines()[-3:]] == ["1", "2", "3"]
+
+
+def test_a_curve_can_be_kept_as_page_plots_and_json(home: Path, run: Run) -> None:
+    done = run("curve", home / "dev.trace", "--out", home / "report", "--bootstrap", 0)
+    assert str(home / "report/report.html") in done.stdout
+    endings = {file.suffix for file in (home / "report").iterdir()}
+    assert endings == {".html", ".json", ".txt", ".png", ".svg"}
+
+
+def test_calibrating_stores_the_policy_and_its_certificate(home: Path, ask: Ask, run: Run) -> None:
+    trace = Trace.load(home / "dev.trace")
+    expected = calibrate(trace, "entropy", Guarantee(0.2))
+    values = ask("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2)
+    assert values["policy"] == str(expected)
+    assert values["certificate"] == expected.certificate
+    assert Classifier.from_pretrained(home / "films/model").policy == expected
+    assert values["certificate"]["promise"] in run("info", home / "films").stdout
+
+
+@pytest.mark.parametrize(
+    "target", [("--max-loss", 5), ("--min-speedup", 1.1), ("--budget", 3.5), ("--policy", "patience:2")]
+)
+def test_every_target_gives_a_policy_that_runs(home: Path, ask: Ask, target: tuple[str, Any]) -> None:
+    values = ask("calibrate", home / "films", home / "dev.trace", *target)
+    assert str(Classifier.from_pretrained(home / "films/model").policy) == values["policy"]
+    assert 1 <= values["mean_layer"] <= values["layers"] == 4
+
+
+def test_bounds_by_class_give_thresholds_by_class(home: Path, ask: Ask) -> None:
+    values = ask("calibrate", home / "films", home / "dev.trace", "--guarantee", "yes=0.2,no=0.3")
+    assert values["certificate"]["epsilon"] == {"yes": 0.2, "no": 0.3}
+    assert Policy.parse(values["policy"]).class_thresholds.keys() <= {"0", "1"}
+
+
+def test_a_dry_run_stores_nothing(home: Path, ask: Ask) -> None:
+    before = contents(home / "films/model")
+    assert not ask("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2, "--dry-run")["stored"]
+    assert contents(home / "films/model") == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+TEXTS = ["a very good film", "not a good plot", "bad", 'a film, very "good"']
+WRITTEN = {
+    "txt": lambda file: file.write_text("\n".join(TEXTS) + "\n"),
+    "csv": lambda file: file.write_text("\n".join(["text", *(quoted(text) for text in TEXTS)]) + "\n"),
+    "tsv": lambda file: file.write_text(
+        "\n".join(["text\tscore\tlabel", *(f"{text}\t1\t2" for text in TEXTS)])
+    ),
+    "jsonl": lambda file: file.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS)),
+    "parquet": lambda file: write_parquet(file),
+}
+
+
+def quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
+
+
+def write_parquet(file: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), file)
+
+
+@pytest.mark.parametrize("ending", WRITTEN)
+def test_predictions_are_the_classifiers_from_any_kind_of_file(
+    trained: Path, tmp_path: Path, run: Run, ending: str
+) -> None:
+    WRITTEN[ending](tmp_path / f"texts.{ending}")
+    policy = ["--policy", "patience:1", "--max-layer", 3]
+    done = run("predict", trained / "films", tmp_path / f"texts.{ending}", *policy, "--json")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    classifier = Classifier.from_pretrained(trained / "films/model", "patience:1")
+    expected = classifier.predict(TEXTS, max_layer=3)
+    assert [record["text"] for record in records] == TEXTS
+    assert [(record["label"], record["layer"]) for record in records] == [
+        (p.label, p.layer) for p in expected
+    ]
+    assert [record["score"] for record in records] == pytest.approx([p.score for p in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize("ending", ["txt", "csv", "jsonl"])
+def test_stdin_is_read_as_files_are(trained: Path, tmp_path: Path, run: Run, ending: str) -> None:
+    file = tmp_path / f"texts.{ending}"
+    WRITTEN[ending](file)
+    from_file = run("predict", trained / "films", file)
+    from_stdin = run("predict", trained / "films", "--input-format", ending, stdin=file.read_text())
+    assert from_stdin.stdout == from_file.stdout
+    assert len(from_stdin.stdout.splitlines()) == len(TEXTS)
+    assert "4 texts" in from_stdin.stderr
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv"])
+def test_answers_go_to_a_file_in_the_order_of_the_texts(
+    trained: Path, tmp_path: Path, ask: Ask, ending: str
+) -> None:
+    WRITTEN["txt"](tmp_path / "texts.txt")
+    out = tmp_path / f"answers.{ending}"
+    values = ask("predict", trained / "films", tmp_path / "texts.txt", "--out", out)
+    assert values == {"out": str(out), "examples": 4}
+    read = Task.from_files(validation=out, label="label", text="text", labels=["no", "yes"]).load()[
+        "validation"
+    ]
+    expected = Classifier.from_pretrained(trained / "films/model").predict(TEXTS)
+    assert read["text"] == TEXTS
+    assert [["no", "yes"][label] for label in read["label"]] == [prediction.label for prediction in expected]
+
+
+def test_pairs_are_predicted_as_pairs(trained: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "pairs.csv").write_text("premise,hypothesis\na film,a plot\nbad,not good\n")
+    done = run("predict", trained / "films", tmp_path / "pairs.csv", "--json")
+    expected = Classifier.from_pretrained(trained / "films/model").predict(
+        [("a film", "a plot"), ("bad", "not good")]
+    )
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["text_pair"] for record in records] == ["a plot", "not good"]
+    assert [record["probabilities"] for record in records] == [
+        pytest.approx(prediction.probabilities, abs=1e-5) for prediction in expected
+    ]
+
+
+def test_bench_times_full_depth_and_the_policy_on_the_same_texts(trained: Path, ask: Ask, run: Run) -> None:
+    asked = ["bench", trained / "films", "--data", trained / "dev.csv", "--policy", "layer:1", "--repeats", 2]
+    values = ask(*asked, "--limit", 10)
+    full, early = values["runs"]
+    assert (values["examples"], full["policy"], early["policy"]) == (10, "never", "layer:1")
+    assert (full["mean_layer"], early["mean_layer"]) == (4, 1)
+    by_layer = json.loads((trained / "films/model/scores.json").read_text())["acc"]
+    whole = ask(*asked, "--one-by-one")
+    assert [each["scores"]["acc"] for each in whole["runs"]] == [by_layer[3], by_layer[0]]
+    assert "full depth" in run(*asked).stdout
+
+
+def test_an_older_checkpoint_becomes_a_model_that_predicts(
+    tmp_path: Path, tiny_classifier: Callable[..., PreTrainedModel], trained: Path, ask: Ask, run: Run
+) -> None:
+    old = tiny_classifier("bert", layers=4, num_labels=2, pad_token_id=0)
+    weights = {name: tensor.contiguous() for name, tensor in old.state_dict().items()}
+    for layer in range(4):
+        for part, shape in {"pooler.dense": (16, 16), "classifier": (2, 16)}.items():
+            weights[f"bert.encoder.highway.{layer}.{part}.weight"] = torch.randn(shape)
+            weights[f"bert.encoder.highway.{layer}.{part}.bias"] = torch.randn(shape[0])
+    folder = tmp_path / "old"
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(old.config.to_dict()))
+    (folder / "vocab.txt").write_bytes((trained / "encoder/vocab.txt").read_bytes())
+    values = ask("import", folder, "--labels", "no,yes", "--out", tmp_path / "new")
+    assert (values["system"], values["exits"]) == ("deebert", [1, 2, 3, 4])
+    assert "library_name: offramp" in (tmp_path / "new/README.md").read_text()
+    assert run("predict", tmp_path / "new", stdin="a good film\n").stdout.split("\t")[0] in ("no", "yes")
+
+
+def test_info_tells_what_a_model_is(trained: Path, ask: Ask) -> None:
+    values = ask("info", trained / "films")
+    model = ExitModel.from_pretrained(trained / "films/model")
+    assert values["parameters"] == sum(weights.numel() for weights in model.parameters())
+    assert values["head"] == model.config.head
+    assert (values["backbone"], values["exits"], values["labels"]) == ("bert", [1, 2, 3, 4], ["no", "yes"])
+
+
+def test_list_has_every_registered_name(ask: Ask) -> None:
+    found = ask("list")
+    registries = {"backbones": BACKBONES, "rules": CRITERIA, "recipes": RECIPES, "tasks": TASKS}
+    assert {kind: list(lines) for kind, lines in found.items()} == {
+        kind: list(names) for kind, names in registries.items()
+    }
+    assert all(line.strip() for lines in found.values() for line in lines.values())
+    assert list(ask("list", "rules")) == ["rules"]

@@ -1,0 +1,196 @@
+"""A mistake gives one line that names it, a code that scripts can use, and leaves what was there as it was."""
+
+import errno
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from offramp.classifier import Classifier
+
+Run = Callable[..., Result]
+
+
+def said(result: Result) -> str:
+    """The one line of offramp's own on stderr."""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("offramp: ")]
+    assert len(lines) == 1, result.output
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    return lines[0]
+
+
+MISTAKES: dict[str, tuple[str, str]] = {
+    "info nowhere/at/all": ("nowhere/at/all", "no model there"),
+    "info encoder": ("bert model without exits", "offramp train"),
+    "train ./nowhere --train train.csv --out x": ("./nowhere", "no such folder"),
+    "train encoder --train gone.csv --out x": ("gone.csv", "no such file"),
+    "train encoder --train train.csv --label stars --out x": ("stars", "text, label"),
+    "train encoder --out x": ("no data", "--task"),
+    "train encoder --task mrcp --out x": ("'mrcp'", "mrpc"),
+    "train encoder --task mrpc --data . --out x": ("no files of mrpc", "train.tsv"),
+    "train encoder --train train.csv --recipe pabe --out x": ("'pabe'", "pabee"),
+    "train encoder --train train.csv --recipe romebert:gama=1 --out x": ("'gama'", "gamma"),
+    "train encoder --train train.csv --argument lr=1 --out x": ("'lr'", "TrainingArguments"),
+    "train encoder --train train.csv --exits two --out x": ("--exits two", "2,4,6"),
+    "train encoder --train train.csv --epochs 7 --out films": ("other settings", "num_train_epochs"),
+    "train films/model --train train.csv --exits 2 --out x": ("has exits", "--exits"),
+    "trace films --data other.csv --out x.trace": ("'maybe'", "no, yes"),
+    "trace films --data dev.csv --out train.csv/x.trace": ("train.csv", "exist"),
+    "curve gone.trace": ("gone.trace", "collect"),
+    "curve train.csv": ("train.csv", "no trace"),
+    "curve dev.trace --rule entropi": ("'entropi'", "entropy"),
+    "curve dev.trace --rule patience --thresholds some": ("'some'", "3,4,5"),
+    "curve dev.trace --thresholds 1,2": ("--rule", "units"),
+    "calibrate films dev.trace": ("0 targets", "--guarantee"),
+    "calibrate films dev.trace --budget 2 --max-loss 1": ("2 targets", "--budget"),
+    "calibrate films --max-loss 1": ("needs a trace", "TRACE"),
+    "calibrate films dev.trace --guarantee much": ("much", "0.02"),
+    "calibrate films --policy layer:9": ("layer 9", "1, 2, 3, 4"),
+    "calibrate other dev.trace --max-loss 1": ("other weights", "offramp trace"),
+    "predict films gone.txt": ("gone.txt", "no such file"),
+    "predict films dev.csv --policy entropi:1": ("'entropi'", "entropy"),
+    "predict films dev.csv --max-layer 9": ("9", "1, 2, 3, 4"),
+    "predict films dev.csv --out answers.xls": ("answers.xls", ".jsonl"),
+    "predict films --submission glue": ("--task", "--out"),
+    "bench films --data dev.csv": ("no policy", "--policy"),
+    "import encoder --out x": ("plain transformers model", "from_encoder"),
+    "list rule": ("'rule'", "rules"),
+}
+
+
+@pytest.fixture(scope="module")
+def workshop(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the mistakes are made with; none of them changes it."""
+    import shutil
+
+    place = Path(shutil.copytree(trained, tmp_path_factory.mktemp("mistakes") / "workshop"))
+    (place / "other.csv").write_text("text,label\na film,maybe\n")
+    shutil.copytree(place / "films/model", place / "other")
+    weights = place / "other/model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1  # one bit of the last weight
+    weights.write_bytes(bytes(data))
+    return place
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line_that_names_it(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch, run: Run, line: str
+) -> None:
+    monkeypatch.chdir(workshop)
+    before = files_in(workshop)
+    result = run(*line.split())
+    assert result.exit_code == 1
+    assert all(part in said(result) for part in MISTAKES[line])
+    assert files_in(workshop) == before
+
+
+def files_in(folder: Path) -> dict[str, float]:
+    return {str(file): file.stat().st_mtime for file in folder.rglob("*") if file.is_file()}
+
+
+def test_no_safe_threshold_has_a_code_of_its_own_and_stores_nothing(home: Path, run: Run) -> None:
+    before = files_in(home)
+    result = run("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.001)
+    assert result.exit_code == 3
+    assert "60 examples cannot prove" in said(result)
+    assert files_in(home) == before
+
+
+@pytest.mark.parametrize("line", ["train", "info", "curve x --bootstrap many", "nonsense", "info x --colour"])
+def test_wrong_usage_has_code_2(run: Run, line: str) -> None:
+    result = run(*line.split())
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+
+
+def test_debug_shows_the_traceback(run: Run) -> None:
+    result = run("info", "nowhere/at/all", "--debug")
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+
+
+def test_an_unforeseen_error_is_one_line_too(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setattr(Classifier, "from_pretrained", raises(RuntimeError("of a\nlibrary")))
+    result = run("predict", trained / "films", trained / "dev.csv")
+    assert result.exit_code == 1
+    assert "RuntimeError: of a library" in said(result)
+
+
+def test_a_missing_extra_gives_the_line_to_type(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    missing = ModuleNotFoundError("No module named 'torch'", name="torch")
+    monkeypatch.setattr(Classifier, "from_pretrained", raises(missing))
+    result = run("predict", trained / "films", trained / "dev.csv")
+    assert result.exit_code == 1
+    assert "pip install 'offramp[train]'" in said(result)
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [(KeyboardInterrupt(), 130), (OSError(errno.ENOSPC, "No space"), 1)]
+)
+def test_an_interrupted_prediction_leaves_the_earlier_answers(
+    home: Path, monkeypatch: pytest.MonkeyPatch, run: Run, fault: BaseException, code: int
+) -> None:
+    predict = Classifier.predict
+
+    def breaks_off(self: Classifier, texts: Any, **options: Any) -> Iterator[Any]:
+        found = predict(self, texts, **options)
+        yield next(found)  # type: ignore[call-overload]
+        raise fault
+
+    (home / "answers.csv").write_text("of yesterday")
+    before = files_in(home)
+    monkeypatch.setattr(Classifier, "predict", breaks_off)
+    result = run("predict", home / "films", home / "dev.csv", "--out", home / "answers.csv")
+    assert result.exit_code == code
+    assert said(result)
+    assert files_in(home) == before
+
+
+def test_a_full_disk_leaves_model_and_card_as_they_were(
+    home: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    before = files_in(home)
+    write = Path.write_text
+
+    def full(self: Path, *arguments: Any, **options: Any) -> int:
+        if "README" in self.name:
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return write(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    result = run("calibrate", home / "films", "--policy", "entropy:0.1")
+    assert result.exit_code == 1
+    assert "No space left on device" in said(result)
+    assert files_in(home) == before
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from offramp.cli import main; main()", "list", "rules"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 1
+    process.stderr.close()

@@ -1,0 +1,41 @@
+"""Recipes as they are typed."""
+
+import inspect
+
+import pytest
+
+from offramp import RECIPES
+from offramp.cli.settings import parse_recipe
+from offramp.errors import BadRequest, UnknownRecipe
+from offramp.training.run import described
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_name_alone_is_the_recipe_with_its_defaults(name: str) -> None:
+    assert described(parse_recipe(name)) == described(RECIPES[name]())
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if inspect.signature(RECIPES[name]).parameters])
+def test_every_setting_can_be_typed(name: str) -> None:
+    defaults = {each.name: each.default for each in inspect.signature(RECIPES[name]).parameters.values()}
+    typed = ",".join(f"{key}={'null' if value is None else str(value)}" for key, value in defaults.items())
+    assert described(parse_recipe(f"{name}:{typed}")) == described(RECIPES[name]())
+
+
+def test_settings_reach_the_recipe() -> None:
+    typed = parse_recipe("romebert:kind=ta,gamma=0.5,gradients=plain")
+    assert described(typed) == described(RECIPES["romebert"](kind="ta", gamma=0.5, gradients="plain"))
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "hint"),
+    [
+        ("romebrt", UnknownRecipe, "romebert"),
+        ("romebert:kin=ta", BadRequest, "kind"),
+        ("romebert:ta", BadRequest, "key=value"),
+        ("pabee:rate=1", BadRequest, "rate"),
+    ],
+)
+def test_what_there_is_not_is_refused_with_a_hint(text: str, error: type[Exception], hint: str) -> None:
+    with pytest.raises(error, match=hint):
+        parse_recipe(text)
