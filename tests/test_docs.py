@@ -1,0 +1,47 @@
+"""The Python code of README and docs runs as it stands, page by page, top to bottom."""
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from offramp import BACKBONES, CRITERIA, RECIPES
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+
+
+def code(page: Path) -> list[str]:
+    return [textwrap.dedent(found[2]) for found in BLOCK.finditer(page.read_text(encoding="utf-8"))]
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What a page adds to a registry is gone after its test."""
+    before = [(registry, dict(registry)) for registry in (BACKBONES, CRITERIA, RECIPES)]
+    yield
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
+
+
+@pytest.mark.usefixtures("registries")
+@pytest.mark.parametrize("page", [page for page in PAGES if code(page)], ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for number, block in enumerate(code(page), start=1):
+        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+    assert len(names) > 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = [target.split("#")[0] for target in LINK.findall(prose) if "://" not in target]
+    missing = [target for target in targets if target and not (page.parent / target).exists()]
+    assert missing == []
