@@ -1,0 +1,75 @@
+"""The demo's whole way, on a tiny encoder and a few rows, without a network."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offramp import Classifier, Policy, Trace
+from offramp.cli.demo import Settings, read, run, split, text
+
+QUICK = Settings(epochs=2, learning_rate=5e-3, epsilon=0.6, repeats=1)
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, save_encoder: Callable[..., Path]) -> dict[str, Path]:
+    """An encoder, and sentences as the package has them: those of two sites together."""
+    sentences = tmp_path / "reviews.csv"
+    with sentences.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["text", "label", "source"])
+        for row in range(150):
+            words = ("a very good film " if row % 2 else "not a good film ") + "plot " * (row % 4)
+            table.writerow([words, row % 2, "rotten_tomatoes" if row % 3 else "imdb"])
+    return {"encoder": save_encoder(tmp_path / "encoder"), "sentences": sentences, "out": tmp_path / "out"}
+
+
+def test_the_demo_goes_the_whole_way_and_tells_what_it_found(inputs: dict[str, Path]) -> None:
+    out = inputs["out"]
+    results = run(**inputs, settings=QUICK)
+    assert results["examples"] == {"train": 80, "calibration": 10, "test": 10}
+    full, early = results["test"]
+    assert full["mean_layer"] == 4 > early["mean_layer"]
+    trace = Trace.load(out / "test.trace")
+    assert full["scores"]["acc"] == results["accuracy_by_layer"][-1]
+    decided = Policy.parse(results["policy"]).exits(trace.logits)
+    assert early["mean_layer"] == pytest.approx((decided + 1).mean())
+    assert json.loads((out / "results.json").read_text()) == results
+    shown = text(results, out)
+    for part in (results["policy"], results["certificate"]["promise"], "report.html", "offramp predict"):
+        assert part in shown
+    assert (out / "report/report.html").is_file()
+    assert str(Classifier.from_pretrained(out / "run/model").policy) == results["policy"]
+
+
+def test_parts_are_disjoint_and_of_one_site(inputs: dict[str, Path]) -> None:
+    files = split(inputs["sentences"], inputs["out"], seed=0)
+    again = split(inputs["sentences"], inputs["out"] / "again", seed=0)
+    rows = [row for file in files.values() for row in read(file)]
+    assert len(rows) == 100
+    assert {row["label"] for row in rows} == {"negative", "positive"}
+    assert [read(file) for file in files.values()] == [read(file) for file in again.values()]
+    assert [row["label"] == "positive" for row in rows] == ["very" in row["text"] for row in rows]
+
+
+def test_started_again_it_uses_what_it_has(inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(**inputs, settings=QUICK)
+    monkeypatch.setattr("transformers.Trainer.train", forbidden)
+    monkeypatch.setattr("offramp.trace.collect", forbidden)
+    second = run(**inputs, settings=QUICK)
+    for name in ("policy", "certificate", "accuracy_by_layer"):
+        assert second[name] == first[name]
+
+
+def forbidden(*arguments: Any, **options: Any) -> Any:
+    raise AssertionError("done before")
+
+
+def test_no_safe_threshold_is_said_and_full_depth_measured(inputs: dict[str, Path]) -> None:
+    results = run(**inputs, settings=Settings(epochs=1, epsilon=0.01, repeats=1))
+    assert results["policy"] is None
+    assert [row["policy"] for row in results["test"]] == ["never"]
+    assert "No early exit: 10 examples cannot prove" in text(results, inputs["out"])

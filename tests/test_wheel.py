@@ -1,0 +1,87 @@
+"""The wheel, installed into an environment that has nothing but what it declares."""
+
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty environment with the wheel, and links to the base dependencies that this one has."""
+    place = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(place)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = place.glob("*.whl")
+    home = place / "environment"
+    venv.create(home, with_pip=False, symlinks=True)
+    install = [
+        "--python",
+        str(home / "bin/python"),
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--quiet",
+        str(wheel),
+    ]
+    subprocess.run([sys.executable, "-m", "pip", *install], check=True, capture_output=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    for needed in {each.metadata["Name"]: each for each in required("offramp")}.values():
+        link(needed, packages)
+    return home
+
+
+def required(name: str, extras: tuple[str, ...] = ()) -> Iterator[Distribution]:
+    """The distributions that one asks for, and what those ask for."""
+    for line in distribution(name).requires or []:
+        requirement = Requirement(line)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            yield distribution(requirement.name)
+            yield from required(requirement.name, tuple(requirement.extras))
+
+
+def link(package: Distribution, folder: Path) -> None:
+    tops = {file.parts[0] for file in package.files or [] if file.parts[0] not in ("..", "__pycache__")}
+    for top in tops:
+        if not (folder / top).exists():
+            (folder / top).symlink_to(Path(str(package.locate_file(top))))
+
+
+def called(environment: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    program = str(environment / "bin" / command[0])
+    return subprocess.run([program, *command[1:]], capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_runs_with_its_base_dependencies_alone(environment: Path) -> None:
+    shown = called(environment, "offramp", "--help")
+    assert shown.returncode == 0, shown.stderr
+    assert "calibrate" in shown.stdout
+    rules = called(environment, "offramp", "list", "rules")
+    assert "patience" in rules.stdout, rules.stderr
+
+
+def test_what_needs_an_extra_says_which(environment: Path) -> None:
+    assert called(environment, "python", "-c", "import torch").returncode == 1
+    missing = called(environment, "offramp", "list", "recipes")
+    assert missing.returncode == 1
+    assert "pip install 'offramp[train]'" in missing.stderr
+    assert "Traceback" not in missing.stderr
+
+
+def test_the_wheel_is_what_the_checkout_holds(environment: Path) -> None:
+    (installed,) = environment.glob("lib/python*/site-packages/offramp")
+    here = ROOT / "src/offramp"
+    there = {
+        str(file.relative_to(installed)) for file in installed.rglob("*") if "__pycache__" not in file.parts
+    }
+    assert there == {
+        str(file.relative_to(here)) for file in here.rglob("*") if "__pycache__" not in file.parts
+    }
