@@ -87,13 +87,14 @@ def train(
     }
     args = default_arguments(out, **{name: value for name, value in changes.items() if value is not None})
     set_seed(args.seed)
-    model = model_for(encoder, chosen, exits, layers, head)
+    model, tokenizer = model_for(encoder, chosen, exits, layers, head)
     with training_progress() as callbacks:
         trained = train_model(
             model,
             chosen,
             method,
             args,
+            tokenizer=tokenizer,
             max_length=max_length,
             early_stopping=early_stopping,
             callbacks=callbacks,
@@ -126,9 +127,11 @@ def known_arguments(pairs: list[str]) -> dict[str, Any]:
     return settings
 
 
-def model_for(encoder: str, task: "Task", exits: str, layers: int | None, head: str | None) -> Any:
-    """Exits on the encoder for this task, or the model itself if it has exits already."""
-    from transformers import AutoConfig
+def model_for(
+    encoder: str, task: "Task", exits: str, layers: int | None, head: str | None
+) -> tuple[Any, Any]:
+    """Exits on the encoder for this task, or the model itself if it has exits already; and its tokenizer."""
+    from transformers import AutoConfig, AutoTokenizer
 
     from offramp.model import ExitModel
 
@@ -136,6 +139,7 @@ def model_for(encoder: str, task: "Task", exits: str, layers: int | None, head: 
         raise CannotLoad(f"{encoder}: there is no such folder.")
     try:
         kind = AutoConfig.from_pretrained(encoder).model_type
+        tokenizer = AutoTokenizer.from_pretrained(encoder)
     except (OSError, ValueError) as error:
         raise CannotLoad(f"{encoder}: {error}") from error
     if kind == "offramp":
@@ -151,7 +155,7 @@ def model_for(encoder: str, task: "Task", exits: str, layers: int | None, head: 
             problem_type=task.problem_type,
             labels=task.labels,
         )
-    return model if layers is None else model.truncate(layers)
+    return (model if layers is None else model.truncate(layers)), tokenizer
 
 
 def exit_layers(text: str) -> int | list[int]:
