@@ -1,6 +1,7 @@
 """A mistake gives one line that names it, a code that scripts can use, and leaves what was there as it was."""
 
 import errno
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "train encoder --train gone.csv --out x": ("gone.csv", "no such file"),
     "train encoder --train train.csv --label stars --out x": ("stars", "text, label"),
     "train encoder --out x": ("no data", "--task"),
+    "train encoder --task mrpc --train train.csv --out x": ("one source", "--task"),
     "train encoder --task mrcp --out x": ("'mrcp'", "mrpc"),
     "train encoder --task mrpc --data . --out x": ("no files of mrpc", "train.tsv"),
     "train encoder --train train.csv --recipe pabe --out x": ("'pabe'", "pabee"),
@@ -57,6 +59,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "predict films dev.csv --max-layer 9": ("9", "1, 2, 3, 4"),
     "predict films dev.csv --out answers.xls": ("answers.xls", ".jsonl"),
     "predict films --submission glue": ("--task", "--out"),
+    "predict films latin.txt": ("latin.txt", "UTF-8"),
     "bench films --data dev.csv": ("no policy", "--policy"),
     "import encoder --out x": ("plain transformers model", "from_encoder"),
     "list rule": ("'rule'", "rules"),
@@ -66,10 +69,9 @@ MISTAKES: dict[str, tuple[str, str]] = {
 @pytest.fixture(scope="module")
 def workshop(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the mistakes are made with; none of them changes it."""
-    import shutil
-
     place = Path(shutil.copytree(trained, tmp_path_factory.mktemp("mistakes") / "workshop"))
     (place / "other.csv").write_text("text,label\na film,maybe\n")
+    (place / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     shutil.copytree(place / "films/model", place / "other")
     weights = place / "other/model.safetensors"
     data = bytearray(weights.read_bytes())

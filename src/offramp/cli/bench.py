@@ -25,7 +25,9 @@ def bench(
     ] = False,
     threads: Annotated[int | None, Option(help="Threads of PyTorch on the CPU.")] = None,
 ) -> Answer:
-    """Time full depth and a policy in turns on the same texts; with labels, score both.
+    """Time full depth and a policy on this machine.
+
+    Both run in turns on the same texts; with labels, both are scored.
 
     \b
     Examples:

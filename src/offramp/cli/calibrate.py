@@ -81,10 +81,10 @@ def calibrate(
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the policy and store nothing.")] = False,
 ) -> Answer:
-    """Set the threshold of a rule for a target, and store the policy with the model.
+    """Set a threshold for a target, and store the policy.
 
-    With a guarantee the policy carries a certificate. If no threshold reaches the target, nothing is stored
-    and the exit code is 3.
+    It is stored with the model, whose card tells of it. With a guarantee the policy carries a certificate. If
+    no threshold reaches the target, nothing is stored and the exit code is 3.
 
     \b
     Examples:
@@ -102,11 +102,11 @@ def calibrate(
     if seen is not None:
         check_same_model(folder, seen)
     policy = chosen(folder, wanted, seen, rule or ["entropy"], chosen_on)
+    found = {} if seen is None else on_trace(policy, seen)
     if not dry_run:
         if not Path(model).exists():
             raise BadRequest(f"{model} is on the hub; download it first, or add --dry-run.")
         store_policy(folder, policy, seen)
-    found = {} if seen is None else on_trace(policy, seen)
     values = {"policy": str(policy), "certificate": policy.certificate, "stored": not dry_run, **found}
     return Answer(values, text(policy, found, folder, dry_run))
 

@@ -31,8 +31,10 @@ def store_policy(folder: Path, policy: "Policy", trace: "Trace | None") -> None:
     """Predictions will leave by this policy unless told otherwise; the card tells of it, and of the trace."""
     config = read_config(folder) | {"policy": policy.to_json()}
     texts = {folder / CONFIG: json.dumps(config, indent=2)}
-    # what an earlier policy did on its trace says nothing of this one
-    curve = read(folder / CURVE) | {"policy": None} if trace is None else curve_for_card(trace, policy)
+    if trace is None or (trace.labels is None and trace.problem_type == "regression"):
+        curve = read(folder / CURVE) | {"policy": None}  # what it tells of an earlier policy
+    else:
+        curve = curve_for_card(trace, policy)
     if "points" in curve:
         texts[folder / CURVE] = json.dumps(curve, indent=1)
     write_whole({**texts, folder / CARD: card(folder, config, curve)})

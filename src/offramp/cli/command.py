@@ -49,7 +49,6 @@ def quiet() -> None:
         "DATASETS_VERBOSITY": "error",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-        "TOKENIZERS_PARALLELISM": "true",
     }.items():
         os.environ.setdefault(name, value)
 
@@ -173,7 +172,7 @@ def explained(error: BaseException) -> tuple[int, str]:
         return 130, "interrupted; what was there before is as it was"
     if isinstance(error, NoSafeThreshold):
         return 3, one_line(error)
-    if isinstance(error, ModuleNotFoundError) and (extra := offramp._EXTRAS.get(error.name or "")):
+    if isinstance(error, ModuleNotFoundError) and (extra := extra_with(error.name)):
         return 1, f"this needs {error.name}, which is not installed. Type: pip install 'offramp[{extra}]'"
     if isinstance(error, OfframpError):
         return 1, one_line(error)
@@ -181,6 +180,11 @@ def explained(error: BaseException) -> tuple[int, str]:
         place = f"{error.filename}: " if error.filename else ""
         return 1, f"{place}{error.strerror}"
     return 1, f"{type(error).__name__}: {one_line(error)}. --debug shows where it comes from."
+
+
+def extra_with(module: str | None) -> str | None:
+    """The extra of offramp that brings a module."""
+    return offramp._EXTRAS.get((module or "").split(".")[0])
 
 
 def one_line(error: BaseException) -> str:

@@ -27,7 +27,9 @@ def curve(
     bootstrap: Annotated[int, Option(help="Resamples for the intervals; 0 for none.")] = 200,
     padded_to: Annotated[int | None, Option(help="Count FLOPs as if every text had so many tokens.")] = None,
 ) -> Answer:
-    """Score and cost of each rule at each threshold, and of each layer.
+    """Score and cost of every rule at every threshold.
+
+    Everything is read off traces, without the model. Without --thresholds a table sums up each rule and layer.
 
     \b
     Examples:

@@ -65,7 +65,7 @@ class Data:
         """The task, with its labels in the order of the model's answers."""
         from offramp.tasks import Task
 
-        if self.task is None and self.hub is None and self.data is not None:
+        if self.data is not None and not (self.task or self.hub):
             options = columns.options() | {"problem_type": model.problem_type}
             options["labels"] = None if model.problem_type == "regression" else list(model.labels)
             return Task.from_files(
@@ -91,8 +91,8 @@ def find_task(name: str | None, folder: Path | None, hub: str | None, columns: C
     from offramp.policy.text import unknown
     from offramp.tasks import TASKS, Task
 
-    if name is not None and hub is not None:
-        raise BadRequest("--task and --hub are two sources; leave one out.")
+    if hub is not None and (name is not None or folder is not None):
+        raise BadRequest("--hub is one source, and --task with its --data another; leave one out.")
     if hub is not None:
         path, _, config = hub.partition(":")
         return Task.from_hub(path, config or None, **columns.options())

@@ -23,7 +23,9 @@ def import_checkpoint(
         str | None, Option(help="Folder or hub name of the tokenizer, if not beside the weights.")
     ] = None,
 ) -> Answer:
-    """Take over a checkpoint of DeeBERT, RomeBERT, PABEE, ELBERT or ElasticBERT.
+    """Take over a checkpoint of an older codebase.
+
+    Of DeeBERT, RomeBERT, PABEE, ELBERT or ElasticBERT, recognised by the names of its weights.
 
     \b
     Example:

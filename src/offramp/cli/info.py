@@ -12,7 +12,9 @@ from offramp.errors import CannotLoad
 
 
 def info(model: Annotated[str, Argument(help="A model with exits.")]) -> Answer:
-    """Tell backbone, exits, head, policy, certificate and parameters of a model.
+    """Tell what a model is.
+
+    Backbone, exits, head, labels, parameters, policy and certificate.
 
     \b
     Example:

@@ -14,7 +14,9 @@ from offramp.errors import BadRequest
 def list_names(
     kind: Annotated[str | None, Argument(help="backbones, rules, recipes or tasks; all by default.")] = None,
 ) -> Answer:
-    """List backbones, rules, recipes and tasks by the names that other commands take.
+    """List backbones, rules, recipes and tasks.
+
+    By the names that other commands take.
 
     \b
     Example:

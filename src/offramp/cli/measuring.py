@@ -22,7 +22,7 @@ def on_trace(policy: "Policy", trace: "Trace") -> dict[str, Any]:
     from offramp.curves.scoring import AGREEMENT, metrics_of
 
     decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
-    metrics = [name for name in metrics_of(trace) if name != AGREEMENT]
+    metrics = [] if trace.labels is None else [name for name in metrics_of(trace) if name != AGREEMENT]
     truth = Truth(trace.labels, trace.problem_type, metrics)
     return {
         "examples": len(trace),

@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,9 +53,10 @@ def predict(
     data: Annotated[Path | None, Option(help="The folder of the task's files; else the hub.")] = None,
     threads: Annotated[int | None, Option(help="Threads of PyTorch on the CPU.")] = None,
 ) -> Answer:
-    """Answer texts, each at the layer where the policy lets it leave.
+    """Answer texts, each at a layer of its own.
 
-    On stdout: label, score, layer and text with tabs between them, or with --json an object on each line.
+    The policy decides where a text leaves. On stdout: label, score, layer and text with tabs between them, or
+    with --json an object on each line.
 
     \b
     Examples:
@@ -88,8 +91,11 @@ def read_texts(name: str, text: str | None, text_pair: str | None) -> Iterator[A
     if not path.is_file():
         raise BadRequest(f"{path}: no such file.")
     if path.suffix.lower() == ".txt":
-        with path.open(encoding="utf-8") as file:
-            yield from without_breaks(file)
+        try:
+            with path.open(encoding="utf-8") as file:
+                yield from without_breaks(file)
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"{path}: not UTF-8 ({error.reason}). Convert the file to UTF-8.") from error
         return
     # any label will do, as it is not read
     found = guess(name, column_names(path), text, text_pair, label="")
@@ -120,7 +126,7 @@ def answered(
     classifier: "Classifier", texts: Iterable[Any], max_layer: int | None, total: int | None
 ) -> Iterator[dict[str, Any]]:
     """Each text with its answer; at the end a line about all of them."""
-    asked: list[Any] = []
+    asked: deque[Any] = deque()
 
     def remembered() -> Iterator[Any]:
         for text in texts:
@@ -130,7 +136,7 @@ def answered(
     begin, count, layers = time.perf_counter(), 0, 0
     for prediction in counted(classifier.predict(remembered(), max_layer=max_layer), "predicting", total):
         count, layers = count + 1, layers + prediction.layer
-        yield record(asked.pop(0), prediction)
+        yield record(asked.popleft(), prediction)
     if count:
         rate = count / (time.perf_counter() - begin)
         mean, depth = layers / count, classifier.stages.layers[-1]
@@ -141,11 +147,16 @@ def record(text: Any, prediction: "Prediction") -> dict[str, Any]:
     texts = {"text": text} if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
     return {
         "label": prediction.label,
-        "score": round(prediction.score, 6),
+        "score": rounded(prediction.score),
         "layer": prediction.layer,
-        CHANCES: {name: round(value, 6) for name, value in prediction.probabilities.items()},
+        CHANCES: {name: rounded(value) for name, value in prediction.probabilities.items()},
         **texts,
     }
+
+
+def rounded(value: float) -> float | None:
+    """To what a float32 can tell; JSON knows neither NaN nor infinity."""
+    return round(value, 6) if math.isfinite(value) else None
 
 
 def written(records: Iterator[dict[str, Any]], out: Path) -> Answer:
@@ -180,7 +191,8 @@ def cells(record: Mapping[str, Any]) -> list[str]:
     """All but the probabilities; several labels have commas between them."""
     label = record["label"]
     name = "" if label is None else label if isinstance(label, str) else ",".join(label)
-    return [name, *(str(value) for key, value in record.items() if key not in ("label", CHANCES))]
+    rest = [value for key, value in record.items() if key not in ("label", CHANCES)]
+    return [name, *("" if value is None else str(value) for value in rest)]
 
 
 LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {

@@ -21,7 +21,9 @@ def trace(
     ] = None,
     batch_tokens: Annotated[int, Option(help="Tokens in a batch, padding included.")] = 16_384,
 ) -> Answer:
-    """Run all exits once over labelled or unlabelled examples and keep what they say.
+    """Run all exits once over examples, and keep what they say.
+
+    Examples need no labels, but without them accuracy cannot be measured.
 
     \b
     Examples:

@@ -70,6 +70,8 @@ def train(
 
     if train is None and validation is None:
         chosen = find_task(task, data, hub, columns)
+    elif task or data or hub:
+        raise BadRequest("own files are one source, and --task, --data and --hub another; leave one out.")
     else:
         chosen = Task.from_files(
             train=train, validation=validation, **columns.options(), name=own_name(train)

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import BertTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from offramp.cli import app
 
-PAGE = Path(__file__).parents[1] / "docs" / "coming-from.md"
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "plot", "a", "very", "not"]
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 WIDTH = 16
 
 
@@ -32,13 +32,17 @@ def lines() -> dict[str, list[list[str]]]:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_encoder: Any, tiny_classifier: Any) -> Path:
+def desk(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_encoder: Callable[..., PreTrainedModel],
+    tiny_classifier: Callable[..., PreTrainedModel],
+    save_encoder: Callable[..., Path],
+) -> Path:
     """The folder that the page speaks of: encoders under their names, data, checkpoints that one has."""
     monkeypatch.chdir(tmp_path)
     for name, kind in {"albert-base-v2": "albert", "bert-base-uncased": "bert"}.items():
-        encoder = tiny_encoder(kind, pad_token_id=0, initializer_range=0.05, max_position_embeddings=140)
-        encoder.save_pretrained(name)
-        save_tokenizer(tmp_path / name)
+        save_encoder(tmp_path / name, kind)
     write_glue(tmp_path / "glue")
     write_mrpc(tmp_path / "elue/MRPC")
     write_deebert(
@@ -46,11 +50,6 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_encoder: Any, tin
     )
     write_elasticbert(tmp_path / "elasticbert-base", tiny_encoder("bert", pad_token_id=0))
     return tmp_path
-
-
-def save_tokenizer(folder: Path) -> None:
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
 
 
 PAIRS = [("a good film", "a very good film", 1), ("a bad plot", "not a bad film", 0)] * 6
@@ -92,7 +91,7 @@ def write_deebert(folder: Path, old: PreTrainedModel) -> None:
         for part, outputs in {"pooler.dense": WIDTH, "classifier": 2}.items():
             weights |= linear(f"bert.encoder.highway.{layer}.{part}", outputs)
     write_checkpoint(folder, weights, old.config.to_dict())
-    save_tokenizer(folder)
+    shutil.copy("bert-base-uncased/vocab.txt", folder)
 
 
 def write_elasticbert(folder: Path, encoder: PreTrainedModel) -> None:
