@@ -170,6 +170,15 @@ def test_freezing_everything_is_refused_with_another_recipe(
         train(model, tiny_task(), recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
 
 
+def test_training_drops_the_policy_of_the_weights_before(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    model = tiny_model()
+    model.config.policy = {"criterion": "entropy", "threshold": 0.3}
+    trained = train(model, tiny_task(), "pabee", quick(tmp_path / "run", max_steps=1), tokenizer=tokenizer)
+    assert ExitModel.from_pretrained(trained.folder).config.policy is None
+
+
 def test_learned_weights_have_their_own_learning_rate_and_are_saved(
     tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def fit(model: ExitModel, task: Task, recipe: Recipe) -> None:
         )
     if len(model.config.exits) == 1 and recipe.name != "final":
         raise UnfitRecipe(f"{recipe.name} trains inner exits and the model has none; take 'final'")
+    model.config.policy = None  # it was made for the weights before
     if task.labels:
         model.config.id2label = dict(enumerate(task.labels))
         model.config.label2id = {name: index for index, name in enumerate(task.labels)}
