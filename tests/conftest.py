@@ -1,4 +1,5 @@
-"""Tiny random models, one for every backbone in the registry, and traces of models that never were."""
+"""Tiny random models, one for every backbone in the registry, a tokenizer of whole words, and traces of models
+that never were."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from offramp.trace import Trace
 
@@ -14,6 +25,7 @@ torch.set_num_threads(1)
 
 VOCABULARY = 60
 PAD = 1
+WORDS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film"]
 
 # what a family needs besides the sizes below, to have its special parts tested
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -79,6 +91,24 @@ def padded() -> dict[str, torch.Tensor]:
     tokens = torch.randint(2, VOCABULARY, (5, 11))
     mask = (torch.arange(11) < lengths[:, None]).long()
     return {"input_ids": torch.where(mask.bool(), tokens, PAD), "attention_mask": mask}
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Of whole words, and pairs."""
+    rust = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    rust.pre_tokenizer = Whitespace()
+    rust.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=rust,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
 
 
 @pytest.fixture(scope="session")

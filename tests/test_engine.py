@@ -46,6 +46,7 @@ class NumpyStages:
     layers: tuple[int, ...] = (2, 4, 6, 8)
     labels: tuple[str, ...] = ("a", "b", "c")
     problem_type: str = "single_label_classification"
+    precision: str = "fp32"
     policy: Policy | None = None
     max_length: int = 100
     budget: int = 64
@@ -71,6 +72,9 @@ class NumpyStages:
 
     def merge(self, states: Sequence[np.ndarray]) -> np.ndarray:
         return pad([row[row != PAD].tolist() for state in states for row in state], PAD)
+
+    def about(self) -> dict[str, Any]:
+        return {"fingerprint": "numpy"}
 
 
 def answers(ids: tuple[int, ...], exit: int, labels: int) -> tuple[np.ndarray, np.float32]:

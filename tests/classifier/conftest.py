@@ -1,37 +1,14 @@
-"""A tiny tokenizer of whole words, and classifiers around tiny random encoders."""
+"""Classifiers around tiny random encoders."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier
 from offramp.model import ExitModel
-
-WORDS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film"]
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> PreTrainedTokenizerFast:
-    rust = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    rust.pre_tokenizer = Whitespace()
-    rust.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=rust,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    )
 
 
 @pytest.fixture(scope="session")

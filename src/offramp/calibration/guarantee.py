@@ -244,6 +244,7 @@ def certificate(
         "data": trace.data,
         "fingerprint": trace.fingerprint,
         "runtime": trace.runtime,
+        "precision": trace.precision,
         "rules_tried": rules_tried,
         "rule_chosen_on": chosen_on,
     }

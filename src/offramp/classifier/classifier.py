@@ -5,17 +5,21 @@ import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack, overload
 
 import numpy as np
 
+from offramp.classifier.collecting import collect
 from offramp.classifier.prediction import Prediction, predictions
-from offramp.classifier.texts import Text, Tokeniser, checked, chunks, is_one
+from offramp.classifier.texts import SavedTokenizer, Text, Tokeniser, checked, chunks, is_one
 from offramp.criteria import CRITERIA
 from offramp.engine import WINDOW, Engine
 from offramp.errors import BadRequest, CannotLoad
-from offramp.policy import Decision, Policy, fold
+from offramp.policy import Decision, Policy, check_numerics, fold
 from offramp.stages import Stages, Tokens
+from offramp.stages.manifest import is_exported
+from offramp.trace import Trace
 
 NEVER = Policy(CRITERIA["never"]())
 
@@ -50,6 +54,7 @@ class Classifier:
         self.engine = Engine(self.stages, window, budget)
         self.tokeniser = Tokeniser(tokenizer, self.stages.max_length)
         self.policy = self.fitting(policy or self.stages.policy or NEVER)
+        check_numerics(self.policy, self.stages.precision)
 
     @classmethod
     def from_pretrained(
@@ -64,37 +69,29 @@ class Classifier:
         budget: int | None = None,
         **options: Any,
     ) -> Self:
-        """A saved ExitModel with its tokenizer.
+        """A saved ExitModel with its tokenizer, in PyTorch; or an exported one, in ONNX Runtime.
 
         Args:
-            path: a folder or a hub name.
+            path: a folder or a hub name; of an exported model a folder.
             policy: instead of the stored one, such as "entropy:0.3".
             device: "cpu", "cuda", ...; the CPU by default.
             autocast: a dtype to compute in while the weights stay as they are, such as torch.bfloat16.
-            threads: how many PyTorch uses on the CPU, in the whole process.
+            threads: how many work on the CPU; in PyTorch, in the whole process.
             window: how many texts run together.
             budget: how many tokens, padding included, a micro-batch may hold.
             options: go to transformers' `from_pretrained`, such as `revision` or `dtype`.
+
+        An exported model takes neither `device` nor `autocast` nor such options.
         """
-        from transformers import AutoConfig, AutoTokenizer
-
-        from offramp.config import ExitConfig
-        from offramp.model import ExitModel
-        from offramp.stages.torch import TorchStages
-
-        revision = {"revision": options["revision"]} if "revision" in options else {}
-        try:
-            config = AutoConfig.from_pretrained(path, **revision)
-            if not isinstance(config, ExitConfig):
-                raise CannotLoad(
-                    f"{path} is a {config.model_type} model without exits. Put exits on it with "
-                    "ExitModel.from_encoder, train them, and save it."
+        if is_exported(path):
+            unknown = [*options, *(["device"] if device else []), *(["autocast"] if autocast else [])]
+            if unknown:
+                raise BadRequest(
+                    f"{path} is exported: ONNX Runtime runs it on the CPU, and takes no {', '.join(unknown)}."
                 )
-            tokenizer = AutoTokenizer.from_pretrained(path, **revision)
-            model = ExitModel.from_pretrained(path, **options)
-        except (OSError, ValueError) as error:
-            raise CannotLoad(f"{path}: {error}") from error
-        stages = TorchStages(model, device, autocast, threads)
+            stages, tokenizer = exported(path, threads)
+        else:
+            stages, tokenizer = saved(path, device, autocast, threads, options)
         return cls(stages, tokenizer, policy, window=window, budget=budget)
 
     @overload
@@ -149,6 +146,20 @@ class Classifier:
             finite=np.concatenate([decision.finite for decision in decisions]),
         )
 
+    def collect(
+        self, dataset: Any, *, metrics: tuple[str, ...] = (), data: str = "", progress: bool = True
+    ) -> Trace:
+        """Run all exits once over a data set; as `offramp.collect`, but by what runs this classifier.
+
+        Args:
+            dataset: a `datasets.Dataset` with the columns `text` and maybe `text_pair`, or `input_ids`; and
+                maybe `label` or `labels`, and `idx` or `id`.
+            metrics: names of the task's metrics, the headline first.
+            data: what the data is, for people who read the trace later.
+            progress: show a progress bar.
+        """
+        return collect(self, dataset, metrics, data, progress)
+
     def sklearn(self, policy: Policy | str | None = None, classes: Sequence[Any] | None = None) -> Any:
         """The same as a fitted scikit-learn estimator, which predicts `classes` instead of label names if given."""
         from offramp.classifier.estimator import estimator
@@ -188,6 +199,39 @@ class Classifier:
         taken = predictions(policy.decide(logits, *model), self.stages)
         for prediction, *exits in zip(taken, *every_exit, strict=True):
             yield replace(prediction, exits=tuple(exits))
+
+
+def exported(path: str | PathLike[str], threads: int | None) -> tuple[Stages[Any], Any]:
+    """Stages and tokenizer of a folder that `offramp.export` wrote, without torch."""
+    from offramp.stages.onnx import OnnxStages
+
+    stages = OnnxStages(path, threads)
+    return stages, SavedTokenizer.load(Path(path), stages.manifest.tokenizer)
+
+
+def saved(
+    path: str | PathLike[str], device: Any, autocast: Any, threads: int | None, options: dict[str, Any]
+) -> tuple[Stages[Any], Any]:
+    """Stages and tokenizer of an ExitModel."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    from offramp.config import ExitConfig
+    from offramp.model import ExitModel
+    from offramp.stages.torch import TorchStages
+
+    revision = {"revision": options["revision"]} if "revision" in options else {}
+    try:
+        config = AutoConfig.from_pretrained(path, **revision)
+        if not isinstance(config, ExitConfig):
+            raise CannotLoad(
+                f"{path} is a {config.model_type} model without exits. Put exits on it with "
+                "ExitModel.from_encoder, train them, and save it."
+            )
+        tokenizer = AutoTokenizer.from_pretrained(path, **revision)
+        model = ExitModel.from_pretrained(path, **options)
+    except (OSError, ValueError) as error:
+        raise CannotLoad(f"{path}: {error}") from error
+    return TorchStages(model, device, autocast, threads), tokenizer
 
 
 def torch_stages(model: Any) -> Stages[Any]:

@@ -2,12 +2,15 @@
 
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
 from tokenizers import Tokenizer
 
 from offramp.errors import BadText, UnfitTokenizer
 from offramp.stages import Tokens
+from offramp.stages.manifest import TOKENIZER
 
 Text = str | tuple[str, str]
 """One text, or a pair."""
@@ -78,6 +81,26 @@ def chunks(texts: Iterable[Text], size: int) -> Iterator[list[Text]]:
         yield chunk
 
 
+@dataclass(frozen=True)
+class SavedTokenizer:
+    """tokenizer.json, with what transformers' tokenizer says of it under the same names."""
+
+    backend_tokenizer: Tokenizer
+    model_max_length: int
+    truncation_side: str
+    model_input_names: list[str]
+    pad_token_id: int
+
+    @classmethod
+    def load(cls, folder: Path, settings: Mapping[str, Any]) -> Self:
+        try:
+            return cls(Tokenizer.from_file(str(folder / TOKENIZER)), **settings)
+        except Exception as error:  # the Rust side raises nothing narrower
+            raise UnfitTokenizer(
+                f"{folder / TOKENIZER} cannot be used ({error}); export the model again."
+            ) from error
+
+
 class Tokeniser:
     """Many texts at once through a Rust tokenizer, cut at the model's length and not padded."""
 
@@ -91,9 +114,19 @@ class Tokeniser:
         self.rust = Tokenizer.from_str(rust.to_str())  # a copy, as settings of the caller's would change
         self.rust.no_padding()
         self.max_length = min(max_length, getattr(tokenizer, "model_max_length", max_length))
-        self.rust.enable_truncation(self.max_length, direction=getattr(tokenizer, "truncation_side", "right"))
+        self.side = getattr(tokenizer, "truncation_side", "right")
+        self.rust.enable_truncation(self.max_length, direction=self.side)
         self.tells_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ["token_type_ids"])
         self.blank = getattr(tokenizer, "pad_token_id", None) or 0
+
+    def settings(self) -> dict[str, Any]:
+        """What `SavedTokenizer` needs besides tokenizer.json."""
+        return {
+            "model_max_length": self.max_length,
+            "truncation_side": self.side,
+            "model_input_names": ["input_ids", *(["token_type_ids"] if self.tells_types else [])],
+            "pad_token_id": self.blank,
+        }
 
     def __call__(self, texts: Sequence[Text]) -> list[Tokens]:
         # a tokenizer without special tokens makes nothing of an empty text

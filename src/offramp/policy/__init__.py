@@ -5,6 +5,17 @@ Live and offline decisions are the same code. The engine calls `Decider.step` as
 """
 
 from offramp.policy.folding import Folded, first_exit, fold, reached, readiness
+from offramp.policy.numerics import check_numerics
 from offramp.policy.policy import Decider, Decision, Policy
 
-__all__ = ["Decider", "Decision", "Folded", "Policy", "first_exit", "fold", "reached", "readiness"]
+__all__ = [
+    "Decider",
+    "Decision",
+    "Folded",
+    "Policy",
+    "check_numerics",
+    "first_exit",
+    "fold",
+    "reached",
+    "readiness",
+]

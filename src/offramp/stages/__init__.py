@@ -33,6 +33,8 @@ class Stages(Protocol[State]):
     """The layer of each exit, from 1."""
     labels: tuple[str, ...]
     problem_type: str
+    precision: str
+    """What it computes in, such as "fp32" or "int8": thresholds and certificates hold for one precision."""
     policy: Policy | None
     """The policy that is stored with the model."""
     max_length: int
@@ -59,6 +61,10 @@ class Stages(Protocol[State]):
 
     def merge(self, states: Sequence[State]) -> State:
         """Several micro-batches at the same exit as one, rows in order."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """What a trace tells of the model and of what runs it: fingerprint, runtime, shape."""
         ...
 
 

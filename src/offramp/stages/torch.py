@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from offramp.model import ExitModel
 from offramp.policy import Policy
 from offramp.stages import Array, Tokens, pad
+from offramp.trace.collecting import precision_name, runtime, sizes
 
 CPU_BUDGET, CPU_OVERHEAD = 1024, 16  # measured by benchmarks/engine.py, docs/running.md has the table
 GPU_BUDGET, GPU_OVERHEAD = 16_384, 1024
@@ -46,6 +47,7 @@ class TorchStages:
         if threads is not None:
             torch.set_num_threads(threads)
         config = model.config
+        self.model = model
         self.backbone: Any = model.backbone
         self.adapter = model.adapter
         self.heads = [model.heads.head_of(exit) for exit in range(len(config.exits))]
@@ -54,7 +56,8 @@ class TorchStages:
         self.padding = config.encoder_config.pad_token_id or 0
         self.layers = tuple(config.exits)
         self.labels = tuple(name for _, name in sorted((config.id2label or {}).items()))
-        self.problem_type = config.problem_type
+        self.problem_type = str(config.problem_type)
+        self.precision = precision_name(autocast or model.dtype)
         self.policy = None if config.policy is None else Policy.from_json(config.policy)
         self.max_length = max_length(self.backbone)
         on_cpu = self.device.type == "cpu"
@@ -67,14 +70,14 @@ class TorchStages:
         types = [example.types for example in tokens if example.types is not None]
         token_types = self.tensor(pad(types, 0)) if types else None
         mask = self.mask(lengths)
-        with self.precision():
+        with self.computing():
             hidden = self.adapter.embed(self.backbone, ids, mask, token_types)
             return Batch(0, hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
 
     @torch.inference_mode()
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
         adapter, backbone, hidden, layers = self.adapter, self.backbone, batch.hidden, self.layers[exit]
-        with self.precision():
+        with self.computing():
             for layer in range(batch.layers, layers):
                 hidden = adapter.layer(backbone, layer, hidden, batch.context)
             logits, gates = self.heads[exit](adapter.norm(backbone, hidden), batch.mask)
@@ -109,10 +112,17 @@ class TorchStages:
             return None
         return self.tensor((np.arange(longest) < lengths[:, None]).astype(np.int64))
 
+    def about(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.model.fingerprint(),
+            "runtime": runtime(self.device),
+            "shape": sizes(self.model.config),
+        }
+
     def tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def precision(self) -> AbstractContextManager[Any]:
+    def computing(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
 
 

@@ -1,7 +1,10 @@
-"""One pass of a model over a data set: the only place on the measuring side that runs torch."""
+"""One pass of a model over a data set: the only place on the measuring side that runs torch.
+
+`gather` is the pass itself, for whatever can answer a part of the data set; `collect` lets an ExitModel answer.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,10 @@ from offramp.trace.record import Array, Trace
 
 CHUNK = 4096
 """How many examples are tokenised and sorted by length at a time."""
+
+Columns = dict[str, list[Any]]
+Progress = Callable[[int], Any]
+"""Is told how many more examples are done."""
 
 
 def collect(
@@ -27,7 +34,7 @@ def collect(
     """Run all exits once over a data set, in batches of similar length; the trace is in the data set's order.
 
     A million examples with 12 exits and 3 classes take 144 MB, or twice that for a stream, whose length shows
-    at its end only.
+    at its end only. What an exported model says is collected by `Classifier.collect`.
 
     Args:
         model: an `ExitModel`.
@@ -42,18 +49,20 @@ def collect(
         progress: show a progress bar.
     """
     import torch
-    from tqdm.auto import tqdm
 
-    total = len(dataset) if hasattr(dataset, "__len__") else None
+    config = model.config
+
+    def answer(columns: Columns, done: Progress) -> dict[str, Array]:
+        rows = _token_rows(columns, tokenizer, config.encoder_config, max_length)
+        return _run(model, rows, batch_tokens, done)
+
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), tqdm(total=total, unit=" examples", disable=not progress) as bar:
-            chunks = _run(model, dataset, tokenizer, batch_tokens, max_length, bar)
-            arrays = _joined(chunks, total)
+        with torch.no_grad():
+            arrays = gather(dataset, answer, config.problem_type, progress)
     finally:
         model.train(was_training)
-    config = model.config
     return Trace(
         **arrays,
         layers=tuple(config.exits),
@@ -62,48 +71,80 @@ def collect(
         metrics=metrics,
         fingerprint=model.fingerprint(),
         data=data,
-        runtime=f"torch {torch.__version__}, {_device(model).type}",
-        shape={**_sizes(config.encoder_config), "pooler": config.head_config.pooler != "none"},
+        runtime=runtime(_weight(model).device),
+        precision=precision_name(_weight(model).dtype),
+        shape=sizes(config),
     )
 
 
-def _run(
-    model: Any, dataset: Any, tokenizer: Any, batch_tokens: int, max_length: int | None, bar: Any
+def gather(
+    dataset: Any,
+    answer: Callable[[Columns, Progress], dict[str, Array]],
+    problem_type: str,
+    progress: bool,
+) -> dict[str, Any]:
+    """The arrays of a trace: what `answer` gives for one part of the data set after another (lengths, logits,
+    maybe gates), and the ids and labels that stand there."""
+    from tqdm.auto import tqdm
+
+    total = len(dataset) if hasattr(dataset, "__len__") else None
+    with tqdm(total=total, unit=" examples", disable=not progress) as bar:
+        return _joined(_chunks(dataset, answer, problem_type, bar.update), total)
+
+
+def _chunks(
+    dataset: Any,
+    answer: Callable[[Columns, Progress], dict[str, Array]],
+    problem_type: str,
+    done: Progress,
 ) -> Iterator[dict[str, Array]]:
-    """The arrays of one chunk of the data set after another."""
-    done = 0
+    first = 0
     for columns in dataset.with_format(None).iter(batch_size=CHUNK):
-        rows = _token_rows(columns, tokenizer, model.config.encoder_config, max_length)
-        lengths = np.array([len(row["input_ids"]) for row in rows])
-        arrays = {"lengths": lengths, **_described(columns, model.config.problem_type, done, len(rows))}
-        for batch in _batches(lengths, batch_tokens):
-            output = model(**_padded(model, [rows[row] for row in batch]))
-            for name, values in (("logits", output.exit_logits), ("gates", output.exit_gates)):
-                if values is not None:
-                    answers = values.float().cpu().numpy()
-                    arrays.setdefault(name, np.empty((len(rows), *answers.shape[1:]), np.float32))
-                    arrays[name][batch] = answers
-            bar.update(len(batch))
-        done += len(rows)
-        yield arrays
+        arrays = answer(columns, done)
+        examples = len(arrays["lengths"])
+        yield arrays | _described(columns, problem_type, first, examples)
+        first += examples
+
+
+def _run(model: Any, rows: list[dict[str, list[int]]], batch_tokens: int, done: Progress) -> dict[str, Array]:
+    """What all exits say of rows of tokens."""
+    lengths = np.array([len(row["input_ids"]) for row in rows])
+    arrays = {"lengths": lengths}
+    for batch in _batches(lengths, batch_tokens):
+        output = model(**_padded(model, [rows[row] for row in batch]))
+        for name, values in (("logits", output.exit_logits), ("gates", output.exit_gates)):
+            if values is not None:
+                answers = values.float().cpu().numpy()
+                arrays.setdefault(name, np.empty((len(rows), *answers.shape[1:]), np.float32))
+                arrays[name][batch] = answers
+        done(len(batch))
+    return arrays
 
 
 def _token_rows(
-    columns: dict[str, list[Any]], tokenizer: Any, encoder: Any, max_length: int | None
+    columns: Columns, tokenizer: Any, encoder: Any, max_length: int | None
 ) -> list[dict[str, list[int]]]:
     """The tokens of each example, without padding."""
     if "input_ids" in columns:
-        tokens = columns
-    elif "text" not in columns:
+        return unpadded_rows(columns)
+    texts, pairs = text_columns(columns)
+    if tokenizer is None:
+        raise BadData("the data is text: pass the model's tokenizer too, or a data set that has input_ids.")
+    longest = min(tokenizer.model_max_length, getattr(encoder, "max_position_embeddings", np.inf))
+    return unpadded_rows(tokenizer(texts, pairs, truncation=True, max_length=max_length or longest))
+
+
+def text_columns(columns: Columns) -> tuple[list[str], list[str] | None]:
+    """The texts, and in a data set of pairs the second ones."""
+    if "text" not in columns:
         raise BadData(
             f"the data has neither text nor input_ids, only {', '.join(columns)}; rename its column."
         )
-    elif tokenizer is None:
-        raise BadData("the data is text: pass the model's tokenizer too, or a data set that has input_ids.")
-    else:
-        longest = min(tokenizer.model_max_length, getattr(encoder, "max_position_embeddings", np.inf))
-        pairs = columns.get("text_pair")
-        tokens = tokenizer(columns["text"], pairs, truncation=True, max_length=max_length or longest)
+    return columns["text"], columns.get("text_pair")
+
+
+def unpadded_rows(tokens: Any) -> list[dict[str, list[int]]]:
+    """The tokens of each example, and their types where they are told, without padding."""
     names = [name for name in ("input_ids", "token_type_ids") if name in tokens]
     masks = tokens.get("attention_mask") or [[1] * len(ids) for ids in tokens["input_ids"]]
     return [
@@ -112,9 +153,9 @@ def _token_rows(
     ]
 
 
-def _described(columns: dict[str, list[Any]], problem_type: str, done: int, count: int) -> dict[str, Array]:
+def _described(columns: Columns, problem_type: str, first: int, count: int) -> dict[str, Array]:
     """The ids, and the labels if there are any."""
-    ids = columns.get("idx", columns.get("id", range(done, done + count)))
+    ids = columns.get("idx", columns.get("id", range(first, first + count)))
     labels = columns.get("label", columns.get("labels"))
     if labels is None:
         return {"ids": np.array(ids)}
@@ -145,7 +186,7 @@ def _padded(model: Any, rows: list[dict[str, list[int]]]) -> dict[str, Any]:
         for name in rows[0]
     }
     batch["attention_mask"] = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
-    return {name: tensor.to(_device(model)) for name, tensor in batch.items()}
+    return {name: tensor.to(_weight(model).device) for name, tensor in batch.items()}
 
 
 def _joined(chunks: Iterator[dict[str, Array]], total: int | None) -> dict[str, Any]:
@@ -171,15 +212,34 @@ def _joined(chunks: Iterator[dict[str, Array]], total: int | None) -> dict[str, 
     return {**arrays, "labels": None if unknown else labels} | ({} if logits is None else {"logits": logits})
 
 
-def _device(model: Any) -> Any:
-    return next(model.parameters()).device
+def _weight(model: Any) -> Any:
+    """One of them, which knows where and what all are."""
+    return next(model.parameters())
 
 
-def _sizes(encoder: Any) -> dict[str, int]:
+def runtime(device: Any) -> str:
+    import torch
+
+    return f"torch {torch.__version__}, {device.type}"
+
+
+def precision_name(dtype: Any) -> str:
+    """A dtype of torch by its short name.
+
+    >>> precision_name("torch.bfloat16")
+    'bf16'
+    """
+    return str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+
+
+def sizes(config: Any) -> dict[str, int]:
+    """The shape of a trace, from the config of an ExitModel."""
+    encoder = config.encoder_config
     return {
         "hidden": encoder.hidden_size,
         "intermediate": getattr(encoder, "intermediate_size", None)
         or encoder.hidden_dim,  # DistilBERT's word
         "heads": encoder.num_attention_heads,
         "layers": encoder.num_hidden_layers,
+        "pooler": config.head_config.pooler != "none",
     }

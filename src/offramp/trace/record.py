@@ -56,6 +56,8 @@ class Trace:
     """What data it was."""
     runtime: str = ""
     """What computed the logits."""
+    precision: str = ""
+    """What they were computed in, such as "fp32" or "int8"."""
     shape: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the backbone: hidden, intermediate, heads, layers, for counting its work; may be empty."""
 
