@@ -135,7 +135,7 @@ class Engine:
             if time.monotonic() > until:
                 break
             state, logits, gates = self.stages.run(exit, group.state)
-            groups[index] = group._replace(state=state)
+            groups[index] = Group(group.rows, group.lengths, state)
             said.append((logits, gates))
         return said
 
