@@ -46,7 +46,7 @@ def training_progress() -> Iterator[list[Any]]:
 
 
 def callback(bars: Any) -> Any:
-    """A bar for each phase; where nobody looks on, a line now and then."""
+    """A bar for each phase, and a line for each evaluation; where nobody looks on, lines for losses too."""
     from transformers import TrainerCallback
 
     class Shown(TrainerCallback):
@@ -59,16 +59,25 @@ def callback(bars: Any) -> Any:
             bars.update(self.bar, completed=state.global_step)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
-            said = ", ".join(f"{name} {logs[name]:.3f}" for name in ("loss", *scores(logs)) if name in logs)
-            if not said:
-                return
-            bars.update(self.bar, last=said)
-            if not watched():
-                print(f"step {state.global_step} of {state.max_steps}: {said}", file=sys.stderr, flush=True)
+            loss = f"loss {logs['loss']:.3f}" if "loss" in logs else ""
+            scores = by_layer(logs)
+            if loss:
+                bars.update(self.bar, last=loss)
+            if scores or (loss and not watched()):
+                line = f"step {state.global_step} of {state.max_steps}: {scores or loss}"
+                bars.console.print(line, highlight=False, soft_wrap=True)
 
     return Shown()
 
 
-def scores(logs: Any) -> list[str]:
-    """The headline of the layers, from the logs of an evaluation."""
-    return [name for name in logs if name.startswith("eval_") and "_layer_" in name]
+def by_layer(logs: Any) -> str:
+    """The headline of every layer in per cent, from the logs of an evaluation; nothing from other logs.
+
+    >>> by_layer({"eval_acc": 0.9, "eval_acc_layer_1": 0.812, "eval_acc_layer_2": 0.9})
+    'acc by layer 81.2 90.0'
+    """
+    scores = {name: value for name, value in logs.items() if name.startswith("eval_") and "_layer_" in name}
+    if not scores:
+        return ""
+    metric = next(iter(scores)).removeprefix("eval_").partition("_layer_")[0]
+    return f"{metric} by layer {' '.join(f'{100 * value:.1f}' for value in scores.values())}"
