@@ -76,6 +76,13 @@ def test_projection_is_over_the_matrices_of_all_layers_but_the_last(
     assert not any("bias" in name or "LayerNorm" in name for name in chosen)
 
 
+def test_projection_leaves_out_layers_above_the_last_inner_exit(
+    tiny_encoder: Callable[..., PreTrainedModel],
+) -> None:
+    model = ExitModel.from_encoder(tiny_encoder("bert", layers=6), exits=[2])
+    assert len(conflicting(model)) == 2 * 6
+
+
 def test_projection_takes_all_layers_where_they_share_weights(
     tiny_encoder: Callable[..., PreTrainedModel],
 ) -> None:

@@ -150,11 +150,28 @@ def test_distillation_is_nought_from_oneself_and_positive_from_others(problem: s
     assert float(losses.distilled(logits, problem_type=problem)[0]) > 0.01
 
 
-@pytest.mark.parametrize("kind", ["group", "bidir"])
 @pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
-def test_self_distillation_that_needs_classes_says_which_to_take(kind: str, problem: str) -> None:
+def test_self_distillation_in_groups_needs_classes(problem: str) -> None:
     with pytest.raises(UnfitRecipe, match="pabee"):
-        SELF(torch.zeros(2, 3, 1), torch.zeros(2), kind=kind, problem_type=problem)
+        SELF(torch.zeros(2, 3, 1), torch.zeros(2), kind="group", problem_type=problem)
+
+
+def test_self_distillation_in_groups_needs_more_exits_than_its_span() -> None:
+    with pytest.raises(UnfitRecipe, match="more than 3 exits"):
+        SELF(torch.zeros(2, 3, 2), torch.zeros(2, dtype=torch.long), kind="group", span=3)
+
+
+def test_bidirectional_distillation_of_numbers_by_hand() -> None:
+    # exits say 1 and 2, the last 3, the truth is 2: last 1; -0.9 (1 x 3 + 2 x 3); 0.1 (1 + 0)
+    logits = batch([[1.0], [2.0], [3.0]])
+    terms = SELF(logits, torch.tensor([2.0]), kind="bidir", problem_type="regression")
+    assert [float(term) for term in terms] == pytest.approx([1.0, -8.1, 0.1])
+
+
+def test_the_next_exit_teaches_even_beside_a_slow_teacher() -> None:
+    logits, label = batch(FOUR), torch.tensor([0])
+    alone = SELF(logits, label, kind="ta")
+    assert torch.equal(SELF(logits, label, kind="ta", teacher=-logits[:, -1])[1], alone[1])
 
 
 @pytest.mark.parametrize(

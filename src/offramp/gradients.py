@@ -64,11 +64,12 @@ def without_conflict(total: Sequence[Tensor], anchor: Sequence[Tensor]) -> list[
 
 
 def conflicting(model: ExitModel) -> list[torch.nn.Parameter]:
-    """The weights over which losses are kept from conflict: the matrices of all layers but the last.
+    """The weights over which losses are kept from conflict: the matrices of the layers below the last inner exit.
 
-    The last layer serves the last exit alone, and norms and biases follow the plain sum. Where layers share
+    Layers above it serve the last exit alone, and norms and biases follow the plain sum. Where layers share
     their weights, none belongs to the last exit alone.
     """
     layers = list(model.adapter.layers(model.backbone))
-    shared = layers if len(layers) < model.config.num_layers else layers[:-1]
+    inner = [0, *model.config.exits[:-1]][-1]
+    shared = layers if len(layers) < model.config.num_layers else layers[:inner]
     return [p for layer in shared for p in layer.parameters() if p.ndim > 1 and p.requires_grad]

@@ -119,14 +119,18 @@ def self_distilled(
 
     Terms: the last exit, the distillation of the inner ones, their labels. By kind, an inner exit's teacher is
     "raw": the last exit (or the slow teacher); "ta": the next exit; "group": as raw, with labels on the sum of
-    `span` neighbouring logits, weighed by `beta`; "bidir": the inner product with the last logits.
+    `span` neighbouring logits, weighed by `beta`; "bidir": the inner product with the last logits, which is summed
+    over the batch, so its weight grows with the batch of one process.
     """
-    if kind in ("group", "bidir") and problem_type != SINGLE_LABEL:
+    if kind == "group" and (problem_type != SINGLE_LABEL or logits.shape[1] <= span):
         raise UnfitRecipe(
-            f"romebert's kind {kind!r} is for one label of several; take 'raw' or 'ta', or the recipe 'pabee'"
+            f"romebert's kind 'group' is for one label of several and more than {span} exits; "
+            "take 'raw' or 'ta', or the recipe 'pabee'"
         )
     students, last = logits[:, :-1], logits[:, -1:]
-    target = (last if teacher is None else teacher.unsqueeze(1)).detach()  # (examples, 1, outputs)
+    target = (
+        last if teacher is None or kind == "ta" else teacher.unsqueeze(1)
+    ).detach()  # (examples, 1, outputs)
     target = (
         torch.cat([students[:, 1:].detach(), target], dim=1) if kind == "ta" else target.expand_as(students)
     )

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import BertTokenizer, TrainerCallback, TrainingArguments
 
 from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses, train
 from offramp.errors import CannotTrain, UnfitRecipe, UnknownRecipe
+from offramp.training.fitting import in_order
 from offramp.training.trainer import PhaseTrainer, anchor, freeze
 
 Make = Callable[..., ExitModel]
@@ -165,9 +167,9 @@ def test_freezing_everything_is_refused_with_another_recipe(
     tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
 ) -> None:
     model = tiny_model(head={"pooler": "shared", "classifier": "shared"})
-    recipe = RECIPES["deebert"](fine_tune=False)
     with pytest.raises(UnfitRecipe, match="pabee"):
-        train(model, tiny_task(), recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
+        train(model, tiny_task(), "deebert", quick(tmp_path / "run"), tokenizer=tokenizer)
+    assert not (tmp_path / "run").exists(), "nothing was begun"
 
 
 def test_training_drops_the_policy_of_the_weights_before(
@@ -226,6 +228,7 @@ def interrupt() -> None:
         pytest.param("deebert", 10, id="second of two phases"),
         pytest.param("slow teacher", 4, id="slow teacher"),
         pytest.param("pabee", 1, id="before the first checkpoint"),
+        pytest.param("early stopping", 6, id="early stopping"),
     ],
 )
 def test_interrupted_and_started_again_it_ends_with_the_same_weights(
@@ -237,16 +240,25 @@ def test_interrupted_and_started_again_it_ends_with_the_same_weights(
     quick: Quick,
     tmp_path: Path,
 ) -> None:
-    method = RECIPES["romebert"](momentum=0.5) if recipe == "slow teacher" else recipe
-    learn = partial(train, task=tiny_task(), recipe=method, tokenizer=tokenizer)
+    method = {"slow teacher": RECIPES["romebert"](momentum=0.5), "early stopping": "pabee"}.get(
+        recipe, recipe
+    )
+    patience = 2 if recipe == "early stopping" else None
+    learn = partial(train, task=tiny_task(), recipe=method, tokenizer=tokenizer, early_stopping=patience)
     options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
     options |= {"load_best_model_at_end": True, "save_total_limit": 2}
     whole, broken, resumed = (tiny_model(dropout=0.3) for _ in range(3))
+    if patience:
+        options |= {"num_train_epochs": 8, "learning_rate": 0.0, "save_total_limit": 8}
     learn(whole, args=quick(tmp_path / "whole", **options))
     with pytest.raises(KeyboardInterrupt):
         learn(broken, args=quick(tmp_path / "run", **options), callbacks=[Stop(after, interrupt)])
     learn(resumed, args=quick(tmp_path / "run", **options))
     assert same(resumed, whole)
+    steps = [
+        sorted(p.name for p in (tmp_path / run).glob("phase-*/checkpoint-*")) for run in ("whole", "run")
+    ]
+    assert steps[0] == steps[1], "both stopped at the same step"
 
 
 KILLED = """
@@ -318,7 +330,7 @@ def test_a_folder_with_another_run_is_left_alone(
 ) -> None:
     train(tiny_model(), tiny_task(), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
     other = quick(tmp_path / "run", learning_rate=1.0)
-    with pytest.raises(CannotTrain, match=r"other settings \(learning_rate, .*recipe"):
+    with pytest.raises(CannotTrain, match=r"differs in .*learning_rate, .*recipe"):
         train(tiny_model(), tiny_task(), "elbert", other, tokenizer=tokenizer)
 
 
@@ -384,7 +396,8 @@ def test_a_model_without_inner_exits_is_for_the_recipe_final(
     tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
 ) -> None:
     with pytest.raises(UnfitRecipe, match="'final'"):
-        train(tiny_model(exits=[3]), tiny_task(), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
+        train(tiny_model(exits=[3]), tiny_task(), "deebert", quick(tmp_path / "run"), tokenizer=tokenizer)
+    assert not (tmp_path / "run").exists(), "nothing was begun"
 
 
 def test_no_tokenizer_is_said_plainly(
@@ -417,6 +430,140 @@ def test_a_recipe_of_ones_own_is_a_few_lines(
     changed = moved(before, weights(model))
     assert "heads.classifiers.0.weight" in changed
     assert "heads.classifiers.1.weight" not in changed
+
+
+def test_a_model_that_names_its_labels_keeps_their_order(
+    tiny_classifier: Callable[..., Any],
+    tiny_task: MakeTask,
+    tokenizer: BertTokenizer,
+    quick: Quick,
+    tmp_path: Path,
+) -> None:
+    plain = tiny_classifier(
+        "bert", pad_token_id=0, id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1}
+    )
+    model = ExitModel.from_encoder(plain)
+    task = tiny_task()
+    assert task.labels == ("no", "yes")
+    recipe = RECIPES["deebert"](fine_tune=False)
+    trained = train(model, task, recipe, quick(tmp_path / "run", num_train_epochs=30), tokenizer=tokenizer)
+    assert model.config.id2label == {0: "yes", 1: "no"}
+    assert trained.scores["acc"][0] > 0.9, "inner exits learned in the model's order"
+    with torch.no_grad():
+        tokens = tokenizer("a very good film", return_tensors="pt")
+        assert model(**tokens).exit_logits[0, 0].argmax() == 0
+
+
+def test_labels_that_the_model_does_not_know_are_refused(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    model = tiny_model(labels=["ham", "spam"])
+    with pytest.raises(CannotTrain, match="ham, spam and films has no, yes"):
+        train(model, tiny_task(), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
+
+
+def test_labels_that_are_numbers_take_the_models_names(tiny_model: Make, tiny_task: MakeTask) -> None:
+    model = tiny_model(labels=["ham", "spam"])
+    task = replace(tiny_task(), labels=("0", "1"))
+    assert in_order(model, task).labels == ("0", "1")
+    assert model.config.id2label == {0: "ham", 1: "spam"}
+
+
+@pytest.mark.parametrize("other", ["head", "encoder", "data"])
+def test_another_model_or_other_data_is_another_run(
+    other: str, tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    args = quick(tmp_path / "run", max_steps=1)
+    train(tiny_model(), tiny_task(), "pabee", args, tokenizer=tokenizer)
+    model, task = tiny_model(head={"pooling": "first"}) if other == "head" else tiny_model(), tiny_task()
+    if other == "encoder":
+        model.backbone.embeddings.word_embeddings.weight.data[5, 0] += 1
+    if other == "data":
+        task = tiny_task(rows=16)
+    with pytest.raises(CannotTrain, match=f"differs in {other}"):
+        train(model, task, "pabee", args, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("recipe", ["pabee", "deebert"])
+def test_the_trained_model_is_ready_to_answer(
+    recipe: str, tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    task = tiny_task()
+    blind = replace(task, splits={"train": task.splits["train"]})
+    model = tiny_model(dropout=0.5)
+    trained = train(model, blind, recipe, quick(tmp_path / "run", max_steps=1), tokenizer=tokenizer)
+    assert trained.scores == {}
+    assert not any(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_an_interrupted_run_leaves_nothing_frozen(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    model, stop = tiny_model(), [Stop(1, interrupt)]
+    recipe = RECIPES["deebert"](fine_tune=False)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, tiny_task(), recipe, quick(tmp_path / "run"), tokenizer=tokenizer, callbacks=stop)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "early_stopping", "cause"),
+    [({"label_smoothing_factor": 0.1}, None, "smooth"), ({}, 2, "validation split")],
+)
+def test_arguments_that_would_do_nothing_are_refused(
+    changes: dict[str, Any],
+    early_stopping: int | None,
+    cause: str,
+    tiny_model: Make,
+    tiny_task: MakeTask,
+    tokenizer: BertTokenizer,
+    quick: Quick,
+    tmp_path: Path,
+) -> None:
+    args = quick(tmp_path / "run", **changes)
+    with pytest.raises(CannotTrain, match=cause):
+        train(tiny_model(), tiny_task(), args=args, tokenizer=tokenizer, early_stopping=early_stopping)
+
+
+class Object:
+    """A loss may be any callable."""
+
+    def __call__(self, logits: Tensor, labels: Tensor, **_: Any) -> tuple[Tensor, ...]:
+        return (torch.nn.functional.cross_entropy(logits[:, -1], labels),)
+
+
+def test_a_loss_may_be_any_callable_on_any_number_of_exits(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    recipe = Recipe("mine", (Phase(Object()),))
+    model = tiny_model(exits=[3])
+    before = weights(model)
+    train(model, tiny_task(), recipe, quick(tmp_path / "run", max_steps=3), tokenizer=tokenizer)
+    assert moved(before, weights(model))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Recipe("empty", ()),
+        lambda: Phase(losses.final, trainable="heads"),
+        lambda: RECIPES["romebert"](kind="rwa"),
+        lambda: RECIPES["elbert"](weights="equall"),
+        lambda: RECIPES["elasticbert"](groups=0),
+    ],
+)
+def test_a_misspelt_setting_of_a_recipe_is_refused(make: Callable[[], Any]) -> None:
+    with pytest.raises(UnfitRecipe):
+        make()
+
+
+def test_a_projection_needs_two_terms(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    recipe = Recipe("mine", (Phase(losses.total, gradients="projected"),))
+    with pytest.raises(UnfitRecipe, match="one term"):
+        train(tiny_model(), tiny_task(), recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize(

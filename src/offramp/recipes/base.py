@@ -37,10 +37,11 @@ class Phase:
     needs_labels: bool = True
 
     def __post_init__(self) -> None:
-        for name, choices in (("trainable", TRAINABLE), ("gradients", GRADIENTS), ("anchor", ANCHORS)):
-            value = getattr(self, name)
-            if value not in choices:
-                raise UnfitRecipe(f"{name}={value!r}; choose one of {', '.join(choices)}")
+        choose("trainable", self.trainable, TRAINABLE)
+        choose("gradients", self.gradients, GRADIENTS)
+        choose("anchor", self.anchor, ANCHORS)
+        if self.groups < 1:
+            raise UnfitRecipe(f"groups={self.groups}; exits take turns in one group or more")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,15 @@ class Recipe:
     phases: tuple[Phase, ...]
     needs: tuple[str, ...] = ()
     """What the model must have besides its exits: "weights" of the exits that learn, a "gate"."""
+
+    def __post_init__(self) -> None:
+        if not self.phases:
+            raise UnfitRecipe(f"recipe {self.name!r} has no phases; give it at least one")
+
+
+def choose(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UnfitRecipe(f"{name}={value!r}; choose one of {', '.join(choices)}")
 
 
 RecipeMaker = Callable[..., Recipe]

@@ -6,11 +6,12 @@ are parameters of the model, with a learning rate of their own, and are saved wi
 """
 
 from offramp import losses
-from offramp.recipes.base import Phase, Recipe
+from offramp.recipes.base import Phase, Recipe, choose
 
 
 def elbert(weights: str = "learned", rate: float = 1e-2) -> Recipe:
     """`weights` is "learned" or "equal"; `rate` is the learning rate of learned ones."""
+    choose("weights", weights, ("learned", "equal"))
     if weights == "equal":
         return Recipe("elbert", (Phase(losses.total),))
     phase = Phase(losses.learned, learning_rates={"exit_weights": rate})

@@ -8,7 +8,7 @@ gradients.
 from functools import partial
 
 from offramp import losses
-from offramp.recipes.base import Phase, Recipe
+from offramp.recipes.base import Phase, Recipe, choose
 
 
 def romebert(
@@ -33,6 +33,7 @@ def romebert(
         anchor: whose gradient the projection leaves alone: by "task", "final" or "inner".
         momentum: keeps a slow copy of the model as the teacher, 0.9999 in the original; None for none.
     """
+    choose("kind", kind, ("raw", "ta", "group", "bidir"))
     loss = partial(
         losses.self_distilled, kind=kind, gamma=gamma, temperature=temperature, beta=beta, span=span
     )

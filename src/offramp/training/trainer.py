@@ -20,6 +20,9 @@ from offramp.losses import in_group
 from offramp.model import ExitModel
 from offramp.recipes import Phase
 
+TEACHER = "teacher.safetensors"
+"""In a checkpoint, where there is a slow teacher."""
+
 
 class PhaseTrainer(Trainer):
     loss_is_scaled_for_ga = False
@@ -96,7 +99,18 @@ class PhaseTrainer(Trainer):
             return super()._get_train_sampler(train_dataset)
         lengths: Any = cast(Any, self.train_dataset)["length"]
         together = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return LengthGrouped(torch.tensor(list(lengths)), together, self.args.seed)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return LengthGrouped(torch.tensor(list(lengths)), together, seed)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.teacher and self.is_world_process_zero():
+            save_model(self.teacher.model, str(Path(output_dir) / TEACHER))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.teacher and checkpoint is not None:
+            load_model(self.teacher.model, Path(checkpoint) / TEACHER)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
@@ -148,22 +162,10 @@ class SlowTeacher(TrainerCallback):
         logits: Tensor = self.model.to(inputs["input_ids"].device)(**inputs).logits
         return logits
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        saved = self.file(args, state)
-        if saved.exists():
-            load_model(self.model, saved)
-
     @torch.no_grad()
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         for slow, fast in zip(self.model.parameters(), model.parameters(), strict=True):
             slow.lerp_(fast.to(slow.device), 1 - self.momentum)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.is_world_process_zero:
-            save_model(self.model, str(self.file(args, state)))
-
-    def file(self, args: Any, state: Any) -> Path:
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "teacher.safetensors"
 
 
 def freeze(model: ExitModel, trainable: str) -> None:
@@ -178,8 +180,9 @@ def freeze(model: ExitModel, trainable: str) -> None:
         moving = parameters(part for exit in range(last) for part in model.heads.parts(exit)) - of_last
         if not moving:
             raise UnfitRecipe(
-                "the backbone is frozen in this recipe, and the inner exits share all they have with the last; "
-                "take a joint recipe (pabee, elbert, elasticbert), or give exits a classifier of their own"
+                "this recipe freezes the backbone and the last exit, and no inner exit has anything else to learn "
+                "with; take a joint recipe (pabee, elbert, elasticbert), 'final' where there are no inner exits, "
+                "or give each exit a classifier of its own"
             )
     for parameter in model.parameters():
         parameter.requires_grad_(parameter in moving)

@@ -1,0 +1,95 @@
+"""Whether a model, a task and a recipe go together: what does not is said before any work."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from offramp.errors import CannotTrain, UnfitRecipe
+from offramp.model import ExitModel
+from offramp.recipes import Phase, Recipe
+from offramp.tasks import Task
+from offramp.training.trainer import freeze
+
+
+def fitted(
+    model: ExitModel, task: Task, recipe: Recipe, args: TrainingArguments, early_stopping: int | None
+) -> Task:
+    """The task with its labels in the model's order. The model gets what the recipe needs, and loses its policy."""
+    check_outputs(model, task)
+    check_arguments(task, args, early_stopping)
+    task = in_order(model, task)
+    if "weights" in recipe.needs:
+        model.add_exit_weights()
+    if "gate" in recipe.needs:
+        model.add_gate()
+    for phase in recipe.phases:
+        try_phase(model, phase)
+    model.config.policy = None  # it was made for the weights before
+    return task
+
+
+def check_outputs(model: ExitModel, task: Task) -> None:
+    outputs = len(task.labels) if task.labels else 1
+    if outputs != model.config.num_labels:
+        raise CannotTrain(
+            f"{task.name} needs {outputs} outputs and the model has {model.config.num_labels}; "
+            f"make it with num_labels={outputs}"
+        )
+    if model.config.problem_type != task.problem_type:
+        raise CannotTrain(
+            f"{task.name} is {task.problem_type} and the model was made for {model.config.problem_type}; "
+            f"make it with problem_type={task.problem_type!r}"
+        )
+
+
+def check_arguments(task: Task, args: TrainingArguments, early_stopping: int | None) -> None:
+    if args.label_smoothing_factor:
+        raise CannotTrain("labels are not smoothed here; leave label_smoothing_factor at 0")
+    evaluates = "validation" in task.splits and args.eval_strategy != "no" and args.load_best_model_at_end
+    if early_stopping and not evaluates:
+        raise CannotTrain(
+            "early stopping needs a validation split, an eval_strategy and load_best_model_at_end=True"
+        )
+
+
+def in_order(model: ExitModel, task: Task) -> Task:
+    """A model that has names for its labels keeps them and their order, for its answers may be trained already."""
+    if task.labels is None:
+        return task
+    named = dict(sorted((model.config.id2label or {}).items()))
+    names = tuple(named.values())
+    if names == tuple(f"LABEL_{index}" for index in named):
+        model.config.id2label = dict(enumerate(task.labels))
+        model.config.label2id = {name: index for index, name in enumerate(task.labels)}
+    elif set(names) == set(task.labels):
+        return replace(task, labels=names)
+    elif task.labels != tuple(map(str, named)):  # labels that are numbers in order are places, not names
+        raise CannotTrain(
+            f"the model answers {', '.join(names)} and {task.name} has {', '.join(task.labels)}; "
+            "give the data the model's names, or make the model with labels=task.labels"
+        )
+    return task
+
+
+def try_phase(model: ExitModel, phase: Phase) -> None:
+    """One loss on made-up logits: a loss that cannot work fails now, not after an hour."""
+    freeze(model, phase.trainable)
+    exits, outputs = len(model.config.exits), model.config.num_labels or 1
+    labels: Any = torch.zeros(2, dtype=torch.long)
+    if model.config.problem_type != "single_label_classification":
+        labels = torch.zeros(2, outputs)
+    terms = phase.loss(
+        torch.zeros(2, exits, outputs, requires_grad=True),
+        labels if phase.needs_labels else None,
+        problem_type=model.config.problem_type,
+        weights=torch.zeros(exits - 1),
+        gates=torch.full((2, exits), 0.5),
+        teacher=None,
+        step=0,
+    )
+    if phase.gradients == "projected" and len(terms) < 2:
+        raise UnfitRecipe(
+            "gradients are projected between the last exit's term and others; the loss has one term"
+        )
