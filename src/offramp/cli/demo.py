@@ -37,7 +37,7 @@ class Settings:
     epochs: float = 2
     learning_rate: float = 1e-4
     rule: str = "entropy"
-    epsilon: float = 0.05
+    epsilon: float = 0.03
     delta: float = 0.05
     repeats: int = 5
     seed: int = 0
