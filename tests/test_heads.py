@@ -15,7 +15,7 @@ CLASSIFIER = WIDTH * LABELS + LABELS
 
 def heads(**settings: Any) -> Heads:
     torch.manual_seed(0)
-    return Heads(HeadConfig(**settings), EXITS, WIDTH, LABELS).eval()
+    return Heads(HeadConfig(**settings).filled("mean"), EXITS, WIDTH, LABELS).eval()
 
 
 def parameters(module: torch.nn.Module) -> int:
@@ -88,6 +88,12 @@ def test_the_gate_is_a_probability_and_leaves_the_exits_alone() -> None:
         {"classifier": True},
         {"hidden": -1},
         {"dropout": 1.0},
+        {"dropout": "a"},
+        {"hidden": "a"},
+        {"norm": "yes"},
+        {"norm_eps": "tiny"},
+        {"norm_eps": 0},
+        {"gate": "open"},
         {"colour": "red"},
     ],
 )

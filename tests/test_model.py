@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertForSequenceClassification,
     BertTokenizer,
     PreTrainedModel,
     pipeline,
@@ -20,7 +22,7 @@ from transformers import (
 
 from offramp import ExitConfig, ExitModel, HeadConfig
 from offramp.backbones import BACKBONES
-from offramp.errors import BadConfig, BadHead, CannotLoad
+from offramp.errors import BadConfig, BadHead, CannotLoad, OfframpError
 from offramp.model import task_loss
 
 Make = Callable[..., PreTrainedModel]
@@ -82,9 +84,68 @@ def test_another_number_of_labels_takes_the_encoder_and_fresh_heads(
     assert model.config.head_config.final_pooling is None
 
 
-def test_a_retrofit_refuses_a_head_that_cannot_hold_the_classifier(tiny_classifier: Make) -> None:
-    with pytest.raises(BadHead, match="last exit"):
-        ExitModel.from_encoder(tiny_classifier("bert"), head={"pooler": "none"})
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"pooler": "none"},
+        {"hidden": 8},
+        {"activation": "relu"},
+        {"final_pooling": "mean"},
+        {"norm": True},
+    ],
+)
+def test_a_retrofit_refuses_a_head_that_cannot_hold_the_classifier(
+    head: dict[str, Any], tiny_classifier: Make
+) -> None:
+    with pytest.raises(BadHead, match=f"last exit.*{next(iter(head))}"):
+        ExitModel.from_encoder(tiny_classifier("bert"), head=head)
+
+
+def test_a_retrofit_takes_settings_that_agree_with_the_classifier(
+    tiny_classifier: Make, padded: Inputs
+) -> None:
+    plain = tiny_classifier("electra")
+    head = {"activation": "gelu", "final_pooling": "first", "pooler": "shared"}
+    with torch.no_grad():
+        assert torch.equal(ExitModel.from_encoder(plain, head=head)(**padded).logits, plain(**padded).logits)
+
+
+class MyBert(BertForSequenceClassification):
+    """A classifier by inheritance alone."""
+
+
+def test_a_classifier_is_known_by_what_it_inherits(tiny_classifier: Make, padded: Inputs) -> None:
+    plain = tiny_classifier("bert")
+    own = MyBert(plain.config).eval()
+    own.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        assert torch.equal(ExitModel.from_encoder(own)(**padded).logits, plain(**padded).logits)
+
+
+@pytest.mark.parametrize("lost", ["classifier.weight", "bert.pooler.dense.bias"])
+def test_weights_that_a_classifier_lacks_are_named_and_not_made_up(
+    lost: str, tiny_classifier: Make, tmp_path: Path
+) -> None:
+    tiny_classifier("bert").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights[lost]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CannotLoad, match=lost):
+        ExitModel.from_encoder(tmp_path)
+
+
+def test_weights_that_an_encoder_lacks_are_named_and_not_made_up(tiny_encoder: Make, tmp_path: Path) -> None:
+    tiny_encoder("bert").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["encoder.layer.3.output.dense.bias"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CannotLoad, match=r"encoder\.layer\.3\.output\.dense\.bias"):
+        ExitModel.from_encoder(tmp_path)
+
+
+def test_options_of_loading_are_refused_with_a_loaded_model(tiny_encoder: Make) -> None:
+    with pytest.raises(BadConfig, match=r"attn_implementation.*loaded already"):
+        ExitModel.from_encoder(tiny_encoder("bert"), attn_implementation="eager")
 
 
 def test_own_poolers_start_as_copies_of_the_pretrained_one(tiny_encoder: Make, tmp_path: Path) -> None:
@@ -118,8 +179,28 @@ def test_pooling_defaults_to_what_its_family_documents(tiny_encoder: Make) -> No
     assert set(poolings.values()) == {"mean"}
 
 
+def test_settings_of_a_head_mean_the_same_in_both_forms(tiny_encoder: Make) -> None:
+    encoder = tiny_encoder("albert")
+    as_config, as_dict = (
+        ExitModel.from_encoder(encoder, head=head).config.head
+        for head in (HeadConfig(dropout=0.2), {"dropout": 0.2})
+    )
+    assert as_config == as_dict
+    assert ExitConfig(encoder_config=encoder.config, head={"dropout": 0.2}).head == as_dict
+    assert (as_dict["pooling"], as_dict["activation"]) == ("first", "tanh")
+
+
 @pytest.mark.parametrize(
-    ("asked", "placed"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), ([3, 1], [1, 3, 5]), ([5], [5])]
+    ("asked", "placed"),
+    [
+        (1, [1, 2, 3, 4, 5]),
+        (2, [2, 4, 5]),
+        (5, [5]),
+        ([3, 1], [1, 3, 5]),
+        ((5,), [5]),
+        (range(2, 4), [2, 3, 5]),
+        ([], [1, 2, 3, 4, 5]),
+    ],
 )
 def test_exits_are_placed_where_asked_and_at_the_end(
     asked: Any, placed: list[int], tiny_encoder: Make
@@ -127,10 +208,22 @@ def test_exits_are_placed_where_asked_and_at_the_end(
     assert ExitModel.from_encoder(tiny_encoder("bert", layers=5), exits=asked).config.exits == placed
 
 
-@pytest.mark.parametrize("exits", [[0], [6], [-1, 3]])
-def test_an_exit_where_there_is_no_layer_is_refused(exits: list[int], tiny_encoder: Make) -> None:
+@pytest.mark.parametrize("exits", [[0], [6], [-1, 3], [2.0], ["2"], "25", 0, -1, -2, 7, 2.0, None, True])
+def test_an_exit_where_there_is_no_layer_is_refused(exits: Any, tiny_encoder: Make) -> None:
     with pytest.raises(BadConfig, match="of 5 layers"):
         ExitModel.from_encoder(tiny_encoder("bert", layers=5), exits=exits)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, "2"])
+def test_a_number_of_labels_that_makes_no_sense_is_refused(count: Any, tiny_encoder: Make) -> None:
+    with pytest.raises(BadConfig, match="num_labels"):
+        ExitModel.from_encoder(tiny_encoder("bert"), num_labels=count)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_config_without_labels_is_refused(count: int, tiny_encoder: Make) -> None:
+    with pytest.raises(BadConfig, match="num_labels"):
+        ExitConfig(encoder_config=tiny_encoder("bert").config, num_labels=count)
 
 
 def test_saved_and_loaded_it_is_the_same_model(tiny_encoder: Make, padded: Inputs, tmp_path: Path) -> None:
@@ -150,6 +243,8 @@ def test_saved_and_loaded_it_is_the_same_model(tiny_encoder: Make, padded: Input
         assert isinstance(loaded, ExitModel)
         assert torch.equal(answers(loaded, padded), answers(model, padded))
         assert loaded.config.policy == model.config.policy
+        assert loaded.config.id2label == {0: "a", 1: "b", 2: "c"}
+        assert loaded.config.label2id == {"a": 0, "b": 1, "c": 2}
         assert loaded.fingerprint() == model.fingerprint()
 
 
@@ -169,6 +264,46 @@ def test_learned_weights_are_parameters_and_are_saved(tiny_encoder: Make, tmp_pa
         model.exit_weights[1] = 2.5
     model.save_pretrained(tmp_path)
     assert ExitModel.from_pretrained(tmp_path).exit_weights.tolist() == [4.0, 2.5, 4.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_learned_weights_stay_in_float32_in_a_half_precision_model(
+    dtype: torch.dtype, tiny_encoder: Make, tmp_path: Path
+) -> None:
+    model = ExitModel.from_encoder(tiny_encoder("bert").to(dtype))
+    model.add_exit_weights()
+    with torch.no_grad():
+        model.exit_weights += 1e-6
+    model.save_pretrained(tmp_path)
+    for each in (model, ExitModel.from_pretrained(tmp_path, dtype=dtype), model.truncate(2)):
+        assert (each.dtype, each.exit_weights.dtype) == (dtype, torch.float32)
+        assert each.exit_weights[0] == model.exit_weights[0] != 4
+        assert {weight.dtype for weight in each.heads.parameters()} == {dtype}
+
+
+def test_a_config_made_for_two_models_stays_as_it_was(tiny_encoder: Make, padded: Inputs) -> None:
+    config = ExitConfig(encoder_config=tiny_encoder("bert").config)
+    before = config.to_dict()
+    changed, plain = ExitModel(config), ExitModel(config)
+    changed.add_gate()
+    changed.add_exit_weights()
+    assert config.to_dict() == plain.config.to_dict() == before
+    assert plain(**padded).exit_gates is None
+    assert changed.config.head_config.gate
+    assert changed(**padded).exit_gates.shape == (5, 4)
+
+
+@every_backbone
+def test_a_resized_vocabulary_is_saved_and_loaded(
+    name: str, tiny_encoder: Make, padded: Inputs, tmp_path: Path
+) -> None:
+    model = ExitModel.from_encoder(tiny_encoder(name))
+    model.resize_token_embeddings(70, mean_resizing=False)
+    model.save_pretrained(tmp_path)
+    loaded = ExitModel.from_pretrained(tmp_path)
+    assert loaded.config.encoder_config.vocab_size == 70
+    new = {**padded, "input_ids": padded["input_ids"].where(padded["input_ids"] != 9, 69)}
+    assert torch.equal(answers(loaded, new), answers(model, new))
 
 
 @pytest.fixture
@@ -204,9 +339,9 @@ def test_truncated_it_answers_as_that_exit_did(
     again = ExitModel.from_pretrained(tmp_path)
     assert torch.equal(answers(again, padded), answers(shorter, padded))
     assert shorter.config.num_layers == 3
-    if name != "albert":  # its layers share their weights
-        weights = (tmp_path / "model.safetensors").stat().st_size
-        assert shorter.num_parameters() < model.num_parameters() > weights / 4
+    weights = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
+    assert weights == shorter.num_parameters()
+    assert shorter.num_parameters() < model.num_parameters()
 
 
 @pytest.mark.parametrize(
@@ -256,8 +391,9 @@ def test_regression_is_one_label(tiny_encoder: Make, padded: Inputs) -> None:
     torch.testing.assert_close(output.loss, expected)
 
 
-def test_it_exports_with_any_number_of_rows(tiny_encoder: Make, padded: Inputs) -> None:
-    model = ExitModel.from_encoder(tiny_encoder("bert")).eval()
+@every_backbone
+def test_it_exports_with_any_number_of_rows(name: str, tiny_encoder: Make, padded: Inputs) -> None:
+    model = ExitModel.from_encoder(tiny_encoder(name, layers=2)).eval()
     rows = torch.export.Dim("rows", min=2, max=64)
     program = torch.export.export(
         model,
@@ -270,23 +406,44 @@ def test_it_exports_with_any_number_of_rows(tiny_encoder: Make, padded: Inputs) 
     torch.testing.assert_close(program.module()(**fewer).exit_logits, answers(model, fewer))
 
 
-def test_gradient_checkpointing_gives_the_same_gradients(tiny_encoder: Make, padded: Inputs) -> None:
-    model = ExitModel.from_encoder(tiny_encoder("bert"), head=HeadConfig(dropout=0.0))
+WITHOUT_CHECKPOINTING = {"albert", "mpnet"}
+"""Whose layers in transformers do not know it."""
+
+
+@pytest.mark.parametrize("name", sorted(BACKBONES.keys() - WITHOUT_CHECKPOINTING))
+def test_gradient_checkpointing_computes_layers_again_and_gives_the_same_gradients(
+    name: str, tiny_encoder: Make, padded: Inputs
+) -> None:
+    model = ExitModel.from_encoder(tiny_encoder(name), head=HeadConfig(dropout=0.0))
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
+        if hasattr(module, "p"):  # dropout, of torch or of a family's own
             module.p = 0.0
-    labels = torch.tensor([0, 1, 0, 1, 1])
+    calls: list[int] = []
+    for layer in model.adapter.layers(model.backbone):
+        part = next(module for module in layer.modules() if isinstance(module, torch.nn.Linear))
+        part.register_forward_hook(lambda *_: calls.append(1))
 
     def gradients() -> dict[str, Tensor]:
+        calls.clear()
         model.zero_grad()
-        model.train()(**padded, labels=labels).loss.backward()
+        model.train()(**padded, labels=torch.tensor([0, 1, 0, 1, 1])).loss.backward()
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
-    plain = gradients()
+    plain, once = gradients(), len(calls)
     model.gradient_checkpointing_enable()
-    assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-    for name, gradient in gradients().items():
+    again = gradients()
+    assert len(calls) == 2 * once > 0
+    assert again.keys() == plain.keys()
+    for name, gradient in again.items():
         torch.testing.assert_close(gradient, plain[name])
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_CHECKPOINTING))
+def test_gradient_checkpointing_is_refused_by_transformers_where_it_has_none(
+    name: str, tiny_encoder: Make
+) -> None:
+    with pytest.raises(ValueError, match="gradient checkpointing"):
+        ExitModel.from_encoder(tiny_encoder(name)).gradient_checkpointing_enable()
 
 
 def test_attention_can_be_switched(tiny_encoder: Make, padded: Inputs, tmp_path: Path) -> None:
@@ -298,6 +455,18 @@ def test_attention_can_be_switched(tiny_encoder: Make, padded: Inputs, tmp_path:
     torch.testing.assert_close(answers(eager, padded), answers(sdpa, padded))
     eager.set_attn_implementation("sdpa")
     assert torch.equal(answers(eager, padded), answers(sdpa, padded))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_stays_as_the_encoder_was_loaded(
+    attention: str, tiny_encoder: Make, padded: Inputs, tmp_path: Path
+) -> None:
+    tiny_encoder("bert").save_pretrained(tmp_path)
+    model = ExitModel.from_encoder(tmp_path, attn_implementation=attention)
+    shorter = model.truncate(2)
+    assert model.backbone.config._attn_implementation == attention
+    assert shorter.backbone.config._attn_implementation == attention
+    assert torch.equal(answers(shorter, padded), answers(model, padded)[:, :2])
 
 
 def test_two_threads_can_use_one_model(tiny_encoder: Make, padded: Inputs) -> None:
@@ -326,9 +495,12 @@ def config_file(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_a_newer_config_asks_for_an_upgrade(tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match=r"newer offramp.*Upgrade"):
-        ExitConfig.from_pretrained(config_file(tmp_path, format=99))
+@pytest.mark.parametrize("changes", [{}, {"exits": "all"}, {"head": [1]}, {"encoder_config": None}])
+def test_a_newer_config_asks_for_an_upgrade(changes: dict[str, Any], tmp_path: Path) -> None:
+    config_file(tmp_path, format=2, **changes)
+    for auto in (ExitConfig, AutoConfig):
+        with pytest.raises(BadConfig, match=r"newer offramp.*Upgrade"):
+            auto.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -337,13 +509,32 @@ def test_a_newer_config_asks_for_an_upgrade(tmp_path: Path) -> None:
         ({"exits": [1, 7]}, "exits"),
         ({"exits": "all"}, "exits"),
         ({"head": {"pooling": "max"}}, "pooling"),
+        ({"head": {"dropout": "a"}}, "dropout"),
         ({"problem_type": "clustering"}, "problem_type"),
+        ({"problem_type": "single_label_classification", "id2label": {"0": "a"}}, "problem_type"),
+        ({"id2label": {"a": 0}}, "'a'"),
+        ({"id2label": {}}, "num_labels"),
         ({"encoder_config": {"model_type": "gpt2"}}, "gpt2"),
+        ({"encoder_config": {"model_type": "bert", "num_hidden_layers": "two"}}, "num_hidden_layers"),
+        ({"encoder_config": {}}, "encoder_config"),
+        ({"encoder_config": None}, "encoder_config"),
+        ({"encoder_config": "bert"}, "encoder_config"),
+        ({"format": "first"}, "format"),
     ],
 )
 def test_a_damaged_config_names_what_is_wrong(changes: dict[str, Any], cause: str, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=cause):
-        ExitConfig.from_pretrained(config_file(tmp_path, **changes))
+    config_file(tmp_path, **changes)
+    for auto in (ExitConfig, AutoConfig):
+        with pytest.raises(OfframpError, match=cause):
+            auto.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("content", ['{"exits": ', "[1, 2]", "3", "\udcff"])
+def test_a_config_that_is_no_json_object_is_said_plainly(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape"))
+    for auto in (ExitConfig, ExitModel):
+        with pytest.raises(BadConfig, match=r"config\.json does not hold a JSON object"):
+            auto.from_pretrained(tmp_path)
 
 
 def test_a_wrong_path_is_said_plainly(tmp_path: Path) -> None:
@@ -360,6 +551,8 @@ def test_pickled_weights_are_not_loaded(tiny_encoder: Make, tmp_path: Path) -> N
 
 
 def test_a_model_with_exits_is_not_taken_for_an_encoder(tiny_encoder: Make, tmp_path: Path) -> None:
-    ExitModel.from_encoder(tiny_encoder("bert")).save_pretrained(tmp_path)
-    with pytest.raises(BadConfig, match="from_pretrained"):
-        ExitModel.from_encoder(tmp_path)
+    model = ExitModel.from_encoder(tiny_encoder("bert"))
+    model.save_pretrained(tmp_path)
+    for encoder in (tmp_path, model):
+        with pytest.raises(BadConfig, match=r"exits already.*from_pretrained"):
+            ExitModel.from_encoder(encoder)

@@ -1,9 +1,10 @@
 """ExitConfig: all that is needed to rebuild a model with exits, saved as config.json beside its weights."""
 
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
@@ -38,19 +39,49 @@ class ExitConfig(PreTrainedConfig):
     format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if self.format > FORMAT:
+        encoder = self.encoder_config
+        if not isinstance(encoder, PreTrainedConfig) and "model_type" not in (encoder or {}):
             raise BadConfig(
-                f"this config has format {self.format}, written by a newer offramp; this one reads up to "
-                f"{FORMAT}. Upgrade offramp to load it."
+                "encoder_config must be the config of a transformers encoder, with its model_type"
             )
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
-        backbone_for(self.encoder_config.model_type)
-        self.head = HeadConfig.from_dict(self.head).to_dict()
+        family = backbone_for(self.encoder_config.model_type)
+        self.head = HeadConfig.from_dict(self.head).filled(family.pooling).to_dict()
         self.exits = check_exits(self.exits, self.num_layers)
+        if not self.num_labels:
+            raise BadConfig("a model needs labels: num_labels must be 1 or more")
+        self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
         if self.problem_type is None:
             self.problem_type = "regression" if self.num_labels == 1 else "single_label_classification"
         if self.problem_type not in PROBLEMS:
             raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEMS)}")
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Self:
+        """As transformers' own, for values that may come from a newer or a damaged file."""
+        written = config_dict.get("format", FORMAT)
+        if written not in range(1, FORMAT + 1):
+            raise BadConfig(
+                f"this config has format {written!r}, written by a newer offramp; this one reads up to "
+                f"{FORMAT}. Upgrade offramp to load it."
+            )
+        try:
+            return super().from_dict(config_dict, **options)
+        except (StrictDataclassError, TypeError, ValueError) as error:
+            raise BadConfig(f"this config cannot be read: {error}") from error
+
+    @classmethod
+    def _dict_from_json_file(cls, json_file: Any) -> dict[str, Any]:
+        try:
+            return dict(super()._dict_from_json_file(json_file))
+        except (TypeError, ValueError) as error:
+            raise BadConfig(
+                f"{json_file} does not hold a JSON object ({error}); save the model again"
+            ) from error
+
+    def get_text_config(self, *_: Any, **__: Any) -> PreTrainedConfig:
+        """Where transformers finds, and sets, the size of the vocabulary."""
+        return cast(PreTrainedConfig, self.encoder_config)
 
     @property
     def num_layers(self) -> int:

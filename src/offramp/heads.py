@@ -11,8 +11,8 @@ these an exit has for itself and which it shares is what the published systems d
 | ElasticBERT        | own    | own        |
 """
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, Self
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple, Self, cast
 
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
@@ -27,14 +27,14 @@ POOLERS = ("own", "shared", "none")
 class HeadConfig:
     """What stands between a layer's hidden states and its logits."""
 
-    pooling: str = "mean"
-    """Which tokens an exit sees: "first", or "mean" over the real ones."""
+    pooling: str | None = None
+    """Which tokens an exit sees: "first", or "mean" over the real ones; by default as the backbone's family does."""
     final_pooling: str | None = None
     """Pooling of the last exit where it differs, as when a fine-tuned classifier keeps its own."""
     pooler: str = "own"
     """Dense layer and activation: "own" for each exit, one "shared", or "none"."""
-    activation: str = "tanh"
-    """Activation of the pooler, by transformers' name."""
+    activation: str | None = None
+    """Activation of the pooler, by transformers' name; by default tanh, or that of a fine-tuned classifier."""
     norm: bool = False
     """A layer norm behind the activation, as ModernBERT's head has."""
     norm_eps: float = 1e-5
@@ -47,16 +47,22 @@ class HeadConfig:
     """One linear layer for all exits that learns to say whether an exit's answer is right (BERxiT)."""
 
     def __post_init__(self) -> None:
-        check("pooling", self.pooling, POOLINGS)
+        check("pooling", self.pooling, (None, *POOLINGS))
         check("final_pooling", self.final_pooling, (None, *POOLINGS))
         check("pooler", self.pooler, POOLERS)
-        check("activation", self.activation, tuple(ACT2FN))
+        check("activation", self.activation, (None, *ACT2FN))
+        check("norm", self.norm, (False, True))
+        check("gate", self.gate, (False, True))
         if not (self.classifier in ("own", "shared") or (is_count(self.classifier) and self.classifier != 0)):
             raise BadHead(
                 f"classifier={self.classifier!r}; choose 'own', 'shared' or a number of exits that share one"
             )
-        if not is_count(self.hidden) or not 0 <= self.dropout < 1:
-            raise BadHead(f"hidden={self.hidden!r} must be 0 or more and dropout={self.dropout!r} in [0, 1)")
+        if not is_count(self.hidden):
+            raise BadHead(f"hidden={self.hidden!r}; choose a width, or 0 for none")
+        if not (isinstance(self.dropout, int | float) and 0 <= self.dropout < 1):
+            raise BadHead(f"dropout={self.dropout!r}; choose a number from 0 to below 1")
+        if not (isinstance(self.norm_eps, int | float) and self.norm_eps > 0):
+            raise BadHead(f"norm_eps={self.norm_eps!r}; choose a number above 0")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -64,6 +70,10 @@ class HeadConfig:
         if unknown:
             raise BadHead(f"a head has no setting {', '.join(sorted(unknown))}")
         return cls(**values)
+
+    def filled(self, pooling: str) -> Self:
+        """Nothing left open: the family's pooling and tanh where none was chosen."""
+        return replace(self, pooling=self.pooling or pooling, activation=self.activation or "tanh")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,7 +94,7 @@ class Pooler(nn.Module):
     def __init__(self, head: HeadConfig, width: int) -> None:
         super().__init__()
         self.dense = nn.Linear(width, width)
-        self.activation = ACT2FN[head.activation]
+        self.activation = ACT2FN[cast(str, head.activation)]
         self.norm = nn.LayerNorm(width, eps=head.norm_eps) if head.norm else None
 
     def forward(self, pooled: Tensor) -> Tensor:
@@ -97,21 +107,16 @@ class Heads(nn.Module):
 
     def __init__(self, head: HeadConfig, exits: int, width: int, labels: int) -> None:
         super().__init__()
-        self.head = head
-        self.last = exits - 1
+        pooling = cast(str, head.pooling)
+        self.poolings = [pooling] * (exits - 1) + [head.final_pooling or pooling]
+        self.sharing = {"own": 1, "shared": exits}.get(str(head.classifier)) or int(head.classifier)
         poolers = {"own": exits, "shared": 1, "none": 0}[head.pooler]
         self.poolers = nn.ModuleList(Pooler(head, width) for _ in range(poolers))
         self.dropout = nn.Dropout(head.dropout)
-        classifiers = -(-exits // self.sharing(exits))
+        classifiers = -(-exits // self.sharing)
         self.hidden = nn.ModuleList(nn.Linear(width, head.hidden) for _ in range(classifiers) if head.hidden)
         self.classifiers = nn.ModuleList(nn.Linear(head.hidden or width, labels) for _ in range(classifiers))
         self.gate = nn.Linear(width, 1) if head.gate else None
-
-    def sharing(self, exits: int) -> int:
-        """How many consecutive exits share one classifier."""
-        if self.head.classifier == "own":
-            return 1
-        return exits if self.head.classifier == "shared" else int(self.head.classifier)
 
     def forward(
         self, exit: int, hidden: Tensor, attention_mask: Tensor | None
@@ -121,13 +126,12 @@ class Heads(nn.Module):
 
     def head_of(self, exit: int) -> "Head":
         """The head of one exit, for a caller that asks it often."""
-        pooler = {"own": exit, "shared": 0, "none": None}[self.head.pooler]
-        which = exit // self.sharing(self.last + 1)
+        which = exit // self.sharing
         return Head(
-            pooling=self.pooling(exit),
-            pooler=None if pooler is None else self.poolers[pooler],
+            pooling=self.poolings[exit],
+            pooler=self.poolers[min(exit, len(self.poolers) - 1)] if self.poolers else None,
             dropout=self.dropout,
-            hidden=self.hidden[which] if self.head.hidden else None,
+            hidden=self.hidden[which] if self.hidden else None,
             classifier=self.classifiers[which],
             gate=self.gate,
         )
@@ -136,9 +140,6 @@ class Heads(nn.Module):
         """The modules that an exit's logits go through."""
         head = self.head_of(exit)
         return [part for part in (head.pooler, head.hidden, head.classifier) if part is not None]
-
-    def pooling(self, exit: int) -> str:
-        return (self.head.final_pooling if exit == self.last else None) or self.head.pooling
 
 
 class Head(NamedTuple):

@@ -6,12 +6,13 @@ early is the engine's business, and nothing here counts or remembers: two thread
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
@@ -21,11 +22,10 @@ from transformers.utils.generic import ModelOutput
 from offramp.backbones import Backbone, FinalHead, backbone_for
 from offramp.config import ExitConfig
 from offramp.errors import BadConfig, BadHead, CannotLoad
-from offramp.heads import HeadConfig, Heads
+from offramp.heads import HeadConfig, Heads, is_count
 
 Tap = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 """(exit, hidden) -> (what its head sees, what the next layer sees): a recipe's way into the backward pass."""
-
 
 LEARNED_WEIGHT_START = 4.0
 """Where ELBERT's learned weights of the exits start, before their sigmoid."""
@@ -56,6 +56,7 @@ class ExitModel(PreTrainedModel):
     _supports_attention_backend = True
 
     def __init__(self, config: ExitConfig) -> None:
+        config = copy.deepcopy(config)  # a model may change its own: `add_gate`, `resize_token_embeddings`
         super().__init__(config)
         self.backbone = AutoModel.from_config(config.encoder_config)
         if hasattr(self.backbone, "pooler"):
@@ -67,8 +68,14 @@ class ExitModel(PreTrainedModel):
             cast(int, config.num_labels),
         )
         if config.learned_weights:
-            self.exit_weights = nn.Parameter(torch.full((len(config.exits) - 1,), LEARNED_WEIGHT_START))
+            self.exit_weights = empty_exit_weights(config, self.device)
+            self._keep_in_fp32_modules_strict = {"exit_weights"}
         self.post_init()  # type: ignore[no-untyped-call]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all weights but `exit_weights`, which learn in small steps and stay in float32."""
+        return cast(torch.dtype, self.backbone.dtype)
 
     @property
     def adapter(self) -> Backbone:
@@ -93,14 +100,13 @@ class ExitModel(PreTrainedModel):
                 seen, hidden = tap(len(answers), hidden) if tap else (hidden, hidden)
                 answers.append(self.heads(len(answers), adapter.norm(backbone, seen), attention_mask))
         exit_logits = torch.stack([logits for logits, _ in answers], dim=1)
-        gated = self.config.head_config.gate
         return ExitOutput(
             loss=None
             if labels is None
             else task_loss(exit_logits, labels, str(self.config.problem_type)).mean(),
             logits=exit_logits[:, -1],
             exit_logits=exit_logits,
-            exit_gates=torch.stack([gate for _, gate in answers], dim=1) if gated else None,
+            exit_gates=torch.stack([gate for _, gate in answers], dim=1) if self.heads.gate else None,
             exit_weights=self.exit_weights.clone() if self.config.learned_weights else None,
         )
 
@@ -120,30 +126,30 @@ class ExitModel(PreTrainedModel):
         Args:
             encoder: a hub name, a folder, or a loaded transformers model.
             num_labels: how many outputs; by default as many as `labels`, or as the fine-tuned classifier has.
-            exits: layers from 1, or k for every k-th layer; the last layer always has one.
+            exits: layers from 1, or k for every k-th layer; the last layer always has one. Empty: every layer.
             head: settings of the heads; by default the family's pooling with a pooler for each exit.
             problem_type: as transformers names it; guessed from `num_labels` by default.
             labels: names of the classes.
             options: go to transformers' `from_pretrained`, such as `revision`.
         """
-        source = encoder if isinstance(encoder, PreTrainedModel) else load(encoder, **options)
+        source = load(encoder, options)
         base: Any = source.base_model
-        adapter = backbone_for(base.config.model_type)
-        final = adapter.final_head(source) if is_classifier(type(source).__name__) else None
+        adapter = adapter_of(source.config)
+        kinds = [kind.__name__ for kind in type(source).mro()]
+        final = adapter.final_head(source) if is_classifier(kinds) else None
         if num_labels is None:
             num_labels = len(labels) if labels else int(source.config.num_labels or 2)
         if final is not None and final.classifier.out_features != num_labels:
             final = None  # another task: its encoder is taken, its answers are not
-        model = cls(
-            ExitConfig(
-                encoder_config=copy.deepcopy(base.config),
-                exits=place_exits(exits, base.config.num_hidden_layers),
-                head=head_settings(head, adapter, final).to_dict(),
-                problem_type=cast(Any, problem_type or (source.config.problem_type if final else None)),
-                initializer_range=getattr(base.config, "initializer_range", 0.02),
-                id2label=label_names(labels, source.config if final else None, num_labels),
-            )
-        )
+        values = {
+            "encoder_config": copy.deepcopy(base.config),
+            "exits": place_exits(exits, base.config.num_hidden_layers),
+            "head": head_settings(head, final).to_dict(),
+            "problem_type": problem_type or (source.config.problem_type if final else None),
+            "initializer_range": getattr(base.config, "initializer_range", 0.02),
+            "id2label": label_names(labels, source.config if final else None, num_labels),
+        }
+        model = cls(ExitConfig.from_dict(values, attn_implementation=base.config._attn_implementation))
         model.backbone.load_state_dict(without_pooler(base.state_dict()))
         model.start_heads(final, adapter.pooler(base))
         nn.Module.to(model, source.dtype)
@@ -165,12 +171,12 @@ class ExitModel(PreTrainedModel):
         """Weights of the exits' losses that learn, saved with the model."""
         if not self.config.learned_weights:
             self.config.learned_weights = True
-            start = torch.full((len(self.config.exits) - 1,), LEARNED_WEIGHT_START)
-            self.exit_weights = nn.Parameter(start.to(self.device, self.dtype))
+            self.exit_weights = empty_exit_weights(self.config, self.device)
+            self._init_weights(self)
 
     def add_gate(self) -> None:
         """A gate that learns when an exit is right, saved with the model."""
-        if not self.config.head_config.gate:
+        if self.heads.gate is None:
             self.config.head["gate"] = True
             width = self.config.encoder_config.hidden_size
             self.heads.gate = nn.Linear(width, 1).to(self.device, self.dtype)
@@ -186,14 +192,17 @@ class ExitModel(PreTrainedModel):
         kept = [layer for layer in self.config.exits if layer <= layers]
         values = self.config.to_dict() | {"exits": kept, "policy": None}
         values["encoder_config"] |= self.adapter.truncated(self.config.encoder_config, layers)
-        values["head"]["final_pooling"] = self.heads.pooling(len(kept) - 1)
-        shorter = type(self)(ExitConfig(**values))
+        values["head"]["final_pooling"] = self.heads.poolings[len(kept) - 1]
+        attention = self.backbone.config._attn_implementation
+        shorter = type(self)(ExitConfig.from_dict(values, attn_implementation=attention))
         weights = self.state_dict()
         needed = {name: weights[name] for name in shorter.state_dict()}
         if "exit_weights" in needed:
             needed["exit_weights"] = needed["exit_weights"][: len(kept) - 1]
         shorter.load_state_dict(needed)
-        nn.Module.to(shorter, device=self.device, dtype=self.dtype)
+        nn.Module.to(shorter, self.device)
+        for part in (shorter.backbone, shorter.heads):
+            nn.Module.to(part, self.dtype)
         nn.Module.train(shorter, self.training)
         return shorter
 
@@ -216,6 +225,10 @@ class ExitModel(PreTrainedModel):
             init.constant_(self.exit_weights, LEARNED_WEIGHT_START)
 
 
+def empty_exit_weights(config: ExitConfig, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(len(config.exits) - 1, dtype=torch.float32, device=device))
+
+
 def task_loss(exit_logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
     """The mean loss of each exit: (examples, exits, labels) -> (exits,)."""
     exits = exit_logits.shape[1]
@@ -228,51 +241,73 @@ def task_loss(exit_logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
     return functional.binary_cross_entropy_with_logits(exit_logits, every, reduction="none").mean(dim=(0, 2))
 
 
-def load(encoder: str | Path, **options: Any) -> PreTrainedModel:
+def load(encoder: str | Path | PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:
     """An encoder, with its classifier where it has one, and without a pooler that was never trained."""
+    if isinstance(encoder, PreTrainedModel):
+        if options:
+            raise BadConfig(f"{', '.join(options)}: the model is loaded already; say this where it is loaded")
+        return encoder
     try:
         config = AutoConfig.from_pretrained(encoder, **options)
-        if config.model_type == ExitConfig.model_type:
-            raise BadConfig(f"{encoder} has exits already; load it with ExitModel.from_pretrained")
-        backbone_for(config.model_type)
-        auto = (
-            AutoModelForSequenceClassification if is_classifier(*(config.architectures or [])) else AutoModel
-        )
+        adapter_of(config)
+        classifier = is_classifier(config.architectures or [])
+        auto = AutoModelForSequenceClassification if classifier else AutoModel
         options = {"dtype": torch.float32, "use_safetensors": True, **options}
         model, info = auto.from_pretrained(encoder, output_loading_info=True, **options)
-    except OSError as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise CannotLoad(f"{encoder}: {error}") from error
-    if any(key.startswith("pooler.") for key in info["missing_keys"]):
+    missing = sorted(info["missing_keys"])
+    if not classifier and any(key.startswith("pooler.") for key in missing):
         model.pooler = None
+        missing = [key for key in missing if not key.startswith("pooler.")]
+    if missing:
+        raise CannotLoad(
+            f"{encoder} lacks {', '.join(missing)}, which {type(model).__name__} needs and which would be random. "
+            "Mend it, or load the part that it has with transformers and pass that model."
+        )
     return cast(PreTrainedModel, model)
 
 
-def is_classifier(*architectures: str) -> bool:
+def adapter_of(config: Any) -> Backbone:
+    if config.model_type == ExitConfig.model_type:
+        raise BadConfig("this model has exits already; a saved one is loaded by ExitModel.from_pretrained")
+    return backbone_for(config.model_type)
+
+
+def is_classifier(architectures: Iterable[str]) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in architectures)
 
 
 def place_exits(exits: int | Sequence[int], layers: int) -> list[int]:
-    chosen = range(exits, layers + 1, exits) if isinstance(exits, int) else exits
-    return [*chosen, layers]
+    asked: list[Any] = list(exits) if isinstance(exits, Iterable) else [exits]
+    if not all(is_count(layer) and 1 <= layer <= layers for layer in asked):
+        raise BadConfig(f"exits={exits!r} of {layers} layers: choose whole numbers from 1 to {layers}")
+    if isinstance(exits, int):
+        asked = list(range(exits, layers + 1, exits))
+    return [*asked, layers] if asked else []
 
 
-def head_settings(
-    head: HeadConfig | dict[str, Any] | None, adapter: Backbone, final: FinalHead | None
-) -> HeadConfig:
+def head_settings(head: HeadConfig | dict[str, Any] | None, final: FinalHead | None) -> HeadConfig:
     if not isinstance(head, HeadConfig):
-        head = HeadConfig.from_dict({"pooling": adapter.pooling, **(head or {})})
+        head = HeadConfig.from_dict(head or {})
     if final is None:
         return head
-    if head.pooler == "none" or head.hidden:
+    fixed: dict[str, Any] = {"activation": final.activation, "final_pooling": final.pooling}
+    fixed |= {"norm": final.norm is not None, "hidden": 0}
+    clash = [name for name in fixed if getattr(head, name) not in (fixed[name], getattr(HeadConfig, name))]
+    if head.pooler == "none":
+        clash.append("pooler")
+    if clash:
         raise BadHead(
-            "the fine-tuned classifier becomes the last exit, which needs a pooler and no hidden layer; "
-            "leave both as they are, or pass the plain encoder"
+            f"the fine-tuned classifier becomes the last exit and keeps its own {', '.join(clash)}; "
+            "leave that out, or pass the plain encoder"
         )
-    head = replace(head, activation=final.activation, final_pooling=final.pooling)
-    return head if final.norm is None else replace(head, norm=True, norm_eps=final.norm.eps)
+    return replace(head, norm_eps=final.norm.eps if final.norm else head.norm_eps, **fixed)
 
 
 def label_names(labels: Sequence[str] | None, source: Any, count: int) -> dict[int, str]:
+    if not is_count(count) or count < 1:
+        raise BadConfig(f"num_labels={count!r}; choose a whole number from 1")
     if labels is None:
         return dict(source.id2label) if source else {i: f"LABEL_{i}" for i in range(count)}
     if len(labels) != count:
