@@ -1,4 +1,5 @@
-"""The engine on tiny real encoders: live decisions are those of the trace, and `never` is the plain model."""
+"""The engine on tiny real encoders, in PyTorch and in ONNX Runtime: live decisions are those of the trace, and
+`never` is the plain model."""
 
 from collections.abc import Callable
 from functools import cache
@@ -12,12 +13,15 @@ from hypothesis import strategies as st
 
 from offramp.criteria import CRITERIA
 from offramp.engine import Engine
+from offramp.export import export
 from offramp.model import ExitModel
-from offramp.policy import Policy, readiness
+from offramp.policy import Policy, fold
 from offramp.stages import Tokens
+from offramp.stages.onnx import OnnxStages
 from offramp.stages.torch import TorchStages
 
 BACKBONES = ["albert", "bert", "deberta-v2", "distilbert", "modernbert", "mpnet", "roberta-prelayernorm"]
+RUNS = [*((backbone, "torch") for backbone in BACKBONES), ("albert", "onnx"), ("modernbert", "onnx")]
 EXAMPLES = 24
 NOISE = 1e-4
 
@@ -43,11 +47,13 @@ def texts() -> list[Tokens]:
 
 
 @pytest.fixture(scope="module")
-def traced(tiny_encoder: Callable[..., Any]) -> Callable[[str], tuple[TorchStages, np.ndarray, np.ndarray]]:
+def traced(
+    tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], tuple[Any, np.ndarray, np.ndarray]]:
     """Stages of a model, and logits and gates of every exit from its own forward, one text at a time."""
 
     @cache
-    def of(backbone: str) -> tuple[TorchStages, np.ndarray, np.ndarray]:
+    def of(backbone: str, runtime: str) -> tuple[Any, np.ndarray, np.ndarray]:
         torch.manual_seed(0)
         encoder = tiny_encoder(backbone, layers=6)
         model = ExitModel.from_encoder(encoder, num_labels=3, exits=[1, 2, 4, 5], head={"gate": True})
@@ -57,7 +63,10 @@ def traced(tiny_encoder: Callable[..., Any]) -> Callable[[str], tuple[TorchStage
             outputs = [model(input_ids=torch.tensor([text.ids])) for text in texts()]
         logits = np.concatenate([output.exit_logits.numpy() for output in outputs])
         gates = np.concatenate([output.exit_gates.numpy() for output in outputs])
-        return TorchStages(model), logits, gates
+        if runtime == "torch":
+            return TorchStages(model), logits, gates
+        folder = export(model, tmp_path_factory.mktemp(backbone) / "model", tokenizer=tokenizer)
+        return OnnxStages(folder, threads=1), logits, gates
 
     return of
 
@@ -76,7 +85,7 @@ def policy_between(rule: str, levels: np.ndarray, share: float) -> Policy:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize(("backbone", "runtime"), RUNS)
 @settings(max_examples=3, deadline=None)
 @given(
     order=st.permutations(range(EXAMPLES)),
@@ -86,8 +95,9 @@ def policy_between(rule: str, levels: np.ndarray, share: float) -> Policy:
     share=st.floats(0, 1),
 )
 def test_engine_agrees_with_trace(
-    traced: Callable[[str], Any],
+    traced: Callable[[str, str], Any],
     backbone: str,
+    runtime: str,
     rule: str,
     order: list[int],
     window: int,
@@ -95,10 +105,10 @@ def test_engine_agrees_with_trace(
     overhead: int,
     share: float,
 ) -> None:
-    stages, logits, gates = traced(backbone)
+    stages, logits, gates = traced(backbone, runtime)
     stages.overhead = overhead
     criterion: Any = CRITERIA[rule](**RULES[rule])
-    policy = policy_between(rule, readiness(criterion, logits, gates, stages.layers), share)
+    policy = policy_between(rule, fold(criterion, logits, gates, stages.layers).readiness, share)
     expected = policy.decide(logits, gates, stages.layers)
     chosen = [texts()[row] for row in order]
     decision = Engine(stages, window, budget).run(chosen, policy)
@@ -113,10 +123,10 @@ def test_rules_cover_the_registry() -> None:
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_exits_are_spread_so_that_agreement_means_something(
-    traced: Callable[[str], Any], backbone: str
+    traced: Callable[[str, str], Any], backbone: str
 ) -> None:
-    stages, logits, _ = traced(backbone)
-    levels = readiness(CRITERIA["confidence"](), logits)
+    stages, logits, _ = traced(backbone, "torch")
+    levels = fold(CRITERIA["confidence"](), logits).readiness
     exits = Engine(stages).run(texts(), policy_between("confidence", levels, 0.8)).exits
     assert len(set(exits.tolist())) >= 3
 

@@ -1,5 +1,6 @@
 """Exported graphs against the model they come from, and folders that are whole or not there."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 import torch
 
 from offramp.backbones import BACKBONES
+from offramp.errors import CannotExport, CannotLoad, OtherThanProven
 from offramp.export import export, exporting
 from offramp.model import ExitModel
+from offramp.policy import Policy
 from offramp.stages import Tokens
 from offramp.stages.onnx import OnnxStages
 
@@ -107,3 +110,147 @@ def test_int8_says_roughly_the_same(
     )
     assert not np.array_equal(found, expected)
     assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.98
+
+
+def test_gates_come_out_with_the_logits(
+    models: Callable[[str], ExitModel], exported: Callable[..., Path]
+) -> None:
+    stages, texts = OnnxStages(exported("bert"), threads=1), tokens([4, 6])
+    _, _, gates = stages.run(2, stages.embed(texts))
+    with torch.inference_mode():
+        expected = [models("bert")(input_ids=torch.tensor([text.ids])).exit_gates[0, 2] for text in texts]
+    np.testing.assert_allclose(gates, torch.stack(expected).numpy(), atol=1e-5)
+
+
+def places(file: Path) -> set[tuple[str, ...]]:
+    """Where in the file of weights a graph reads."""
+    graph = onnx.load(file, load_external_data=False).graph
+    return {tuple(entry.value for entry in tensor.external_data) for tensor in graph.initializer} - {()}
+
+
+def test_weights_that_layers_share_are_stored_once(exported: Callable[..., Path]) -> None:
+    folder = exported("albert")  # three layers in two groups: the first two are the same
+    first, second, third = (places(folder / f"stage-0{stage}.onnx") for stage in (1, 2, 3))
+    assert first == second
+    assert len(first & third) == 1  # the pooler, which starts as the pretrained one at every exit
+
+
+def test_stages_that_are_the_same_share_a_graph(
+    tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    """ELBERT: the layers share their weights, and so do the heads."""
+    model = ExitModel.from_encoder(
+        tiny_encoder("albert", num_hidden_groups=1),
+        num_labels=2,
+        head={"pooler": "shared", "classifier": "shared"},
+    )
+    stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
+    assert set(stages.manifest.stages) == {"stage-01.onnx"}
+    assert len({id(graph) for graph in stages.graphs}) == 1
+    np.testing.assert_allclose(said(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
+
+
+def test_a_stage_of_several_layers_is_one_graph(
+    tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    model = ExitModel.from_encoder(tiny_encoder("bert", layers=4), num_labels=2, exits=2)
+    stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
+    assert stages.layers == (2, 4)
+    assert len(stages.graphs) == 2
+    np.testing.assert_allclose(said(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
+
+
+def test_the_model_is_left_as_it_was(
+    tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    model = ExitModel.from_encoder(tiny_encoder("bert", layers=1), num_labels=2).to(torch.bfloat16).train()
+    before = model.fingerprint(), model.dtype, model.backbone.config._attn_implementation
+    stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
+    assert (model.fingerprint(), model.dtype, model.backbone.config._attn_implementation) == before
+    assert model.training
+    assert stages.manifest.fingerprint == before[0]
+
+
+def test_a_folder_names_no_place_of_the_machine_that_made_it(exported: Callable[..., Path]) -> None:
+    for file in exported("bert").glob("*.onnx"):
+        assert b"site-packages" not in file.read_bytes()
+        assert str(Path.cwd()).encode() not in file.read_bytes()
+
+
+def test_what_fails_leaves_nothing(
+    exported: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "check", broken)
+    with pytest.raises(KeyboardInterrupt):
+        exported("bert")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_graphs_that_say_something_else_are_refused(
+    models: Callable[[str], ExitModel],
+    traced: Callable[[str], list[onnx.ModelProto]],
+    tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    embedding, first, second, third = (
+        onnx.ModelProto.FromString(g.SerializeToString()) for g in traced("bert")
+    )
+    monkeypatch.setattr(exporting, "graphs", lambda model: iter([embedding, first, third, second]))
+    with pytest.raises(CannotExport, match="something else than the model at layer 2"):
+        export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_torch_cannot_export_is_refused_with_its_reason(
+    models: Callable[[str], ExitModel], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unable(*given: Any, **options: Any) -> None:
+        raise RuntimeError("no such operator\nand much more")
+
+    monkeypatch.setattr(torch.onnx, "export", unable)
+    with pytest.raises(CannotExport, match=r"Embedding: no such operator$"):
+        export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
+
+
+def test_what_makes_no_sense_is_refused(
+    models: Callable[[str], ExitModel], tokenizer: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(CannotExport, match="fp32, int8"):
+        export(models("bert"), tmp_path / "out", "int4", tokenizer)
+    with pytest.raises(CannotExport, match="pass the model's tokenizer"):
+        export(models("bert"), tmp_path / "out")
+    with pytest.raises(CannotLoad, match="nowhere"):
+        export(tmp_path / "nowhere", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("precision", "warned"), [("fp32", False), ("int8", True)])
+def test_a_certificate_made_in_another_precision_is_warned_of(
+    models: Callable[[str], ExitModel],
+    exported: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    warned: bool,
+) -> None:
+    certified = Policy.parse("entropy:0.3").to_json() | {"certificate": {"precision": "fp32"}}
+    monkeypatch.setattr(models("bert").config, "policy", certified)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        folder = exported("bert", precision)
+    assert any(issubclass(each.category, OtherThanProven) for each in said) == warned
+    policy = OnnxStages(folder, threads=1).policy
+    assert policy is not None
+    assert str(policy) == "entropy:0.3"
+
+
+def test_a_folder_that_holds_something_is_left_alone(exported: Callable[..., Path], tmp_path: Path) -> None:
+    precious = tmp_path / "bert-fp32" / "notes.txt"
+    precious.parent.mkdir()
+    precious.write_text("keep me")
+    with pytest.raises(CannotExport, match="there already"):
+        exported("bert")
+    assert precious.read_text() == "keep me"
+    assert [*precious.parent.iterdir()] == [precious]

@@ -15,6 +15,7 @@ from offramp.cli.calibrate import calibrate
 from offramp.cli.command import EXIT_CODES, Answer, command, quiet
 from offramp.cli.curve import curve
 from offramp.cli.demo import demo
+from offramp.cli.export import export
 from offramp.cli.importing import import_checkpoint
 from offramp.cli.info import info
 from offramp.cli.listing import list_names
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., Answer]] = {
     "calibrate": calibrate,
     "predict": predict,
     "bench": bench,
+    "export": export,
     "import": import_checkpoint,
     "info": info,
     "demo": demo,

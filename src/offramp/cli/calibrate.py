@@ -9,13 +9,16 @@ from typer import Argument, Option
 from offramp.cli.card import store_policy
 from offramp.cli.command import Answer
 from offramp.cli.measuring import on_trace
-from offramp.cli.models import find_model, known, load, read_config
+from offramp.cli.models import find_model, identity, known, read_config
 from offramp.errors import BadRequest
 
 if TYPE_CHECKING:
     from offramp.calibration.targets import Target
     from offramp.policy import Policy
     from offramp.trace import Trace
+
+
+TARGETS = ("guarantee", "max_loss", "min_speedup", "budget", "policy")
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,13 @@ class Wanted:
             return MinSpeedup(self.min_speedup, **of)
         return Budget(float(self.budget or 0), **of)
 
+    def given(self) -> list[str]:
+        return [name for name in TARGETS if getattr(self, name) is not None]
+
     def check(self) -> None:
-        targets = ("guarantee", "max_loss", "min_speedup", "budget", "policy")
-        given = [name for name in targets if getattr(self, name) is not None]
-        if len(given) != 1:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in targets)
-            raise BadRequest(f"{len(given)} targets were given; give one of {flags}.")
+        if len(self.given()) != 1:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in TARGETS)
+            raise BadRequest(f"{len(self.given())} targets were given; give one of {flags}.")
 
 
 def calibrate(
@@ -129,10 +133,13 @@ def bounds(text: str) -> float | dict[str, float]:
 
 def check_same_model(folder: Path, trace: "Trace") -> None:
     """A threshold that was set by what another model says would mean nothing."""
-    model, _ = load(folder)
-    if trace.fingerprint != model.fingerprint():
+    fingerprint, precision = identity(folder)
+    other = (
+        "weights" if trace.fingerprint != fingerprint else "numbers" if trace.precision != precision else None
+    )
+    if other is not None:
         raise BadRequest(
-            f"the trace of {trace.data} was collected from other weights than those in {folder}; "
+            f"the trace of {trace.data} was collected from other {other} than those in {folder}; "
             "collect it again: offramp trace."
         )
 

@@ -32,6 +32,7 @@ def info(model: Annotated[str, Argument(help="A model with exits.")]) -> Answer:
         "head": config["head"],
         "problem": config["problem_type"],
         "labels": list(config.get("id2label", {}).values()),
+        "runtime": runtime(folder),
         "parameters": parameters(folder),
         "policy": None if policy is None else str(policy),
         "certificate": None if policy is None else policy.certificate,
@@ -39,8 +40,14 @@ def info(model: Annotated[str, Argument(help="A model with exits.")]) -> Answer:
     return Answer(values, "\n".join(f"{name:12}{shown(value)}" for name, value in values.items()))
 
 
-def parameters(folder: Path) -> int:
-    """Numbers in the weights, counted from the headers of the files."""
+def runtime(folder: Path) -> str:
+    from offramp.stages.manifest import Manifest, is_exported
+
+    return f"ONNX Runtime, {Manifest.load(folder).precision}" if is_exported(folder) else "PyTorch"
+
+
+def parameters(folder: Path) -> int | None:
+    """Numbers in the weights, counted from the headers of the files; not told of an exported model."""
     from safetensors import SafetensorError, safe_open
 
     total = 0
@@ -50,7 +57,7 @@ def parameters(folder: Path) -> int:
                 total += sum(math.prod(weights.get_slice(key).get_shape()) for key in weights.keys())  # noqa: SIM118
         except SafetensorError as error:
             raise CannotLoad(f"{file} is damaged ({error}); save the model again.") from error
-    return total
+    return total or None
 
 
 def shown(value: Any) -> str:

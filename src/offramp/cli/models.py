@@ -41,7 +41,18 @@ def download(name: str) -> Path:
 
     try:
         return Path(
-            snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.safetensors", "*.md"])
+            snapshot_download(
+                name,
+                allow_patterns=[
+                    "*.json",
+                    "*.txt",
+                    "*.model",
+                    "*.safetensors",
+                    "*.md",
+                    "*.onnx",
+                    "weights.bin",
+                ],
+            )
         )
     except Exception as error:  # the hub's library raises many kinds, which all mean the same here
         raise CannotLoad(f"{name}: neither a folder nor a model that the hub gives out ({error})") from error
@@ -66,6 +77,19 @@ def stored_policy(folder: Path) -> "Policy | None":
 
     record = read_config(folder).get("policy")
     return Policy.from_json(record) if record else None
+
+
+def identity(folder: Path) -> tuple[str, str]:
+    """Fingerprint and precision of the model in a folder."""
+    from offramp.stages.manifest import Manifest, is_exported
+
+    if is_exported(folder):
+        manifest = Manifest.load(folder)
+        return manifest.fingerprint, manifest.precision
+    from offramp.trace.collecting import precision_name
+
+    model, _ = load(folder)
+    return model.fingerprint(), precision_name(model.dtype)
 
 
 def load(folder: Path) -> tuple[Any, Any]:

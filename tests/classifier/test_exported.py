@@ -1,0 +1,170 @@
+"""Classifiers of exported models: the same answers as in PyTorch, and no torch."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from transformers import PreTrainedTokenizerFast
+
+from offramp.calibration import Guarantee, calibrate
+from offramp.classifier import Classifier
+from offramp.errors import BadRequest, OtherThanProven, UnfitTokenizer
+from offramp.export import export
+from offramp.model import ExitModel
+from offramp.policy import Policy
+from offramp.trace import collect
+
+TEXTS = ["good film", "", "bad bad bad", "a b c d e f g h i j", "unheard", "z " * 100, "[SEP] a"]
+PAIRS = [("good", "bad film"), ("a " * 60, "b " * 50)]
+
+
+@pytest.fixture(scope="module")
+def saved(
+    make_model: Callable[..., ExitModel],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A model with its policy, as it is saved."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    model = make_model(labels=["red", "green", "blue"])
+    model.config.policy = Policy.parse("confidence:0.775").to_json()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(saved: Path) -> Path:
+    return export(saved, saved.parent / "exported")
+
+
+@pytest.mark.parametrize("texts", [TEXTS, PAIRS])
+def test_an_exported_model_answers_as_the_saved_one(saved: Path, exported: Path, texts: list[Any]) -> None:
+    expected = Classifier.from_pretrained(saved).predict(texts)
+    found = Classifier.from_pretrained(exported, threads=1).predict(texts)
+    assert [(each.label, each.layer, each.layers) for each in found] == [
+        (each.label, each.layer, each.layers) for each in expected
+    ]
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("types", [True, False])
+def test_tokens_are_those_of_the_transformers_tokenizer(
+    make_model: Callable[..., ExitModel],
+    tokenizer: PreTrainedTokenizerFast,
+    exported: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    side: str,
+    types: bool,
+) -> None:
+    from offramp.classifier.texts import SavedTokenizer, Tokeniser
+
+    names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    monkeypatch.setattr(tokenizer, "truncation_side", side)
+    monkeypatch.setattr(tokenizer, "model_input_names", names)
+    monkeypatch.setattr(tokenizer, "model_max_length", 20)
+    original = Tokeniser(tokenizer, 40)
+    original.rust.save(str(tmp_path / "tokenizer.json"))
+    found = Tokeniser(SavedTokenizer.load(tmp_path, original.settings()), 40)
+    for texts in (TEXTS, PAIRS):
+        for text, tokens in zip(texts, found(texts), strict=True):
+            pair = (text,) if isinstance(text, str) else text
+            expected = tokenizer(*pair, truncation=True, max_length=20)
+            assert list(tokens.ids) == expected["input_ids"]
+            assert tokens.types == (expected["token_type_ids"] if types else None)
+
+
+def test_a_damaged_tokenizer_is_refused_with_advice(tmp_path: Path) -> None:
+    from offramp.classifier.texts import SavedTokenizer
+
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UnfitTokenizer, match="export the model again"):
+        SavedTokenizer.load(tmp_path, {})
+
+
+@pytest.mark.parametrize("option", [{"device": "cpu"}, {"autocast": "bfloat16"}, {"revision": "main"}])
+def test_what_onnx_runtime_does_not_take_is_refused(exported: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=next(iter(option))):
+        Classifier.from_pretrained(exported, **option)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"text": TEXTS, "label": [0, 1, 2, 0, 1, 2, 0]},
+        {"text": [a for a, _ in PAIRS], "text_pair": [b for _, b in PAIRS]},
+        {"input_ids": [[2, 5, 3, 1], [2, 3, 1, 1]], "attention_mask": [[1, 1, 1, 0], [1, 1, 0, 0]]},
+    ],
+)
+def test_a_classifier_collects_the_trace_that_its_model_has(
+    saved: Path, exported: Path, tokenizer: PreTrainedTokenizerFast, columns: dict[str, Any]
+) -> None:
+    model, dataset = ExitModel.from_pretrained(saved), Dataset.from_dict(columns)
+    expected = collect(model, dataset, tokenizer, metrics=("acc",), data="made up", progress=False)
+    for path, runtime in ((saved, "torch"), (exported, "onnxruntime")):
+        classifier = Classifier.from_pretrained(path, window=2)
+        trace = classifier.collect(dataset, metrics=("acc",), data="made up", progress=False)
+        np.testing.assert_allclose(trace.logits, expected.logits, atol=1e-4)
+        for name in ("labels", "lengths", "ids"):
+            np.testing.assert_array_equal(getattr(trace, name), getattr(expected, name))
+        for name in ("layers", "label_names", "metrics", "fingerprint", "data", "precision", "shape"):
+            assert getattr(trace, name) == getattr(expected, name), name
+        assert trace.runtime.startswith(runtime)
+
+
+def test_a_certificate_names_runtime_and_precision_and_is_warned_of_elsewhere(
+    saved: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    fast = export(saved, saved.parent / "int8", "int8")
+    dataset = Dataset.from_dict({"text": ["good film", "bad", "a b"] * 40})
+    trace = Classifier.from_pretrained(fast).collect(dataset, progress=False)
+    policy = calibrate(trace, "confidence", Guarantee(epsilon=0.9, delta=0.2))
+    assert policy.certificate is not None
+    assert policy.certificate["precision"] == "int8"
+    assert policy.certificate["runtime"].startswith("onnxruntime")
+    Classifier.from_pretrained(fast, policy)
+    with pytest.warns(OtherThanProven, match="int8, which is fp32 here"):
+        Classifier.from_pretrained(saved, policy)
+
+
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {missing}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from offramp import Classifier
+
+classifier = Classifier.from_pretrained({folder!r}, threads=1)
+for prediction in classifier.predict({texts!r}):
+    print(prediction.label, prediction.layer)
+"""
+
+
+def test_an_exported_model_needs_no_torch(saved: Path, exported: Path) -> None:
+    missing = {
+        "torch",
+        "transformers",
+        "scipy",
+        "sklearn",
+        "datasets",
+        "onnx",
+        "onnxscript",
+        "matplotlib",
+        "pandas",
+    }
+    code = WITHOUT.format(missing=missing, folder=str(exported), texts=TEXTS)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = Classifier.from_pretrained(saved).predict(TEXTS)
+    assert done.stdout.split("\n")[:-1] == [f"{each.label} {each.layer}" for each in expected]

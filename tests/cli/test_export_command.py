@@ -1,0 +1,75 @@
+"""offramp export, and what other commands do with an exported folder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offramp.policy import Policy
+from offramp.stages.manifest import Manifest
+
+
+def test_an_exported_model_is_traced_calibrated_and_asked_like_any_other(
+    home: Path, ask: Callable[..., Any], run: Callable[..., Any]
+) -> None:
+    held_back = ["--data", home / "dev.csv"]
+    made = ask("export", home / "films", "--precision", "int8", "--out", home / "fast")
+    assert made["precision"] == "int8"
+    assert ask("info", home / "fast")["runtime"] == "ONNX Runtime, int8"
+
+    refused = run("calibrate", home / "fast", home / "dev.trace", "--max-loss", 50)
+    assert refused.exit_code == 1
+    assert "other numbers" in refused.stderr
+
+    ask("trace", home / "fast", *held_back, "--out", home / "fast.trace")
+    found = ask("calibrate", home / "fast", home / "fast.trace", "--guarantee", 0.4, "--delta", 0.2)
+    assert found["certificate"]["precision"] == "int8"
+    assert found["certificate"]["runtime"].startswith("onnxruntime")
+
+    answers = run("predict", home / "fast", "--json", stdin="a very good film\nnot a good film\n").stdout
+    assert [json.loads(line)["label"] for line in answers.splitlines()] == ["yes", "no"]
+
+
+def test_thresholds_can_be_set_again_while_exporting(home: Path, ask: Callable[..., Any]) -> None:
+    ask("calibrate", home / "films", home / "dev.trace", "--rule", "margin", "--max-loss", 50)
+    made = ask(
+        *("export", home / "films", "--precision", "int8", "--out", home / "fast"),
+        *("--data", home / "dev.csv", "--max-loss", 50),
+    )
+    assert made["policy"].startswith("margin")
+    config = json.loads((home / "fast" / "config.json").read_text(encoding="utf-8"))
+    assert str(Policy.from_json(config["policy"])) == made["policy"]
+    assert Manifest.load(home / "fast").precision == "int8"
+    assert (home / "fast" / "README.md").is_file()
+
+
+def test_a_certificate_on_other_numbers_is_told_aloud_and_the_way_on(
+    home: Path, run: Callable[..., Any]
+) -> None:
+    done = run(
+        *("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.4, "--delta", 0.2),
+    )
+    assert done.exit_code == 0, done.output
+    done = run("export", home / "films", "--precision", "int8", "--out", home / "fast")
+    assert done.exit_code == 0, done.output
+    assert "certificate" in done.stderr
+    assert "offramp trace" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--precision", "int3"], "int3"),
+        (["--max-loss", 1], "examples and a target"),
+        (["--data", "dev.csv"], "examples and a target"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    home: Path, run: Callable[..., Any], flags: list[Any], reason: str
+) -> None:
+    done = run("export", home / "films", "--out", home / "fast", *flags)
+    assert done.exit_code == 1
+    assert reason in done.stderr
+    assert not (home / "fast").exists()
