@@ -1,5 +1,6 @@
 """A person's own files: the same rows come out of every format, with columns named or guessed."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from offramp.errors import BadData
+from offramp.errors import BadData, UnknownMetric
 from offramp.tasks import Task
 from offramp.tasks.files import guess
 
@@ -51,6 +52,30 @@ def test_cells_of_csv_may_span_lines_and_errors_name_the_first(tmp_path: Path) -
         Task.from_files(train=path).load()
     path.write_text('text,label\n"two\nlines",a\n"fine",b\n')
     assert Task.from_files(train=path).load()["train"]["text"] == ["two\nlines", "fine"]
+
+
+def test_a_cell_of_csv_may_be_as_long_as_a_book(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    book = "word " * limit
+    rows = [{"text": book, "label": "a"}, {"text": "short", "label": "b"}]
+    data = Task.from_files(train=written(tmp_path, ".csv", rows)).load()
+    assert data["train"]["text"][0] == book
+    assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.csv", "text,label,text\none,a,two\n"), ("a.tsv", "text\tlabel\ttext\none\ta\ttwo\n")],
+)
+def test_two_columns_of_one_name_are_refused(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(BadData, match=r"two columns are named 'text'.*Rename"):
+        Task.from_files(train=tmp_path / name)
+
+
+def test_columns_without_a_name_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label,,\none,a,,\ntwo,b,,\n")
+    assert Task.from_files(train=tmp_path / "a.csv").load()["train"]["text"] == ["one", "two"]
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
@@ -122,6 +147,70 @@ def test_numbered_labels_are_in_the_order_of_numbers(ending: str, tmp_path: Path
 def test_labels_can_be_given_in_the_order_of_a_model(tmp_path: Path) -> None:
     task = Task.from_files(train=written(tmp_path, ".csv", ROWS), labels=["good", "bad"])
     assert task.load()["train"]["label"] == [1, 0, 1]
+
+
+def test_two_labels_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="two labels are named 'bad'"):
+        Task.from_files(train=written(tmp_path, ".csv", ROWS), labels=["good", "bad", " bad"])
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_spaces_around_a_label_do_not_make_another(ending: str, tmp_path: Path) -> None:
+    rows = [{"text": "t", "label": label} for label in ("good", " good", "bad ", "bad")]
+    path = written(tmp_path, ending, rows)
+    for task in (Task.from_files(train=path), Task.from_files(train=path, labels=["bad", "good "])):
+        assert task.labels == ("bad", "good")
+        assert task.load()["train"]["label"] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("nothing", [float("nan"), float("inf"), None])
+def test_a_number_that_is_none_is_no_label(nothing: float | None, ending: str, tmp_path: Path) -> None:
+    rows = [{"text": "t", "label": label} for label in (0.0, nothing, 1.0)]
+    path = written(tmp_path, ending, rows)
+    task = Task.from_files(train=path)
+    assert task.labels == ("0", "1")
+    with pytest.raises(BadData, match="2: no label"):
+        task.load()
+    with pytest.warns(UserWarning, match="dropped 1 rows"):
+        kept = Task.from_files(train=path, bad_rows="drop").load()["train"]
+    assert kept["label"] == [0, 1]
+
+
+def test_a_score_that_is_missing_does_not_make_classes_of_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,score\nt,0.5\nt,\nt,3\n")
+    task = Task.from_files(train=tmp_path / "a.csv")
+    assert task.problem_type == "regression"
+    with pytest.raises(BadData, match="line 3: no label"):
+        task.load()
+
+
+@pytest.mark.parametrize(
+    "label", [{"name": "a"}, [{"name": "a"}], [["a"]], [None]], ids=["dict", "dicts", "lists", "none"]
+)
+def test_a_label_that_is_no_name_is_refused(label: Any, tmp_path: Path) -> None:
+    rows = [{"text": "t", "label": label}, {"text": "t", "label": "b"}]
+    with pytest.raises(BadData, match=r"line 1: label .* expected a name or a number"):
+        Task.from_files(train=written(tmp_path, ".jsonl", rows))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "labels", "problem"),
+    [
+        (["accuracy"], ["bad", "good"], "no metric named accuracy; have mcc, acc"),
+        (["acc", "f1"], ["bad", "fair", "good"], "f1 is for two classes.*macro_f1"),
+        (["acc_and_f1"], ["bad", "fair", "good"], "acc_and_f1 is for two classes"),
+    ],
+)
+def test_a_metric_that_does_not_exist_or_fit_is_refused_at_once(
+    metrics: list[str], labels: list[str], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnknownMetric, match=problem):
+        Task.from_files(train=written(tmp_path, ".csv", ROWS), labels=labels, metrics=metrics)
+
+
+def test_f1_is_for_two_classes(tmp_path: Path) -> None:
+    assert Task.from_files(train=written(tmp_path, ".csv", ROWS), metrics=["f1"]).headline == "f1"
 
 
 @pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])

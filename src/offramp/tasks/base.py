@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from offramp.errors import BadData, UnknownTask
 from offramp.tasks.checks import MANY, REGRESSION, SINGLE, checked, infer_labels, infer_problem_type
 from offramp.tasks.files import Columns, File, Hub, Source, Table, column_names, guess, hub_data, label_names
+from offramp.tasks.metrics import check_metrics
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -56,6 +57,13 @@ class Task:
     """Other names of the task and of its folder, the usual one first."""
     submission: str | None = None
     """What the benchmark calls the file of answers, without its ending."""
+
+    def __post_init__(self) -> None:
+        labels = self.labels or ()
+        twice = [label for label in labels if labels.count(label) > 1]
+        if twice:
+            raise BadData(f"{self.name}: two labels are named {twice[0]!r}, expected each name once")
+        check_metrics(self.metrics, self.problem_type, len(labels))
 
     @classmethod
     def named(cls, name: str, folder: str | Path | None = None, bad_rows: str = "error") -> "Task":
@@ -160,9 +168,12 @@ class Task:
         problem_type = problem_type or infer_problem_type(rows, labels, separator)
         if problem_type not in DEFAULT_METRICS:
             raise BadData(f"problem_type={problem_type!r}, expected one of {', '.join(DEFAULT_METRICS)}")
-        names = labels or (infer_labels(rows, problem_type, separator) if problem_type != REGRESSION else None)
+        names = labels or (
+            infer_labels(rows, problem_type, separator) if problem_type != REGRESSION else None
+        )
+        known = None if names is None else tuple(str(label).strip() for label in names)
         metrics = tuple(metrics or DEFAULT_METRICS[problem_type])
-        return cls(name, None if names is None else tuple(names), metrics, splits, problem_type, separator, bad_rows)
+        return cls(name, known, metrics, splits, problem_type, separator, bad_rows)
 
     @property
     def headline(self) -> str:

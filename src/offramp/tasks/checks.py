@@ -36,7 +36,7 @@ def checked(
 
 def check_header(rows: Rows, labels: Sequence[str]) -> None:
     """A file that lost its header would lose its first example too."""
-    label, idx = rows.headings.get("label", ""), rows.headings.get("idx", "")
+    label, idx = rows.headings.get("label", "").strip(), rows.headings.get("idx", "")
     if label in labels or is_number(label) or idx.isdigit():
         raise BadData(f"{rows.source}, line 1: an example, expected a header that names the columns")
 
@@ -51,9 +51,10 @@ def incomplete(rows: Rows, texts: Sequence[str], problem_type: str) -> dict[int,
             elif not isinstance(text, str):
                 raise BadData(f"{place(rows, number)}: {text!r} as {role}, expected a string")
     if "label" in rows.cells:
-        missing = (None,) if problem_type == MANY else (None, "")
-        labels = zip(rows.numbers, rows.cells["label"], strict=True)
-        found |= {number: "no label" for number, label in labels if label in missing}
+        for number, label in zip(rows.numbers, rows.cells["label"], strict=True):
+            none_of_many = problem_type == MANY and isinstance(label, str)
+            if is_missing(label) and not none_of_many:
+                found[number] = "no label"
     return found
 
 
@@ -88,7 +89,7 @@ def label_column(
         return [_number(rows, *cell) for cell in cells]
     if problem_type == MANY:
         return [_marks(rows, number, names(rows, number, cell, separator), index) for number, cell in cells]
-    return [_position(rows, number, name(cell), index) for number, cell in cells]
+    return [_position(rows, number, name(rows, number, cell), index) for number, cell in cells]
 
 
 def _number(rows: Rows, number: int, cell: Any) -> float:
@@ -121,7 +122,7 @@ def idx_column(rows: Rows) -> list[int]:
 
 def infer_problem_type(rows: Rows, labels: Sequence[str] | None, separator: str | None) -> str:
     """Lists, or texts to divide, are many labels; numbers with fractions are to be predicted as numbers."""
-    cells = [cell for cell in rows.cells.get("label", ()) if cell is not None]
+    cells = [cell for cell in rows.cells.get("label", ()) if not is_missing(cell)]
     if separator is not None or any(isinstance(cell, list) for cell in cells):
         return MANY
     if labels is None and all(map(is_number, cells)) and any(not float(cell).is_integer() for cell in cells):
@@ -135,8 +136,9 @@ def infer_labels(rows: Rows, problem_type: str, separator: str | None) -> list[s
         raise BadData(f"{rows.source}: no labels here to be found. Say labels=[...]")
     found: set[str] = set()
     for number, cell in zip(rows.numbers, rows.cells["label"], strict=True):
-        if cell is not None and cell != "":
-            found.update(names(rows, number, cell, separator) if problem_type == MANY else [name(cell)])
+        if not is_missing(cell):
+            many = problem_type == MANY
+            found.update(names(rows, number, cell, separator) if many else [name(rows, number, cell)])
     if len(found) < 2:
         raise BadData(f"{rows.source}: the only label is {', '.join(found) or 'none'}, expected at least two")
     return sorted(found, key=float) if all(map(is_number, found)) else sorted(found)
@@ -145,15 +147,24 @@ def infer_labels(rows: Rows, problem_type: str, separator: str | None) -> list[s
 def names(rows: Rows, number: int, cell: Any, separator: str | None) -> list[str]:
     """The labels of an example that may have many."""
     if isinstance(cell, list):
-        return [name(label) for label in cell]
+        return [name(rows, number, label) for label in cell]
     if isinstance(cell, str) and separator is not None:
         return [label.strip() for label in cell.split(separator) if label.strip()]
     raise BadData(f"{place(rows, number)}: label {cell!r}, expected a list of names, or say separator=...")
 
 
-def name(cell: Any) -> str:
-    """A label as text; a whole number that a table stores as 1.0 is 1."""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+def name(rows: Rows, number: int, cell: Any) -> str:
+    """A label as text without spaces around it; a whole number that a table stores as 1.0 is 1."""
+    if is_missing(cell) or isinstance(cell, dict | list):
+        raise BadData(f"{place(rows, number)}: label {cell!r}, expected a name or a number")
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+
+
+def is_missing(cell: Any) -> bool:
+    """Nothing, blank, or what tables write for a missing number."""
+    if isinstance(cell, float):
+        return not math.isfinite(cell)
+    return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
 def is_number(cell: Any) -> bool:

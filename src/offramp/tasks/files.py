@@ -6,6 +6,7 @@ that whoever finds fault with a cell can name the file and the line.
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -236,7 +237,12 @@ def _records(path: Path) -> Iterator[tuple[int, list[Any]]]:
     """The names of the columns, then every record, each with its line."""
     if path.suffix.lower() not in READERS:
         raise BadData(f"{path}: expected a file that ends in {', '.join(READERS)}")
-    return READERS[path.suffix.lower()](path)
+    records = READERS[path.suffix.lower()](path)
+    header = next(records)
+    twice = [name for name in header[1] if name and header[1].count(name) > 1]
+    if twice:
+        raise BadData(f"{path}: two columns are named {twice[0]!r}, expected each name once. Rename one.")
+    return itertools.chain([header], records)
 
 
 def _tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -244,8 +250,10 @@ def _tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(_content(path), newline=""), strict=True)
+    content = _content(path)
+    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
     first = 1  # a quoted cell may span lines: a record is named by its first
+    limit = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # a text may be a whole book
     try:
         for cells in reader:
             if cells:
@@ -253,6 +261,8 @@ def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:
             first = reader.line_num + 1
     except csv.Error as error:
         raise BadData(f"{path}, line {first}: not CSV ({error}): double the quotes inside cells") from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, list[Any]]]:

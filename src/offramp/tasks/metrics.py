@@ -1,4 +1,5 @@
-"""Metrics by the names that GLUE and its scripts use, computed by scikit-learn and scipy.
+"""Metrics by the names that GLUE and its scripts use, computed by scikit-learn and scipy, which are
+loaded when the first is computed.
 
 Answers are class indices (one label), numbers (regression) or rows of 0 and 1 (many labels). Every metric
 grows with quality, and answers that leave it undefined (all the same, a correlation of nothing) count as 0.
@@ -10,8 +11,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
-from sklearn import metrics as sklearn_metrics
 
 from offramp.errors import UnknownMetric
 
@@ -27,13 +26,27 @@ def compute(
     >>> compute(["acc", "f1"], labels=[0, 1, 1, 1], answers=[0, 1, 1, 0])
     {'acc': 0.75, 'f1': 0.8}
     """
-    unknown = [name for name in names if name not in METRICS]
-    if unknown:
-        raise UnknownMetric(f"no metric named {', '.join(unknown)}; have {', '.join(METRICS)}")
+    check_known(names)
     rows = np.asarray(labels), np.asarray(answers), None if weights is None else np.asarray(weights)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the undefined cases are announced, and count as 0 here
         return {name: float(np.nan_to_num(METRICS[name](*rows))) for name in names}
+
+
+def check_known(names: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in METRICS]
+    if unknown:
+        raise UnknownMetric(f"no metric named {', '.join(unknown)}; have {', '.join(METRICS)}")
+
+
+def check_metrics(names: Sequence[str], problem_type: str, classes: int) -> None:
+    """Metrics that exist, and none that is for two classes where there are not two."""
+    check_known(names)
+    binary = [name for name in names if name in ("f1", "acc_and_f1")]
+    if binary and (problem_type, classes) != ("single_label_classification", 2):
+        raise UnknownMetric(
+            f"{binary[0]} is for two classes of which an example has one; take macro_f1 or micro_f1"
+        )
 
 
 def answers(logits: Array, problem_type: str) -> Array:
@@ -64,12 +77,16 @@ def counted(labels: ArrayLike, answers: ArrayLike, classes: int) -> tuple[Array,
 
 def mcc(labels: Array, answers: Array, weights: Array | None = None) -> float:
     """Matthews' correlation coefficient."""
-    return float(sklearn_metrics.matthews_corrcoef(labels, answers, sample_weight=weights))
+    from sklearn import metrics
+
+    return float(metrics.matthews_corrcoef(labels, answers, sample_weight=weights))
 
 
 def acc(labels: Array, answers: Array, weights: Array | None = None) -> float:
     """The share of right answers; with many labels, of rows that are right in every label."""
-    return float(sklearn_metrics.accuracy_score(labels, answers, sample_weight=weights))
+    from sklearn import metrics
+
+    return float(metrics.accuracy_score(labels, answers, sample_weight=weights))
 
 
 def f1(labels: Array, answers: Array, weights: Array | None = None) -> float:
@@ -88,9 +105,9 @@ def micro_f1(labels: Array, answers: Array, weights: Array | None = None) -> flo
 
 
 def _f1(average: str, labels: Array, answers: Array, weights: Array | None) -> float:
-    return float(
-        sklearn_metrics.f1_score(labels, answers, average=average, sample_weight=weights, zero_division=0.0)
-    )
+    from sklearn import metrics
+
+    return float(metrics.f1_score(labels, answers, average=average, sample_weight=weights, zero_division=0.0))
 
 
 def acc_and_f1(labels: Array, answers: Array, weights: Array | None = None) -> float:
@@ -100,11 +117,15 @@ def acc_and_f1(labels: Array, answers: Array, weights: Array | None = None) -> f
 
 def pearson(labels: Array, answers: Array, weights: Array | None = None) -> float:
     """Pearson's correlation."""
+    from scipy import stats
+
     return _correlation(stats.pearsonr, labels, answers, weights)
 
 
 def spearmanr(labels: Array, answers: Array, weights: Array | None = None) -> float:
     """Spearman's rank correlation."""
+    from scipy import stats
+
     return _correlation(stats.spearmanr, labels, answers, weights)
 
 
