@@ -10,9 +10,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 
-# Each may import what stands before it. `errors` belongs to no part, so it comes first.
+# Each may import what stands before it. `errors` and `problems` belong to no part, so they come first.
 ORDER = """
-errors
+errors problems
 tasks backbones heads config model importers
 losses gradients recipes training
 trace criteria policy cost curves calibration report

@@ -11,9 +11,9 @@ from transformers.configuration_utils import SubConfigSpec
 from offramp.backbones import backbone_for
 from offramp.errors import BadConfig
 from offramp.heads import HeadConfig
+from offramp.problems import PROBLEMS, REGRESSION, SINGLE
 
 FORMAT = 1
-PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
 
 
 @strict
@@ -52,7 +52,7 @@ class ExitConfig(PreTrainedConfig):
             raise BadConfig("a model needs labels: num_labels must be 1 or more")
         self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
         if self.problem_type is None:
-            self.problem_type = "regression" if self.num_labels == 1 else "single_label_classification"
+            self.problem_type = REGRESSION if self.num_labels == 1 else SINGLE
         if self.problem_type not in PROBLEMS:
             raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEMS)}")
 

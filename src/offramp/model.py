@@ -23,6 +23,7 @@ from offramp.backbones import Backbone, FinalHead, backbone_for
 from offramp.config import ExitConfig
 from offramp.errors import BadConfig, BadHead, CannotLoad
 from offramp.heads import HeadConfig, Heads, is_count
+from offramp.problems import REGRESSION, SINGLE
 
 Tap = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 """(exit, hidden) -> (what its head sees, what the next layer sees): a recipe's way into the backward pass."""
@@ -232,11 +233,11 @@ def empty_exit_weights(config: ExitConfig, device: torch.device) -> nn.Parameter
 def task_loss(exit_logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
     """The mean loss of each exit: (examples, exits, labels) -> (exits,)."""
     exits = exit_logits.shape[1]
-    if problem_type == "single_label_classification":
+    if problem_type == SINGLE:
         every = labels.view(-1, 1).expand(-1, exits)  # (examples, exits)
         return functional.cross_entropy(exit_logits.transpose(1, 2), every, reduction="none").mean(dim=0)
     every = labels.view(len(labels), 1, -1).expand_as(exit_logits).to(exit_logits.dtype)
-    if problem_type == "regression":
+    if problem_type == REGRESSION:
         return functional.mse_loss(exit_logits, every, reduction="none").mean(dim=(0, 2))
     return functional.binary_cross_entropy_with_logits(exit_logits, every, reduction="none").mean(dim=(0, 2))
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offramp.errors import BadData, UnknownTask
-from offramp.tasks.checks import MANY, REGRESSION, SINGLE, checked, infer_labels, infer_problem_type
+from offramp.problems import MANY, PROBLEMS, REGRESSION, SINGLE
+from offramp.tasks.checks import checked, infer_labels, infer_problem_type
 from offramp.tasks.files import Columns, File, Hub, Source, Table, column_names, guess, hub_data, label_names
 from offramp.tasks.metrics import check_metrics
 
@@ -166,8 +167,8 @@ class Task:
             raise BadData(f"{name}: no split has labels; say labels=..., their names in the model's order")
         rows = (labelled or list(splits.values()))[0].read()
         problem_type = problem_type or infer_problem_type(rows, labels, separator)
-        if problem_type not in DEFAULT_METRICS:
-            raise BadData(f"problem_type={problem_type!r}, expected one of {', '.join(DEFAULT_METRICS)}")
+        if problem_type not in PROBLEMS:
+            raise BadData(f"problem_type={problem_type!r}, expected one of {', '.join(PROBLEMS)}")
         names = labels or (
             infer_labels(rows, problem_type, separator) if problem_type != REGRESSION else None
         )

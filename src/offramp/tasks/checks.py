@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from offramp.errors import BadData
+from offramp.problems import MANY, REGRESSION, SINGLE
 from offramp.tasks.files import Rows
-
-SINGLE, MANY, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 
 
 def checked(

@@ -8,8 +8,8 @@ first: for predictions that go to ELUE, train on ELUE's files.
 
 from collections.abc import Mapping
 
+from offramp.problems import REGRESSION
 from offramp.tasks.base import Task
-from offramp.tasks.checks import REGRESSION
 from offramp.tasks.files import Columns, Hub
 from offramp.tasks.glue import BINARY, PARAPHRASE_METRICS, SIMILARITY_METRICS, hub, tables
 

@@ -7,8 +7,8 @@ predictions on matched and mismatched genres are kept apart.
 
 from pathlib import Path
 
+from offramp.problems import REGRESSION
 from offramp.tasks.base import Task
-from offramp.tasks.checks import REGRESSION
 from offramp.tasks.files import Columns, Hub, Table
 
 BINARY = ("0", "1")

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from offramp.errors import UnknownMetric
+from offramp.problems import MANY, SINGLE
 
 Array: TypeAlias = NDArray[Any]
 Metric: TypeAlias = Callable[[Array, Array, Array | None], float]
@@ -43,7 +44,7 @@ def check_metrics(names: Sequence[str], problem_type: str, classes: int) -> None
     """Metrics that exist, and none that is for two classes where there are not two."""
     check_known(names)
     binary = [name for name in names if name in ("f1", "acc_and_f1")]
-    if binary and (problem_type, classes) != ("single_label_classification", 2):
+    if binary and (problem_type, classes) != (SINGLE, 2):
         raise UnknownMetric(
             f"{binary[0]} is for two classes of which an example has one; take macro_f1 or micro_f1"
         )
@@ -56,9 +57,9 @@ def answers(logits: Array, problem_type: str) -> Array:
     [[1, 1], [1, 0]]
     """
     given: Array = logits[..., 0]
-    if problem_type == "single_label_classification":
+    if problem_type == SINGLE:
         given = logits.argmax(-1)
-    elif problem_type == "multi_label_classification":
+    elif problem_type == MANY:
         given = (logits > 0).astype(np.int8)
     return given
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from offramp.errors import BadData
+from offramp.problems import REGRESSION
 from offramp.tasks.base import Task
-from offramp.tasks.checks import REGRESSION
 
 SIMILARITY = (0.0, 5.0)
 """The scale of STS-B, the only task of GLUE and ELUE whose answer is a number."""
