@@ -2,12 +2,13 @@
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from transformers import BertTokenizer, PreTrainedModel
 
-from offramp import BACKBONES, CRITERIA, RECIPES
+from offramp import BACKBONES, CRITERIA, RECIPES, ExitModel
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,10 +30,21 @@ def registries() -> Iterator[None]:
         registry.update(entries)
 
 
-@pytest.mark.usefixtures("registries")
-@pytest.mark.parametrize("page", [page for page in PAGES if code(page)], ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def demo_model(
+    tiny_encoder: Callable[..., PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tiny model where the demo leaves its own."""
+    folder = tmp_path / "offramp-demo/run/model"
+    ExitModel.from_encoder(tiny_encoder("bert"), labels=["negative", "positive"]).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nmovie\n", encoding="utf-8")
+    BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("registries", "demo_model")
+@pytest.mark.parametrize("page", [page for page in PAGES if code(page)], ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page: Path) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     for number, block in enumerate(code(page), start=1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)
