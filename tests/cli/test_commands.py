@@ -1,5 +1,6 @@
 """Every command does what Python does, and says it to people and to machines."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -73,7 +74,8 @@ def test_training_flags_default_to_pythons(home: Path, ask: Ask) -> None:
     run = json.loads((home / "plain/run.json").read_text())
     expected = default_arguments(home / "other", num_train_epochs=1)
     assert run["recipe"] == "pabee"
-    assert run["max_length"] == 128
+    ours, pythons = inspect.signature(COMMANDS["train"]), inspect.signature(offramp.train)
+    assert ours.parameters["max_length"].default == pythons.parameters["max_length"].default
     for name in ("learning_rate", "per_device_train_batch_size", "seed", "weight_decay", "num_train_epochs"):
         assert run[name] == getattr(expected, name)
 

@@ -39,7 +39,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "train encoder --train train.csv --recipe romebert:gama=1 --out x": ("'gama'", "gamma"),
     "train encoder --train train.csv --argument lr=1 --out x": ("'lr'", "TrainingArguments"),
     "train encoder --train train.csv --exits two --out x": ("--exits two", "2,4,6"),
-    "train encoder --train train.csv --epochs 7 --out films": ("other settings", "num_train_epochs"),
+    "train encoder --train train.csv --epochs 7 --out films": ("another run", "num_train_epochs"),
     "train films/model --train train.csv --exits 2 --out x": ("has exits", "--exits"),
     "trace films --data other.csv --out x.trace": ("'maybe'", "no, yes"),
     "trace films --data dev.csv --out train.csv/x.trace": ("train.csv", "exist"),
