@@ -10,7 +10,7 @@ class MissingExtra(OfframpError, ImportError):
 
 
 class UnknownMetric(OfframpError):
-    """A metric was named that does not exist."""
+    """A metric was named that does not exist, or that does not fit the labels."""
 
 
 class BadCost(OfframpError):
@@ -28,10 +28,12 @@ class BadTarget(OfframpError):
 class NoSafeThreshold(OfframpError):
     """No threshold of the rule reaches the target; the message says what would."""
 
-    def __init__(self, message: str, examples_needed: int | None = None) -> None:
+    def __init__(self, message: str, examples_needed: int | None = None, of_class: str | None = None) -> None:
         super().__init__(message)
         self.examples_needed = examples_needed
         """How many examples would have been enough, where more of them help."""
+        self.of_class = of_class
+        """The class that the examples must be of, where bounds are by class."""
 
 
 class ReusedData(UserWarning):
@@ -118,5 +120,9 @@ class CannotExport(OfframpError):
     """A model that cannot be exported as asked."""
 
 
-class OtherNumerics(UserWarning):
-    """A certificate speaks of another precision than the one that computes here."""
+class UnknownClass(OfframpError):
+    """A class was named that the model does not have, or one class twice."""
+
+
+class OtherThanProven(UserWarning):
+    """A certificate speaks of another policy, model or precision than what runs here."""

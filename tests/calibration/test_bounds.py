@@ -45,6 +45,13 @@ def test_hoeffding_bentkus_is_valid_for_fractional_losses() -> None:
     assert p_values.min() < 0.1
 
 
+@pytest.mark.parametrize("hair", [-1e-15, -1e-17, 1e-17])
+def test_a_hair_of_float_noise_proves_nothing(hair: float) -> None:
+    assert hoeffding_bentkus(hair, 20, 0.1) == pytest.approx(hoeffding_bentkus(0.0, 20, 0.1), rel=1e-9)
+    assert hoeffding_bentkus(0.0, 20, 0.1) == pytest.approx(0.9**20)
+    assert binomial(hair, 20, 0.1) == pytest.approx(0.9**20)
+
+
 def test_a_risk_above_epsilon_proves_nothing() -> None:
     assert binomial(0.2, 100, 0.1) > 0.5
     assert hoeffding_bentkus(0.2, 100, 0.1) == 1.0
@@ -60,6 +67,18 @@ def test_examples_needed_are_enough_and_one_less_is_not() -> None:
     assert needed is not None
     assert binomial(math.ceil(0.03 * needed) / needed, needed, 0.05) <= 0.1
     assert binomial(math.ceil(0.03 * (needed - 1)) / (needed - 1), needed - 1, 0.05) > 0.1
+
+
+def test_examples_needed_are_those_of_the_bound() -> None:
+    needed = examples_needed(0.05, 0.1, 0.03, hoeffding_bentkus)
+    assert needed is not None
+    assert hoeffding_bentkus(math.ceil(0.03 * needed) / needed, needed, 0.05) <= 0.1
+    assert needed > examples_needed(0.05, 0.1, 0.03)
+
+
+def test_nobody_is_asked_for_more_than_a_billion_examples() -> None:
+    assert examples_needed(1e-12, 0.05) is None
+    assert examples_needed(0.1, 0.05, risk=0.1 - 1e-12) is None
 
 
 def test_no_number_of_examples_proves_less_than_the_truth() -> None:

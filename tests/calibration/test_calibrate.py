@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from offramp.calibration import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, fit_temperatures
+from offramp.calibration.bounds import examples_needed, hoeffding_bentkus
+from offramp.calibration.guarantee import ladder
 from offramp.calibration.targets import Target
 from offramp.cost import Shape, macs
+from offramp.criteria import CRITERIA
 from offramp.criteria.base import softmax
 from offramp.curves import sweep
-from offramp.errors import BadTarget, NoSafeThreshold, ReusedData
+from offramp.errors import BadTarget, NoSafeThreshold, ReusedData, UnknownClass
 from offramp.policy import Policy
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
@@ -96,6 +99,16 @@ def test_a_budget_may_be_in_macs(make_trace: Make) -> None:
     assert 149_000 < np.mean(each) <= 150_000
 
 
+def test_a_budget_does_not_pay_for_heads_that_nobody_asks(make_trace: Make) -> None:
+    trace, shape = make_trace(500), Shape(hidden=8, intermediate=16, heads=2, layers=6)
+    policy = calibrate(trace, "entropy:0,min_layer=3", Budget(150_000, of="macs"))
+    each = [
+        int(macs(shape, 3, length, exit + 1, exit - 1))  # the first two exits are silent
+        for length, exit in zip(trace.lengths, policy.exits(trace.logits), strict=True)
+    ]
+    assert 149_500 < np.mean(each) <= 150_000
+
+
 def test_a_guarantee_keeps_its_risk_and_certifies_it(make_trace: Make) -> None:
     trace = replace(make_trace(3000), runtime="onnx")
     policy = calibrate(trace, "entropy", Guarantee(0.05, 0.1), chosen_on="other data")
@@ -150,13 +163,35 @@ def test_more_confidence_or_less_risk_never_leaves_earlier(make_trace: Make) -> 
     assert layers(0.1, 0.2) <= layers(0.05, 0.2) <= layers(0.05, 0.01)
 
 
-def test_the_thresholds_tested_do_not_depend_on_the_answers(make_trace: Make) -> None:
-    """They are entropies of one logit in the lead by k * 25 / 399."""
+CALIBRATED = sorted(name for name, kind in CRITERIA.items() if not kind.bare)
+
+
+@pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification"])
+@pytest.mark.parametrize("rule", CALIBRATED)
+def test_the_thresholds_tested_depend_on_the_shape_alone(
+    rule: str, problem_type: str, make_trace: Make
+) -> None:
+    def rungs(seed: int) -> np.ndarray:
+        gates = np.random.default_rng(seed).random((50, 6))
+        trace = make_trace(50, seed=seed, labels=None, problem_type=problem_type, gates=gates)
+        return ladder(CRITERIA[rule](), trace)
+
+    assert len(rungs(0)) > 1
+    np.testing.assert_array_equal(rungs(0), rungs(1))
+
+
+@pytest.mark.parametrize("rule", CALIBRATED)
+def test_only_thresholds_of_the_ladder_are_chosen(rule: str, make_trace: Make) -> None:
+    trace = make_trace(2000, gates=np.random.default_rng(0).random((2000, 6)))
+    policy = calibrate(trace, rule, Guarantee(0.3, of="accuracy"))
+    assert policy.threshold in ladder(policy.criterion, trace)
+
+
+def test_the_ladder_of_entropy_is_that_of_one_logit_in_the_lead(make_trace: Make) -> None:
     chances = softmax(np.stack([np.linspace(0, 25, 400), np.zeros(400), np.zeros(400)], -1))
-    ladder = -(chances * np.log(chances)).sum(-1)
-    for seed in range(4):
-        policy = calibrate(make_trace(2000, seed=seed), "entropy", Guarantee(0.1))
-        assert np.abs(ladder - policy.threshold).min() < 1e-12
+    np.testing.assert_allclose(
+        ladder(CRITERIA["entropy"](), make_trace(5)), -(chances * np.log(chances)).sum(-1), atol=1e-12
+    )
 
 
 def test_regression_agrees_within_a_tolerance(make_trace: Make) -> None:
@@ -186,36 +221,113 @@ def test_many_labels_lose_accuracy_by_the_share(make_trace: Make) -> None:
     assert policy.certificate["observed_risk"] == pytest.approx(lost.mean())
 
 
-def test_bounds_by_class_give_each_class_its_threshold(make_trace: Make) -> None:
+@pytest.mark.parametrize("of", ["disagreement", "accuracy"])
+def test_bounds_by_class_hold_for_the_examples_of_each_class(of: str, make_trace: Make) -> None:
     trace = make_trace(4000, label_names=("ham", "spam", "news"))
-    target = Guarantee({"ham": 0.03, "spam": 0.005}, 0.1)
-    policy = calibrate(trace, "entropy", target)
-    assert policy.class_thresholds["1"] < policy.class_thresholds["0"]
-    done = policy.decide(trace.logits)
-    answers, full = done.answers.argmax(-1), trace.logits[:, -1].argmax(-1)
-    early = done.exits < 5
-    for index, epsilon in enumerate((0.03, 0.005)):
-        assert np.mean(early & (answers == index) & (answers != full)) <= epsilon
-    assert not (early & (answers == 2)).any()
-    assert policy.certificate["observed_risk"] == np.mean(answers != full) <= 0.035
+    policy = calibrate(trace, "entropy", Guarantee({"ham": 0.05, "1": 0.02, "news": 0.05}, 0.1, of=of))
+    answers, full = policy.decide(trace.logits).answers.argmax(-1), trace.logits[:, -1].argmax(-1)
+    lost = answers != full if of == "disagreement" else (full == trace.labels) & (answers != trace.labels)
+    belongs = full if of == "disagreement" else trace.labels
+    for index, (name, epsilon) in enumerate({"ham": 0.05, "spam": 0.02, "news": 0.05}.items()):
+        seen = policy.certificate["by_class"][name]
+        assert seen["examples"] == np.sum(belongs == index)
+        assert seen["observed_risk"] == pytest.approx(lost[belongs == index].mean())
+        assert seen["observed_risk"] <= epsilon
+        assert repr(name) in policy.certificate["promise"]
+    assert policy.certificate["observed_risk"] == pytest.approx(lost.mean())
+    lax = calibrate(trace, "entropy", Guarantee(0.05, 0.1, of=of))
+    assert outcome(lax, trace)[0] < outcome(policy, trace)[0] < 6
 
 
-def test_a_class_that_does_not_exist_has_no_bound(make_trace: Make) -> None:
-    with pytest.raises(BadTarget, match="there are 0, 1, 2"):
-        calibrate(make_trace(100), "entropy", Guarantee({"spam": 0.1}))
+def test_a_rare_class_that_the_first_exit_never_answers_is_not_given_up(make_trace: Make) -> None:
+    """The first exit says ham whatever it sees; nine of ten examples are."""
+    trace = make_trace(4000, exits=2, classes=2, label_names=("ham", "spam"))
+    ham = np.arange(4000) % 10 > 0
+    logits = np.array([[[3.0, 0.0], [0.0, 3.0]], [[3.0, 0.0], [3.0, 0.0]]], np.float32)[ham.astype(int)]
+    trace = replace(trace, logits=logits, labels=1 - ham)
+    assert outcome(calibrate(trace, "entropy", Guarantee(0.12)), trace)[0] == 1
+    with pytest.raises(NoSafeThreshold, match=r"the class 'spam'.*observed risk of 1.0"):
+        calibrate(trace, "entropy", Guarantee({"spam": 0.02, "ham": 0.12}))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "error", "advice"),
+    [
+        ({"0": 0.1, "1": 0.1, "spam": 0.1}, UnknownClass, "there are 0, 1, 2"),
+        ({"0": 0.1, "1": 0.1, "3": 0.1}, UnknownClass, "there are 0, 1, 2"),
+        ({"0": 0.1, "1": 0.1, "01": 0.1}, UnknownClass, "second time"),
+        ({"0": 0.1, "2": 0.1}, BadTarget, "no bound for 1"),
+    ],
+)
+def test_bounds_that_leave_a_class_out_or_name_none_are_refused(
+    bounds: dict[str, float], error: type[Exception], advice: str, make_trace: Make
+) -> None:
+    with pytest.raises(error, match=advice):
+        calibrate(make_trace(100), "entropy", Guarantee(bounds))
+
+
+def test_classes_whose_names_are_numbers_are_bound_by_name(make_trace: Make) -> None:
+    trace = make_trace(3000, label_names=("1", "2", "0"))
+    policy = calibrate(trace, "entropy", Guarantee({"0": 0.02, "1": 0.1, "2": 0.1}))
+    examples = policy.certificate["by_class"]["0"]["examples"]
+    assert examples == np.sum(trace.logits[:, -1].argmax(-1) == 2)
 
 
 def test_no_safe_threshold_is_said_aloud_with_the_examples_needed(make_trace: Make) -> None:
     with pytest.raises(NoSafeThreshold, match="even without a single error it takes 299") as too_few:
         calibrate(make_trace(100), "confidence", Guarantee(0.01, 0.05))
     assert too_few.value.examples_needed >= 299
+    assert too_few.value.of_class is None
 
-    trace = make_trace(2000, exits=2)
-    flipped = trace.logits.copy()
-    flipped[:, 0] = -flipped[:, 1]  # the first exit is sure and wrong
+    trace = sure_and_wrong(make_trace(2000, exits=2))
     with pytest.raises(NoSafeThreshold, match="More examples do not help") as hopeless:
-        calibrate(replace(trace, logits=flipped), "patience_confidence:1,confidence=0.4", Guarantee(0.05))
+        calibrate(trace, "patience_confidence:1,confidence=0.4", Guarantee(0.05))
     assert hopeless.value.examples_needed is None
+
+
+def sure_and_wrong(trace: Trace) -> Trace:
+    """The first exit says the opposite of the last."""
+    return replace(trace, logits=trace.logits[:, [1, 1]] * np.array([-1, 1], np.float32)[:, None])
+
+
+def test_the_examples_needed_without_errors_are_told_even_where_there_are_errors(make_trace: Make) -> None:
+    trace = sure_and_wrong(make_trace(50, exits=2))
+    with pytest.raises(NoSafeThreshold, match="takes 299") as few_and_wrong:
+        calibrate(trace, "patience_confidence:1,confidence=0.4", Guarantee(0.01))
+    assert few_and_wrong.value.examples_needed == 299
+
+
+def test_the_examples_needed_are_those_of_the_class_that_lacks_them(make_trace: Make) -> None:
+    trace = make_trace(600, label_names=("ham", "spam", "news"))
+    full = trace.logits[:, -1].argmax(-1)
+    trace = trace[(full != 1) | (np.arange(600) < 30)]
+    rare = int(np.sum(trace.logits[:, -1].argmax(-1) == 1))
+    with pytest.raises(NoSafeThreshold, match=f"{rare} examples of the class 'spam' .* takes 59") as too_few:
+        calibrate(trace, "confidence", Guarantee({"ham": 0.5, "spam": 0.05, "news": 0.5}))
+    assert too_few.value.of_class == "spam"
+    assert too_few.value.examples_needed >= 59
+    with pytest.raises(NoSafeThreshold, match="0 examples of the class 'spam'"):
+        calibrate(
+            trace[trace.logits[:, -1].argmax(-1) != 1],
+            "confidence",
+            Guarantee(dict.fromkeys(["ham", "spam", "news"], 0.2)),
+        )
+
+
+def test_the_examples_needed_for_many_labels_are_those_of_their_own_bound(make_trace: Make) -> None:
+    logits = np.full((40, 2, 3), 3.0, np.float32)
+    logits[0, 0, 0] = -3  # the first exit is wrong about one label of 120
+    trace = make_trace(40, exits=2, problem_type="multi_label_classification", labels=np.ones((40, 3), int))
+    with pytest.raises(NoSafeThreshold) as too_few:
+        calibrate(replace(trace, logits=logits), "confidence", Guarantee(0.05, of="accuracy"))
+    needed = examples_needed(0.05, 0.05, 1 / 120, hoeffding_bentkus)
+    assert too_few.value.examples_needed == needed > examples_needed(0.05, 0.05, 1 / 120)
+
+
+@pytest.mark.parametrize("epsilon", [1e-12, 1e-6, 0.4999999])
+def test_a_bound_out_of_reach_is_refused_and_does_not_crash(epsilon: float, make_trace: Make) -> None:
+    with pytest.raises(NoSafeThreshold):
+        calibrate(make_trace(4, exits=2), "confidence", Guarantee(epsilon, 0.05))
 
 
 def test_a_rule_that_never_leaves_is_not_certified(make_trace: Make) -> None:
@@ -252,6 +364,32 @@ def test_choosing_a_rule_by_the_data_that_sets_its_threshold_warns(target: Targe
         calibrate(make_trace(500), ["entropy", "patience"], target)
 
 
+def test_calibrating_on_examples_that_chose_the_rule_warns(make_trace: Make) -> None:
+    trace = make_trace(3000)
+    first, second = trace[:1500], trace[1000:]
+    with pytest.warns(ReusedData, match="the rule was chosen on 'made up 0'"):
+        policy = calibrate(second, "entropy", Guarantee(0.05), chosen_on=first)
+    assert policy.certificate["rule_chosen_on"] == "made up 0"
+    calibrate(trace[1500:], "entropy", Guarantee(0.05), chosen_on=first)  # the same data, other examples
+    calibrate(make_trace(3000, seed=1), "entropy", Guarantee(0.05), chosen_on=first)  # the same row numbers
+
+
+def test_examples_of_data_without_a_name_are_told_apart_by_their_model(make_trace: Make) -> None:
+    trace = make_trace(2000, data="")
+    with pytest.warns(ReusedData):
+        calibrate(trace, "entropy", Guarantee(0.05), chosen_on=trace)
+    calibrate(trace, "entropy", Guarantee(0.05), chosen_on=replace(trace, fingerprint="another"))
+
+
+def test_calibrating_on_examples_that_temperatures_were_fitted_on_warns(make_trace: Make) -> None:
+    trace = make_trace(2000)
+    with pytest.warns(ReusedData, match="temperatures were fitted on 'made up 0'"):
+        policy = calibrate(trace, "entropy", Guarantee(0.05), temperatures=fit_temperatures(trace))
+    assert policy.certificate["temperatures_fitted_on"] == "made up 0"
+    with pytest.warns(ReusedData, match="temperatures"):
+        calibrate(trace, "entropy", MaxLoss(1.0), temperatures=fit_temperatures(trace))
+
+
 def test_calibrating_on_the_data_that_chose_the_rule_warns(make_trace: Make) -> None:
     trace = make_trace(2000)
     with pytest.warns(ReusedData, match="made up 0"):
@@ -267,7 +405,7 @@ def test_temperatures_are_those_that_were_hidden_in_the_logits(make_trace: Make)
     logits = np.repeat(honest[:, :1], 3, axis=1) * np.array([0.5, 1.0, 3.0])[:, None]
     trace = make_trace(20_000, exits=3, classes=4, labels=labels)
     found = fit_temperatures(replace(trace, logits=logits.astype(np.float32)))
-    assert found == pytest.approx([0.5, 1.0, 3.0], rel=0.05)
+    assert found.values == pytest.approx([0.5, 1.0, 3.0], rel=0.05)
 
 
 def test_a_tempered_policy_is_calibrated_as_it_will_run(make_trace: Make) -> None:
@@ -275,7 +413,7 @@ def test_a_tempered_policy_is_calibrated_as_it_will_run(make_trace: Make) -> Non
     temperatures = fit_temperatures(make_trace(2000, seed=1))
     for target in (Guarantee(0.05), MaxLoss(1.0), Budget(4.0)):
         policy = calibrate(trace, "confidence", target, temperatures=temperatures)
-        assert policy.temperatures == temperatures
+        assert policy.temperatures == temperatures.values
         if policy.certificate:
             assert outcome(policy, trace)[2] == pytest.approx(policy.certificate["observed_risk"])
         if isinstance(target, Budget):
@@ -293,6 +431,9 @@ def test_a_tempered_policy_is_calibrated_as_it_will_run(make_trace: Make) -> Non
         lambda: Guarantee({}),
         lambda: Guarantee(0.1, delta=1.0),
         lambda: Guarantee(0.1, of="f1"),
+        lambda: Guarantee({"spam": 0.1, "ham": 1.5}),
+        lambda: Guarantee(0.1, tolerance=-0.1),
+        lambda: Guarantee(0.1, tolerance=float("nan")),
     ],
 )
 def test_an_impossible_target_is_refused(make: Callable[[], Target]) -> None:
@@ -307,6 +448,8 @@ def test_what_cannot_be_calibrated_is_said(make_trace: Make) -> None:
         calibrate(make_trace(0), "entropy", MaxLoss(1.0))
     with pytest.raises(BadTarget, match="at least one rule"):
         calibrate(make_trace(10), [], MaxLoss(1.0))
+    with pytest.raises(BadTarget, match="tolerance is for regression"):
+        calibrate(make_trace(10), "entropy", Guarantee(0.1, tolerance=0.1))
     with pytest.raises(BadTarget, match="not scored by 'f1'"):
         calibrate(make_trace(10), "entropy", MaxLoss(1.0, metric="f1"))
     with pytest.raises(BadTarget, match="shape"):

@@ -1,6 +1,7 @@
 """The classifier: texts in, predictions out."""
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -13,7 +14,16 @@ from scipy.special import expit, softmax
 from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier, Prediction
-from offramp.errors import BadPolicy, BadRequest, BadText, CannotLoad, UnfitRule
+from offramp.criteria.entropy import Entropy
+from offramp.errors import (
+    BadPolicy,
+    BadRequest,
+    BadText,
+    CannotLoad,
+    OtherThanProven,
+    UnfitRule,
+    UnknownClass,
+)
 from offramp.model import ExitModel
 from offramp.policy import Policy
 
@@ -218,6 +228,26 @@ def test_a_saved_model_brings_its_tokenizer_and_policy(
     assert str(Classifier.from_pretrained(tmp_path, "patience:1").policy) == "patience:1"
 
 
+def test_a_stored_policy_whose_certificate_is_of_something_else_warns(
+    make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = make_model(labels=["no", "yes"])
+    tokenizer.save_pretrained(tmp_path)
+
+    def load(**certificate: str) -> None:
+        proven = {"policy": "entropy:0.3", "fingerprint": model.fingerprint(), "precision": "fp32"}
+        model.config.policy = Policy(Entropy(), 0.3, certificate=proven | certificate).to_json()
+        model.save_pretrained(tmp_path)
+        Classifier.from_pretrained(tmp_path)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OtherThanProven)
+        load()
+    for name in ("policy", "fingerprint", "precision"):
+        with pytest.warns(OtherThanProven, match=f"{name} another"):
+            load(**{name: "another"})
+
+
 def test_what_cannot_be_loaded_says_why(tiny_encoder: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(CannotLoad, match="nowhere"):
         Classifier.from_pretrained(tmp_path / "nowhere")
@@ -232,7 +262,7 @@ def test_what_cannot_be_loaded_says_why(tiny_encoder: Callable[..., Any], tmp_pa
         ({"policy": "entropi:0.3"}, BadPolicy, "entropy"),
         ({"policy": "layer:9"}, UnfitRule, "exits are at"),
         ({"max_layer": 7}, UnfitRule, "max_layer 7"),
-        ({"policy": "confidence:0.5,class.pink=1"}, BadPolicy, "pink"),
+        ({"policy": "confidence:0.5,class.pink=1"}, UnknownClass, "pink"),
         ({"policy": "gate:0.5"}, UnfitRule, "gate"),
         ({"trace": True, "deadline_ms": 5}, BadRequest, "deadline"),
     ],

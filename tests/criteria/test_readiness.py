@@ -7,7 +7,7 @@ from scipy import special, stats
 from offramp.criteria import CRITERIA
 from offramp.criteria.base import Rows, entropy, log_softmax, softmax
 from offramp.errors import BadPolicy, UnfitRule
-from offramp.policy import Policy, fold, readiness
+from offramp.policy import Policy, fold
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (40, 5, 4))
 CHANCES = special.softmax(LOGITS, -1)
@@ -15,7 +15,7 @@ MULTI = "multi_label_classification"
 
 
 def ready(text: str, logits: np.ndarray = LOGITS, **options: object) -> np.ndarray:
-    return readiness(Policy.parse(text).criterion, logits, **options)  # type: ignore[arg-type]
+    return fold(Policy.parse(text).criterion, logits, **options).readiness  # type: ignore[arg-type]
 
 
 def counts(text: str, logits: list[list[float]]) -> list[float]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from offramp.cost import Shape, macs
-from offramp.curves import Sweep, sweep
+from offramp.curves import Sweep, leaving, sweep
 from offramp.errors import BadPolicy, BadSweep
 from offramp.policy import Policy
 from offramp.tasks.metrics import compute
@@ -75,6 +75,17 @@ def test_auto_thresholds_reach_from_the_first_exit_to_full_depth(make_trace: Mak
         assert layers == sorted(layers), rule
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_auto_thresholds_reach_both_ends_also_where_they_are_sampled(
+    seed: int, make_trace: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "SAMPLE", 20)
+    found = sweep(make_trace(1001, seed=seed), ["entropy", "confidence", "min_probability"], points=20)
+    for curve in found.curves.values():
+        assert curve.points[0].cost.mean_layer == 1
+        assert curve.points[-1].cost.mean_layer == 6
+
+
 def test_auto_thresholds_are_all_there_are_where_there_are_few(make_trace: Make) -> None:
     thresholds = [point.threshold for point in sweep(make_trace(200), "patience").curves["patience"].points]
     assert thresholds == [1, 2, 3, 4, 5]
@@ -90,6 +101,10 @@ def test_the_macs_of_a_point_are_those_of_its_examples(make_trace: Make) -> None
     ]
     assert found.curves["entropy"].points[0].cost.macs == pytest.approx(np.mean(each))
     assert found.full.cost.macs == pytest.approx(macs(shape, 3, trace.lengths, 6).mean())
+    for rule in ("entropy:0,min_layer=4", "never", "layer"):
+        point = sweep(trace, rule, padded_to=128).curves[rule].points[-1]
+        heads = 3 if "min_layer" in rule else 1  # those that are asked on the way to the last exit
+        assert point.cost.macs == macs(shape, 3, 128, 6, heads), rule
     padded = sweep(trace, "layer", padded_to=128).full.cost.macs
     assert padded == macs(shape, 3, 128, 6)
     bare = replace(trace, shape={**trace.shape, "pooler": 0})
@@ -184,10 +199,23 @@ def test_without_labels_the_score_is_agreement_with_full_depth(make_trace: Make)
     assert found.curves["entropy"].points[0].interval is not None
 
 
-def test_thousands_of_classes_go_through_the_rows(make_trace: Make) -> None:
-    trace = make_trace(20, exits=2, classes=2_000)
-    found = sweep(trace, "confidence", points=15).full
-    assert found.scores["acc"] == np.mean(trace.logits[:, -1].argmax(-1) == trace.labels)
+@pytest.mark.parametrize("metric", ["acc", "macro_f1", "mcc"])
+def test_thousands_of_classes_are_scored(metric: str, make_trace: Make) -> None:
+    trace = make_trace(20, exits=2, classes=2_000, metrics=(metric,))
+    found = sweep(trace, "confidence", points=15, bootstrap=10).full
+    answers = trace.logits[:, -1].argmax(-1)
+    assert found.scores[metric] == pytest.approx(compute([metric], trace.labels, answers)[metric])
+    assert found.interval[0] <= found.interval[1]
+
+
+@pytest.mark.parametrize("metric", ["acc", "macro_f1", "mcc"])
+def test_intervals_from_counts_are_those_of_drawing_rows(metric: str, make_trace: Make) -> None:
+    trace = make_trace(300, classes=5, metrics=(metric,))
+    answers, rng = trace.logits[:, -1].argmax(-1), np.random.default_rng(1)
+    draws = [rng.integers(300, size=300) for _ in range(2000)]
+    scores = [compute([metric], trace.labels[rows], answers[rows])[metric] for rows in draws]
+    found = sweep(trace, "never", bootstrap=2000).full.interval
+    assert found == pytest.approx(np.quantile(scores, [0.025, 0.975]), abs=0.012)
 
 
 def test_a_sweep_comes_back_from_json_whole(make_trace: Make) -> None:
@@ -209,5 +237,7 @@ def test_what_cannot_be_swept_is_said(make_trace: Make) -> None:
         sweep(trace, "entropy:0.1,class.spam=0.2")
     with pytest.raises(BadSweep, match="auto"):
         sweep(trace, "entropy", "all")
+    with pytest.raises(BadSweep, match="did you mean entropy"):
+        sweep(trace, "entropy", {"entropi": [0.1]})
     with pytest.raises(BadPolicy, match="entropy"):
         sweep(trace, "entropi")

@@ -1,6 +1,9 @@
 """Policies as people write them: text, limits, thresholds by class, and what is refused with which advice."""
 
 import json
+import warnings
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +12,8 @@ from offramp.criteria import CRITERIA
 from offramp.criteria.confidence import Confidence
 from offramp.criteria.entropy import Entropy
 from offramp.criteria.oracle import Oracle
-from offramp.errors import BadPolicy, OfframpError, UnfitRule
-from offramp.policy import Policy
+from offramp.errors import BadPolicy, OfframpError, OtherThanProven, UnfitRule, UnknownClass
+from offramp.policy import Policy, check_certificate
 
 SURE, UNSURE = [4.0, 0.0], [0.1, 0.0]
 ALL_SURE = np.array([[SURE] * 6])
@@ -84,6 +87,8 @@ def test_thresholds_of_numpy_are_plain_numbers_inside() -> None:
         ("patience:2.5", "whole number"),
         ("never:3", "write just never"),
         ("never,3", "key=value"),
+        ("entropy:0.1,top=2,0.3", "'0.3' should be an option"),
+        ("entropy:0.1,0.2,top=2,0.3", "'0.3' should be an option"),
         ("never,class.1=0.5", "takes no threshold"),
         ("layer:3/4", "one layer for everybody"),
         ("oracle", "Policy(Oracle(labels))"),
@@ -103,9 +108,31 @@ def test_a_mistake_in_the_text_gets_advice(text: str, advice: str) -> None:
         ({"criterion": "entropy", "treshold": 0.3}, "did you mean threshold or"),
         ({"criterion": "entropy", "options": {"normalized": True}}, "did you mean normalised?"),
         ({}, "there is no rule ''"),
+        ({"criterion": "entropy", "threshold": 0.3, "newer": 1}, "no field 'newer'"),
+        ({"criterion": "entropy", "threshold": 0.3, "labels": ["a"]}, "no field 'labels'"),
+        ("entropy:0.3", "no saved policy"),
+        ([1, 2], "no saved policy"),
+        (None, "no saved policy"),
+        ({1: 2}, "no saved policy"),
+        ({"criterion": 3}, "no saved policy"),
+        ({"criterion": ["entropy"]}, "no saved policy"),
+        ({"criterion": "entropy", "options": ["top"]}, "no saved policy"),
+        ({"criterion": "entropy", "options": {"top": "five"}}, "no saved policy"),
+        ({"criterion": "entropy", "options": {"normalised": "yes"}}, "normalised=true"),
+        ({"criterion": "patience", "options": {"tolerance": "0.1"}}, "wrong kind"),
+        ({"criterion": "entropy", "threshold": "low"}, "no saved policy"),
+        ({"criterion": "entropy", "threshold": None}, "no saved policy"),
+        ({"criterion": "entropy", "threshold": {}}, "no saved policy"),
+        ({"criterion": "entropy", "threshold": 10**400}, "no saved policy"),
+        ({"criterion": "entropy", "threshold": 0.1, "class_thresholds": [1]}, "no saved policy"),
+        ({"criterion": "entropy", "threshold": 0.1, "min_layer": "2"}, "wrong kind"),
+        ({"criterion": "entropy", "threshold": 0.1, "max_layer": 2.5}, "whole number"),
+        ({"criterion": "entropy", "threshold": 0.1, "temperatures": 2}, "no saved policy"),
+        ({"criterion": "entropy", "threshold": 0.1, "certificate": "proven"}, "no saved policy"),
+        ({"criterion": "entropy", "threshold": 0.1, "certificate": []}, "wrong kind"),
     ],
 )
-def test_a_mistake_in_saved_json_gets_advice(record: dict[str, object], advice: str) -> None:
+def test_a_mistake_in_saved_json_gets_advice(record: Any, advice: str) -> None:
     with pytest.raises(BadPolicy) as error:
         Policy.from_json(record)
     assert advice in str(error.value)
@@ -115,6 +142,37 @@ def test_certificate_is_kept_as_it_is() -> None:
     certificate = {"epsilon": 0.01, "delta": 0.05, "examples": 500}
     policy = Policy(Entropy(), 0.3, certificate=certificate)
     assert Policy.from_json(policy.to_json()).certificate == certificate
+
+
+CERTIFIED = Policy(
+    Entropy(), 0.3, certificate={"policy": "entropy:0.3", "fingerprint": "abc", "precision": "fp32"}
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fingerprint", "precision", "told"),
+    [
+        ({"threshold": 0.4}, "abc", "fp32", "policy entropy:0.3, which is entropy:0.4 here"),
+        ({"max_layer": 3}, "abc", "fp32", "entropy:0.3,max_layer=3"),
+        ({"temperatures": (1.0, 2.0)}, "abc", "fp32", "temperatures=1/2"),
+        ({}, "xyz", "fp32", "fingerprint abc, which is xyz here"),
+        ({}, "abc", "int8", "precision fp32, which is int8 here"),
+    ],
+)
+def test_a_certificate_of_something_else_warns(
+    changes: dict[str, Any], fingerprint: str, precision: str, told: str
+) -> None:
+    with pytest.warns(OtherThanProven, match=told):
+        check_certificate(replace(CERTIFIED, **changes), fingerprint, precision)
+
+
+def test_a_certificate_of_what_runs_is_silent_also_after_a_file() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_certificate(CERTIFIED, "abc", "fp32")
+        loaded = Policy.from_json(json.loads(json.dumps(CERTIFIED.to_json())))
+        check_certificate(loaded.for_labels(["ham", "spam"]), "abc", "fp32")
+        check_certificate(Policy(Entropy(), 0.3), "abc", "fp32")
 
 
 def test_a_policy_with_the_oracle_is_not_saved() -> None:
@@ -169,11 +227,35 @@ def test_class_thresholds_hold_where_the_exit_predicts_that_class() -> None:
 
 def test_class_thresholds_by_name_follow_the_models_labels() -> None:
     policy = Policy.parse("confidence:0.7,class.spam=0.8")
-    assert policy.for_labels(["ham", "spam"]) == Policy.parse("confidence:0.7,class.1=0.8")
-    with pytest.raises(BadPolicy, match="did you mean spam"):
+    logits = np.array([[[1.0, 0.0]] * 3, [[0.0, 1.0]] * 3])
+    assert policy.for_labels(["ham", "spam"]).exits(logits).tolist() == [0, 2]
+    assert policy.for_labels(["spam", "ham"]).exits(logits).tolist() == [2, 0]
+    with pytest.raises(UnknownClass, match="did you mean spam"):
         Policy.parse("confidence:0.7,class.spma=0.8").for_labels(["ham", "spam"])
     with pytest.raises(UnfitRule, match="for_labels"):
         policy.exits(ALL_SURE)
+
+
+def test_a_class_is_known_by_its_name_first_and_then_by_its_number() -> None:
+    logits = np.array([[np.eye(3)[answer] * 2] * 3 for answer in range(3)])  # confidence 0.79
+    strict_on = {"1": 0, "2": 1, "0": 2}  # the names that ELBERT gives to the classes of SNLI
+    for name, index in strict_on.items():
+        policy = Policy.parse(f"confidence:0.7,class.{name}=0.9").for_labels(["1", "2", "0"])
+        assert policy.exits(logits).tolist() == [2 if answer == index else 0 for answer in range(3)]
+        again = policy.for_labels(["1", "2", "0"])
+        assert again.exits(logits).tolist() == policy.exits(logits).tolist()
+        assert str(again) == str(policy) == f"confidence:0.7,class.{name}=0.9"
+    by_number = Policy.parse("confidence:0.7,class.1=0.9").for_labels(["a", "b", "c"])
+    assert by_number.exits(logits).tolist() == [0, 2, 0]
+
+
+@pytest.mark.parametrize("names", [["ham", "spam"], []])
+def test_two_thresholds_for_one_class_are_refused(names: list[str]) -> None:
+    policy = Policy.parse("confidence:0.7,class.1=0.8,class.01=0.9")
+    with pytest.raises(UnknownClass, match="a second time"):
+        (policy.for_labels(names) if names else policy).exits(ALL_SURE)
+    with pytest.raises(UnknownClass, match="a second time"):
+        Policy.parse("confidence:0.7,class.1=0.8,class.spam=0.9").for_labels(["ham", "spam"])
 
 
 def test_with_many_labels_each_keeps_its_own_threshold() -> None:
@@ -243,7 +325,7 @@ def test_arrays_that_do_not_fit_are_refused(arguments: dict[str, object], advice
     [
         ("gate:0.5", "train the exits with gates"),
         ("entropy:0.1/0.2", "2 thresholds for 6 exits"),
-        ("entropy:0.1,class.2=0.3", "the model has 0 to 1"),
+        ("entropy:0.1,class.2=0.3", "no class '2'; there are 0, 1"),
     ],
 )
 def test_a_policy_that_does_not_fit_the_model_is_refused(text: str, advice: str) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offramp.errors import BadPolicy, UnfitRule
-from offramp.policy import Policy, first_exit, fold, reached
+from offramp.policy import Policy, fold, reached
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (50, 3, 4)).astype(np.float32)
 COOL = Policy.parse("confidence:0.6,temperatures=2/1.5/1")
@@ -26,7 +26,9 @@ def test_answers_stay_the_same_class_at_the_same_exit() -> None:
 
 def test_a_sweep_over_tempered_logits_is_the_live_decision() -> None:
     ready = fold(COOL.criterion, COOL.tempered(LOGITS)).readiness
-    assert first_exit(reached(COOL.criterion, ready, 0.6)).tolist() == COOL.exits(LOGITS).tolist()
+    leaves = reached(COOL.criterion, ready, 0.6)
+    leaves[:, -1] = True
+    assert leaves.argmax(1).tolist() == COOL.exits(LOGITS).tolist()
 
 
 def test_temperatures_come_back_from_text_and_json() -> None:

@@ -4,6 +4,7 @@ A loss of each example lies in [0, 1] and the risk is its mean over the populati
 chance to observe a risk this low on n examples when the true one is epsilon or more.
 """
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +13,11 @@ from scipy.special import rel_entr
 from scipy.stats import binom
 
 Array: TypeAlias = NDArray[Any]
+Bound: TypeAlias = Callable[[ArrayLike, int, float], Array]
+"""(risk, examples, epsilon) to p-values, of the shape of the risk."""
+
+MOST = 1_000_000_000
+"""Examples that nobody has more of."""
 
 
 def binomial(risk: ArrayLike, examples: int, epsilon: float) -> Array:
@@ -36,32 +42,32 @@ def hoeffding_bentkus(risk: ArrayLike, examples: int, epsilon: float) -> Array:
     >>> float(hoeffding_bentkus(0.05, examples=1000, epsilon=0.1).round(10))
     1.63e-08
     """
-    observed = np.asarray(risk, np.float64)
+    # a sum of float losses may land a hair below 0 or above a whole number; neither may prove or cost anything
+    observed = np.clip(np.asarray(risk, np.float64), 0, 1)
     below = np.minimum(observed, epsilon)
     divergence = rel_entr(below, epsilon) + rel_entr(1 - below, 1 - epsilon)
-    # a sum of float losses may land a hair above a whole number, and a hair must not cost an error
     errors = np.ceil(np.round(observed * examples, 9))
     bentkus = np.e * binom.cdf(errors, examples, epsilon)
     return np.asarray(np.minimum(np.exp(-examples * divergence), bentkus).clip(max=1.0))
 
 
-def examples_needed(epsilon: float, delta: float, risk: float = 0.0) -> int | None:
-    """How many examples prove risk <= epsilon at level delta if this risk is observed; None if none do.
+def examples_needed(epsilon: float, delta: float, risk: float = 0.0, bound: Bound = binomial) -> int | None:
+    """How many examples prove risk <= epsilon at level delta if this risk is observed; None if a billion do not.
 
     *Example*: without errors it is ln(delta) / ln(1 - epsilon), rounded up.
     >>> examples_needed(0.01, 0.05), examples_needed(0.01, 0.05, risk=0.005), examples_needed(0.01, 0.05, 0.02)
     (299, 1441, None)
     """
-    if risk >= epsilon:
-        return None
 
     def proves(examples: int) -> bool:
-        return bool(binomial(np.ceil(risk * examples) / examples, examples, epsilon) <= delta)
+        errors = np.ceil(np.round(risk * examples, 9))
+        return bool(bound(errors / examples, examples, epsilon) <= delta)
 
-    enough = 1
+    if risk >= epsilon or not proves(MOST):
+        return None
+    short, enough = 0, 1
     while not proves(enough):
-        enough *= 2
-    short = enough // 2
+        short, enough = enough, min(2 * enough, MOST)
     while enough - short > 1:
         middle = (short + enough) // 2
         short, enough = (short, middle) if proves(middle) else (middle, enough)

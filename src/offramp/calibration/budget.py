@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from offramp.calibration.targets import Budget
 from offramp.criteria.base import Criterion, softmax
 from offramp.curves.leaving import Leaving, out_of_reach, short_number_between
-from offramp.curves.scoring import answers_of, metrics_of, scores
+from offramp.curves.scoring import metrics_of, read_out, scores
 from offramp.curves.sweep import macs_until
 from offramp.errors import BadTarget, NoSafeThreshold
-from offramp.policy import Policy, fold, reached
+from offramp.policy import Policy, reached
 from offramp.trace import Trace
 
 Array: TypeAlias = NDArray[Any]
@@ -36,13 +36,12 @@ class Plan:
 
 def plan(trace: Trace, policy: Policy, target: Budget) -> Plan:
     """Shares of the exits form a geometric series; its ratio is moved until the mean cost meets the budget."""
-    logits = policy.tempered(trace.logits)
-    folded = fold(policy.criterion, logits, trace.gates, trace.layers, trace.problem_type)
-    prices = prices_of(trace, target.of)
+    read = read_out(trace, policy)
+    prices = prices_of(trace, policy, target.of)
     everybody = np.arange(len(trace))
 
     def mean(slope: float) -> float:
-        return float(prices[split(policy, folded.readiness, trace.layers, slope).exits, everybody].mean())
+        return float(prices[split(policy, read.readiness, trace.layers, slope).exits, everybody].mean())
 
     early, late = -STEEPEST, STEEPEST
     if mean(early) > target.mean:
@@ -53,19 +52,19 @@ def plan(trace: Trace, policy: Policy, target: Budget) -> Plan:
     for _ in range(40):
         middle = (early + late) / 2
         early, late = (middle, late) if mean(middle) <= target.mean else (early, middle)
-    chosen = split(policy, folded.readiness, trace.layers, early)
+    chosen = split(policy, read.readiness, trace.layers, early)
     left = Leaving(np.zeros(1), (chosen.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
-    reach = scores(trace, left, answers_of(folded.answers, trace.problem_type))[metrics_of(trace)[0]]
+    reach = scores(trace, left, read.answers)[metrics_of(trace)[0]]
     return Plan(replace(policy, threshold=chosen.thresholds), float(reach[0]))
 
 
-def prices_of(trace: Trace, of: str) -> Array:
+def prices_of(trace: Trace, policy: Policy, of: str) -> Array:
     """(exits, examples) what an answer at each exit costs."""
     if of == "layers":
         return np.repeat(np.asarray(trace.layers, np.float64)[:, None], len(trace), axis=1)
     if not trace.shape:
         raise BadTarget("MACs are unknown: the trace carries no shape. Count layers, or collect it again.")
-    return np.stack([macs_until(trace, exit) for exit in range(len(trace.layers))])
+    return np.stack([macs_until(trace, policy, exit) for exit in range(len(trace.layers))])
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from offramp.calibration.budget import spend
 from offramp.calibration.guarantee import certify
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
+from offramp.calibration.temperatures import Temperatures
 from offramp.curves import Point, Sweep, sweep
 from offramp.curves.curve import template
 from offramp.errors import BadTarget, NoSafeThreshold, ReusedData
@@ -22,15 +25,16 @@ def calibrate(
     rule: str | Sequence[str],
     target: Target,
     *,
-    temperatures: Sequence[float] | None = None,
-    chosen_on: str | None = None,
+    temperatures: Temperatures | Sequence[float] | None = None,
+    chosen_on: Trace | str | None = None,
 ) -> Policy:
     """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
 
     `rule` is a name or the text of a policy, whose threshold is replaced. Of several the one that serves the
     target best is taken; a guarantee pays for that by sharing out delta among them, other targets warn.
-    `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` names the data that the
-    rule, its options or the temperatures were chosen on: if it is this trace's, that is a reason to warn.
+    `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` is the trace, or the name
+    of the data, that the rule and its options were chosen on. If rule or temperatures come from examples of this
+    trace, that is a reason to warn.
 
     *Example*
     >>> import numpy as np
@@ -47,21 +51,41 @@ def calibrate(
     if not len(trace):
         raise BadTarget("the trace holds no examples to calibrate on")
     policies = [template(text) for text in rules]
+    fitted_on = None
+    if isinstance(temperatures, Temperatures):
+        fitted_on = temperatures.fitted_on
+        temperatures = temperatures.values
     if temperatures is not None:
         policies = [replace(policy, temperatures=tuple(temperatures)) for policy in policies]
     if any(policy.criterion.bare for policy in policies):
         raise BadTarget(f"{', '.join(rules)}: a rule without a threshold has none to calibrate")
-    if chosen_on is not None and chosen_on == trace.data:
-        warn(f"the rule was chosen on {chosen_on!r} and is calibrated on it")
+    for what, source in (("rule was chosen", chosen_on), ("temperatures were fitted", fitted_on)):
+        if source is not None and reuses(trace, source):
+            warn(f"the {what} on {name_of(source)!r} and the threshold is calibrated on it")
 
     if isinstance(target, Guarantee):
-        return certify(trace, policies, target, chosen_on)
+        origin = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
+        return certify(trace, policies, target, origin)
     if len(policies) > 1:
         warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
     if isinstance(target, Budget):
         return spend(trace, policies, target)
     found = sweep(trace, [str(policy) for policy in policies], points=POINTS)
     return within_loss(found, target) if isinstance(target, MaxLoss) else fast_enough(found, target)
+
+
+def reuses(trace: Trace, source: Trace | str) -> bool:
+    """Whether a trace has examples of that source."""
+    if isinstance(source, str):
+        return source == trace.data
+    if source.data != trace.data or not np.isin(trace.ids, source.ids).any():
+        return False
+    # ids are often just row numbers, so those of data without a name say little alone
+    return bool(trace.data) or source.fingerprint == trace.fingerprint
+
+
+def name_of(source: Trace | str | None) -> str | None:
+    return source.data if isinstance(source, Trace) else source
 
 
 def warn(what: str) -> None:

@@ -5,6 +5,9 @@
 Thresholds are tested from the safest down, each at the full level delta, and testing stops at the first that
 fails: to certify a risky threshold, the first risky one in the sequence must have passed by bad luck, which has
 probability delta at most. This needs a sequence that was fixed before the data were seen: `ladder`.
+
+With bounds by class a threshold passes if it passes for every class. A threshold that is risky for some class
+must then have passed for that class too, so each class is tested at the full level delta as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +17,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offramp.calibration.bounds import binomial, examples_needed, hoeffding_bentkus
+from offramp.calibration.bounds import Bound, binomial, examples_needed, hoeffding_bentkus
 from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
-from offramp.curves.leaving import leaving, out_of_reach
-from offramp.curves.scoring import answers_of
+from offramp.curves.leaving import leaving
+from offramp.curves.scoring import at_full_depth, read_out
 from offramp.errors import BadTarget, NoSafeThreshold
 from offramp.policy import Policy, fold
+from offramp.policy.text import class_indices
 from offramp.trace import Trace
 
 Array: TypeAlias = NDArray[Any]
@@ -30,14 +34,50 @@ SUREST = 25.0
 """The lead of a logit at the safest end of the ladder: a probability of 1 - 1e-11."""
 
 
-def certify(trace: Trace, policies: Sequence[Policy], target: Guarantee, chosen_on: str | None) -> Policy:
+def certify(
+    trace: Trace, policies: Sequence[Policy], target: Guarantee, origin: dict[str, str | None]
+) -> Policy:
     """The policy that leaves earliest among those proven, with its certificate; or `NoSafeThreshold`."""
+    check_fit(trace, target)
     outcomes = [prove(trace, policy, target, target.delta / len(policies)) for policy in policies]
     proven = [outcome for outcome in outcomes if outcome.proven]
     if not proven:
         raise refusal(trace, target, outcomes)
     best = min(proven, key=lambda outcome: outcome.mean_layer)
-    return replace(best.policy, certificate=certificate(trace, target, best, len(policies), chosen_on))
+    return replace(best.policy, certificate=certificate(trace, target, best, len(policies)) | origin)
+
+
+def check_fit(trace: Trace, target: Guarantee) -> None:
+    regression = trace.problem_type == "regression"
+    if regression and target.tolerance is None:
+        raise BadTarget("two numbers are never quite the same: give Guarantee a tolerance for regression")
+    if not regression and target.tolerance is not None:
+        raise BadTarget("a tolerance is for regression, and two classes are the same or not; leave it out")
+    if target.of == "accuracy" and trace.labels is None:
+        raise BadTarget('accuracy needs labels and the trace has none; take of="disagreement"')
+
+
+@dataclass(frozen=True)
+class Part:
+    """Examples that have a bound of their own: all of them, or those of one class."""
+
+    of_class: str | None
+    rows: Array
+    """(examples,) which they are."""
+    epsilon: float
+
+    @property
+    def examples(self) -> int:
+        return int(self.rows.sum())
+
+
+@dataclass(frozen=True)
+class Tested:
+    """One part at one threshold."""
+
+    part: Part
+    risk: float
+    p_value: float
 
 
 @dataclass(frozen=True)
@@ -47,47 +87,42 @@ class Outcome:
     proven: bool
     policy: Policy
     """The laxest that was proven; or else the safest that lets anyone leave early, and failed."""
-    risk: float
-    """Observed, of this policy."""
+    tested: tuple[Tested, ...]
+    """Each part, at this policy."""
     mean_layer: float
-    bound: str
-    epsilon: float
     delta: float
+
+    @property
+    def weakest(self) -> Tested:
+        return max(self.tested, key=lambda each: each.p_value)
 
 
 def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outcome:
-    """Test one rule: along one sequence, or along one for each class that has a bound."""
-    folded = fold(
-        policy.criterion, policy.tempered(trace.logits), trace.gates, trace.layers, trace.problem_type
-    )
-    answers = answers_of(folded.answers, trace.problem_type)
-    losses = losses_of(trace, target, answers)
-    if not isinstance(target.epsilon, Mapping):
-        return walk(trace, policy, folded.readiness, losses, target.of, target.epsilon, delta)
-    return prove_classes(trace, policy, folded.readiness, answers, losses, target, delta)
-
-
-def walk(
-    trace: Trace, policy: Policy, readiness: Array, losses: Array, of: str, epsilon: float, delta: float
-) -> Outcome:
-    """Fixed-sequence testing along the ladder."""
-    left = leaving(policy, readiness, trace.layers, ladder(policy.criterion, trace))
-    risks = left.total(lambda exit: losses[exit]) / len(trace)
+    """Fixed-sequence testing of one rule along the ladder."""
+    read = read_out(trace, policy)
+    left = leaving(policy, read.readiness, trace.layers, ladder(policy.criterion, trace))
+    losses, (_, bound) = losses_of(trace, target, read.answers), bound_for(trace, target)
+    parts, risks, p_values = parts_of(trace, target), [], []
+    for part in parts:
+        lost = left.total(lambda exit, rows=part.rows: losses[exit] * rows)  # type: ignore[misc]
+        risks.append(lost / (max(part.examples, 1) * most_lost(trace, target)))
+        p_values.append(bound(risks[-1], part.examples, part.epsilon))
     mean_layers = left.histogram() @ np.asarray(trace.layers) / len(trace)
-    fractional = of == "accuracy" and trace.problem_type == "multi_label_classification"
-    p_values = (hoeffding_bentkus if fractional else binomial)(risks, len(trace), epsilon)
-    safest_first = np.arange(len(risks))[::-1]
-    passed = int(np.logical_and.accumulate(p_values[safest_first] <= delta).sum())
+
+    safest_first = np.arange(len(mean_layers))[::-1]
+    passes = np.max(p_values, axis=0) <= delta
+    passed = int(np.logical_and.accumulate(passes[safest_first]).sum())
     useful = [index for index in safest_first if mean_layers[index] < trace.layers[-1]]
     proven = [index for index in safest_first[:passed] if mean_layers[index] < trace.layers[-1]]
     index = proven[-1] if proven else useful[0] if useful else safest_first[0]
     return Outcome(
         proven=bool(proven),
         policy=replace(policy, threshold=float(left.thresholds[index])),
-        risk=float(risks[index]),
+        tested=tuple(
+            Tested(part, float(risk[index]), float(p_value[index]))
+            for part, risk, p_value in zip(parts, risks, p_values, strict=True)
+        ),
         mean_layer=float(mean_layers[index]),
-        bound="Hoeffding-Bentkus" if fractional else "exact binomial",
-        epsilon=epsilon,
         delta=delta,
     )
 
@@ -117,10 +152,11 @@ def ladder(criterion: Criterion, trace: Trace) -> Array:
 
 
 def losses_of(trace: Trace, target: Guarantee, answers: Array) -> Array:
-    """(exits, examples) in [0, 1]: what it costs to answer at each exit instead of at full depth."""
-    full = answers_of(trace.logits[:, -1:], trace.problem_type)
-    if trace.problem_type == "regression" and target.tolerance is None:
-        raise BadTarget("two numbers are never quite the same: give Guarantee a tolerance for regression")
+    """(exits, examples) 0 to `most_lost`: what it costs to answer at each exit instead of at full depth.
+
+    Whole numbers: sums of shares would land a hair beside what they should be.
+    """
+    full = at_full_depth(trace)
 
     def same(some: Array, others: Any) -> Array:
         if trace.problem_type != "regression":
@@ -128,68 +164,43 @@ def losses_of(trace: Trace, target: Guarantee, answers: Array) -> Array:
         return np.asarray(np.abs(some - others) <= target.tolerance)
 
     if target.of == "disagreement":
-        agree = same(answers, full)
-        return np.asarray(~(agree.all(-1) if agree.ndim == 3 else agree), np.float64)
-    if trace.labels is None:
-        raise BadTarget('accuracy needs labels and the trace has none; take of="disagreement"')
+        differ = ~same(answers, full)
+        return np.asarray(differ.any(-1) if differ.ndim == 3 else differ, np.int64)
     spoiled = same(full, trace.labels) & ~same(answers, trace.labels)
-    return np.asarray(spoiled.mean(-1) if spoiled.ndim == 3 else spoiled, np.float64)
+    return np.asarray(spoiled.sum(-1) if spoiled.ndim == 3 else spoiled, np.int64)
 
 
-def prove_classes(
-    trace: Trace,
-    policy: Policy,
-    readiness: Array,
-    answers: Array,
-    losses: Array,
-    target: Guarantee,
-    delta: float,
-) -> Outcome:
-    """A threshold for each class that has a bound; with other classes nobody leaves early.
-
-    An example that leaves early does so with one class, exactly as if only this class could leave. So the losses
-    of the classes add up to no less than the loss of all together, and so do their bounds.
-    """
-    bounds = {class_index(trace, name): epsilon for name, epsilon in dict(target.epsilon).items()}  # type: ignore[arg-type]
-    outcomes = {
-        index: walk(
-            trace,
-            policy,
-            np.where(index == answers.T, readiness, -np.inf),
-            losses,
-            target.of,
-            epsilon,
-            delta / len(bounds),
-        )
-        for index, epsilon in bounds.items()
-    }
-    found = {
-        str(index): float(outcome.policy.threshold)  # type: ignore[arg-type]
-        for index, outcome in outcomes.items()
-        if outcome.proven
-    }
-    if not found:
-        return min(outcomes.values(), key=lambda outcome: outcome.risk - outcome.epsilon)
-    together = replace(policy, threshold=out_of_reach(policy.criterion), class_thresholds=found)
-    exits = together.exits(trace.logits, trace.gates, trace.layers, trace.problem_type)
-    return Outcome(
-        proven=True,
-        policy=together,
-        risk=float(losses[exits, np.arange(len(trace))].mean()),
-        mean_layer=float(np.asarray(trace.layers)[exits].mean()),
-        bound=next(iter(outcomes.values())).bound,
-        epsilon=sum(bounds.values()),
-        delta=delta,
-    )
+def most_lost(trace: Trace, target: Guarantee) -> int:
+    """The most that one example can lose: its answer, or of many labels the right ones."""
+    each_label = target.of == "accuracy" and trace.problem_type == "multi_label_classification"
+    return trace.logits.shape[-1] if each_label else 1
 
 
-def class_index(trace: Trace, name: str) -> int:
+def bound_for(trace: Trace, target: Guarantee) -> tuple[str, Bound]:
+    """By the kind of loss, whatever the losses happen to be."""
+    if most_lost(trace, target) == 1:
+        return "exact binomial", binomial
+    return "Hoeffding-Bentkus", hoeffding_bentkus
+
+
+def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
+    """What is tested by itself: the whole, or what full depth answers (for accuracy: the label) by class."""
+    if not isinstance(target.epsilon, Mapping):
+        return [Part(None, np.ones(len(trace), bool), target.epsilon)]
     if trace.problem_type != "single_label_classification":
-        raise BadTarget(f"a bound for the class {name!r} needs a problem with one label for each example")
+        raise BadTarget("bounds by class need a problem with one label for each example; give one for all")
     names = trace.label_names or tuple(map(str, range(trace.logits.shape[-1])))
-    if name not in names:
-        raise BadTarget(f"there is no class {name!r}; there are {', '.join(names)}")
-    return names.index(name)
+    classes = class_indices(target.epsilon, names)
+    unbounded = [name for index, name in enumerate(names) if index not in classes]
+    if unbounded:
+        raise BadTarget(
+            f"there is no bound for {', '.join(unbounded)}: anything could be lost there; give one"
+        )
+    of = at_full_depth(trace) if target.of == "disagreement" else trace.labels
+    return [
+        Part(names[index], np.asarray(of == index), epsilon)
+        for index, epsilon in zip(classes, target.epsilon.values(), strict=True)
+    ]
 
 
 def refusal(trace: Trace, target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeThreshold:
@@ -197,54 +208,77 @@ def refusal(trace: Trace, target: Guarantee, outcomes: Sequence[Outcome]) -> NoS
     leaving_early = [outcome for outcome in outcomes if outcome.mean_layer < trace.layers[-1]]
     if not leaving_early:
         return NoSafeThreshold("no threshold lets anyone leave early on this trace; take another rule.")
-    nearest = min(leaving_early, key=lambda outcome: outcome.risk)
-    epsilon, delta, examples = nearest.epsilon, nearest.delta, len(trace)
-    without_errors = examples_needed(epsilon, delta)
-    needed = examples_needed(epsilon, delta, nearest.risk)
-    wanted = f"{target.of} of at most {epsilon:g} with confidence {1 - delta:g}"
-    if without_errors is not None and examples < without_errors:
+    nearest = min(leaving_early, key=lambda outcome: outcome.weakest.p_value)
+    part, risk, delta = nearest.weakest.part, nearest.weakest.risk, nearest.delta
+    _, bound = bound_for(trace, target)
+    without_errors = examples_needed(part.epsilon, delta, bound=bound)
+    needed = examples_needed(part.epsilon, delta, risk, bound)
+    kind = "examples" if part.of_class is None else f"examples of the class {part.of_class!r}"
+    wanted = f"{target.of} of at most {part.epsilon:g} with confidence {1 - delta:g}"
+    if without_errors is None or part.examples < without_errors:
+        least = "more than a billion" if without_errors is None else str(without_errors)
         return NoSafeThreshold(
-            f"{examples} examples cannot prove {wanted}: even without a single error it takes {without_errors}. "
+            f"{part.examples} {kind} cannot prove {wanted}: even without a single error it takes {least}. "
             "Calibrate on more examples, or ask for less.",
-            needed,
+            needed or without_errors,
+            part.of_class,
         )
-    seen = f"the safest threshold at which anyone leaves early has an observed risk of {nearest.risk:.4f}"
+    seen = f"the safest threshold at which anyone leaves early has an observed risk of {risk:.4f}"
     if needed is None:
         return NoSafeThreshold(
-            f"no threshold can be proven to have {wanted}: {seen}, which is no less. More examples do not help; "
-            "allow a larger epsilon, take another rule, or train the exits further."
+            f"no threshold can be proven to have {wanted} on {part.examples} {kind}: {seen}. More examples do not "
+            "help; allow a larger epsilon, take another rule, or train the exits further.",
+            of_class=part.of_class,
         )
     return NoSafeThreshold(
-        f"no threshold can be proven to have {wanted} on {examples} examples: {seen}. "
-        f"If that is the true risk, about {needed} examples are needed.",
+        f"no threshold can be proven to have {wanted} on {part.examples} {kind}: {seen}. "
+        f"If that is the true risk, about {needed} are needed.",
         needed,
+        part.of_class,
     )
 
 
-def certificate(
-    trace: Trace, target: Guarantee, outcome: Outcome, rules_tried: int, chosen_on: str | None
-) -> dict[str, Any]:
+def certificate(trace: Trace, target: Guarantee, outcome: Outcome, rules_tried: int) -> dict[str, Any]:
     """What was proven, of what, from what."""
-    loss = {
-        "disagreement": "get an answer that is not that of full depth",
-        "accuracy": "lose a right answer of full depth by leaving early",
-    }[target.of]
-    within = "" if target.tolerance is None else f" (within {target.tolerance:g} is the same)"
+    lost = sum(each.risk * each.part.examples for each in outcome.tested)
+    by_class = {
+        each.part.of_class: {"examples": each.part.examples, "observed_risk": each.risk}
+        for each in outcome.tested
+        if each.part.of_class is not None
+    }
     return {
-        "promise": f"With probability at least {1 - target.delta:g} over the choice of the calibration examples, "
-        f"at most a share of {outcome.epsilon:g} of examples drawn like them {loss}{within}.",
+        "promise": promise(target, outcome),
+        "policy": str(outcome.policy),
         "of": target.of,
         "epsilon": dict(target.epsilon) if isinstance(target.epsilon, Mapping) else target.epsilon,
         "delta": target.delta,
         "tolerance": target.tolerance,
-        "bound": outcome.bound,
+        "bound": bound_for(trace, target)[0],
         "examples": len(trace),
-        "observed_risk": outcome.risk,
+        "observed_risk": lost / len(trace),
+        "by_class": by_class or None,
         "mean_layer": outcome.mean_layer,
         "data": trace.data,
         "fingerprint": trace.fingerprint,
         "runtime": trace.runtime,
         "precision": trace.precision,
         "rules_tried": rules_tried,
-        "rule_chosen_on": chosen_on,
     }
+
+
+def promise(target: Guarantee, outcome: Outcome) -> str:
+    """In words, with every condition."""
+    loss, belongs = {
+        "disagreement": ("get an answer that is not that of full depth", "to which full depth answers"),
+        "accuracy": ("lose a right answer of full depth by leaving early", "whose label is"),
+    }[target.of]
+    shares = [
+        f"a share of {part.epsilon:g} of "
+        + ("examples" if part.of_class is None else f"those {belongs} {part.of_class!r}")
+        for part in (each.part for each in outcome.tested)
+    ]
+    within = "" if target.tolerance is None else f" (within {target.tolerance:g} is the same)"
+    return (
+        f"With probability at least {1 - target.delta:g} over the choice of the calibration examples, for examples "
+        f"drawn like them: at most {' and '.join(shares)} {loss}{within}."
+    )

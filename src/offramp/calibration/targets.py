@@ -63,8 +63,9 @@ class Guarantee:
     """
 
     epsilon: float | Mapping[str, float]
-    """One bound for all; or by the class answered, which gives each class its own threshold: the share of
-    examples that leave early with this class and should not have. Their sum bounds the whole risk."""
+    """One bound for all; or one for every class, by name, each of which then holds for the examples of that class
+    by itself: those that full depth answers with it, or for "accuracy" those that have it as their label. A rare
+    class is protected this way, and needs as many calibration examples of its own."""
     delta: float = 0.05
     of: str = "disagreement"
     """ "disagreement" or "accuracy"."""
@@ -77,6 +78,8 @@ class Guarantee:
         require(possible, f"epsilon={self.epsilon}: a share between 0 and 1 is needed")
         require(0 < self.delta < 1, f"delta={self.delta}: a probability between 0 and 1 is needed")
         require(self.of in RISKS, f"of={self.of!r}: choose one of {', '.join(RISKS)}")
+        near = self.tolerance is None or 0 <= self.tolerance < float("inf")
+        require(near, f"tolerance={self.tolerance}: a distance of 0 or more is needed")
 
 
 Target: TypeAlias = MaxLoss | MinSpeedup | Budget | Guarantee

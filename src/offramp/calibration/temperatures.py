@@ -4,6 +4,7 @@
 differ in how sure they pretend to be. The answers stay the same.
 """
 
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +20,15 @@ Array: TypeAlias = NDArray[Any]
 FARTHEST = np.log(100)
 
 
-def fit_temperatures(trace: Trace) -> tuple[float, ...]:
+@dataclass(frozen=True, eq=False)
+class Temperatures:
+    """One for each exit, and what they were fitted on, which `calibrate` holds against its own examples."""
+
+    values: tuple[float, ...]
+    fitted_on: Trace
+
+
+def fit_temperatures(trace: Trace) -> Temperatures:
     """The temperature of each exit that makes the labels most likely.
 
     Fit it on other examples than a guarantee is tested on: a temperature is a choice too.
@@ -29,7 +38,8 @@ def fit_temperatures(trace: Trace) -> tuple[float, ...]:
     choices, labels = trace.logits, np.asarray(trace.labels)
     if trace.problem_type == "multi_label_classification":
         choices = np.stack([np.zeros_like(choices), choices], axis=-1)  # every label is a choice of two
-    return tuple(temperature(choices[:, exit], labels) for exit in range(choices.shape[1]))
+    values = tuple(temperature(choices[:, exit], labels) for exit in range(choices.shape[1]))
+    return Temperatures(values, fitted_on=trace)
 
 
 def temperature(logits: Array, labels: Array) -> float:

@@ -16,7 +16,7 @@ from offramp.classifier.texts import SavedTokenizer, Text, Tokeniser, checked, c
 from offramp.criteria import CRITERIA
 from offramp.engine import WINDOW, Engine
 from offramp.errors import BadRequest, CannotLoad
-from offramp.policy import Decision, Policy, check_numerics, fold
+from offramp.policy import Decision, Policy, check_certificate, fold
 from offramp.stages import Stages, Tokens
 from offramp.stages.manifest import is_exported
 from offramp.trace import Trace
@@ -54,7 +54,8 @@ class Classifier:
         self.engine = Engine(self.stages, window, budget)
         self.tokeniser = Tokeniser(tokenizer, self.stages.max_length)
         self.policy = self.fitting(policy or self.stages.policy or NEVER)
-        check_numerics(self.policy, self.stages.precision)
+        if self.policy.certificate is not None:  # a fingerprint takes a while
+            check_certificate(self.policy, self.stages.about()["fingerprint"], self.stages.precision)
 
     @classmethod
     def from_pretrained(

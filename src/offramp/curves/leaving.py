@@ -93,12 +93,15 @@ def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], n
     """
     criterion = policy.criterion
     allowed = [exit for exit, layer in enumerate(layers[:-1]) if layer >= (policy.min_layer or 0)]
-    values = readiness[:: 1 + len(readiness) // SAMPLE][:, allowed]
-    values = np.sort(values[np.isfinite(values)])
-    if not values.size:
+    every = readiness[:, allowed]
+    finite = np.isfinite(every)
+    if not finite.any():
         return np.array([out_of_reach(criterion)])
-    first = readiness[:, allowed[0]]
-    values = values[values >= np.min(first, where=np.isfinite(first), initial=values[-1])]
+    most = np.max(every, where=finite, initial=-np.inf)
+    least = np.min(every[:, 0], where=finite[:, 0], initial=most)
+    step = 1 + len(readiness) // SAMPLE
+    values = every[::step][finite[::step]]
+    values = np.sort([*values[values >= least], least, most])  # a sample may miss the extremes
     distinct = np.unique(values)
     chosen = np.arange(len(distinct))
     if len(distinct) > number - 1:

@@ -1,14 +1,17 @@
 """Scores of every threshold at once: from counts where the metric allows it, from the rows elsewhere."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offramp.curves.counts import SCORES, acc
+from offramp.curves.counts import SCORES, Counts
 from offramp.curves.leaving import Leaving
 from offramp.errors import BadSweep
+from offramp.policy import Policy, fold
+from offramp.tasks.metrics import answers as answers_of
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
 
@@ -16,13 +19,36 @@ Array: TypeAlias = NDArray[Any]
 Interval: TypeAlias = tuple[float, float]
 
 AGREEMENT = "agreement"
+RIGHT_OR_WRONG = ("acc", "micro_f1", AGREEMENT)
+"""Metrics, of one label an example, that are a share of examples."""
 DEFAULT_METRIC = {
     "single_label_classification": "acc",
     "multi_label_classification": "micro_f1",
     "regression": "corr",
 }
-MOST_CELLS = 50_000_000
-"""Beyond so many counts (hundreds of classes) going through the rows needs less memory."""
+
+
+@dataclass(frozen=True)
+class Readout:
+    """What a rule makes of every exit for every example of a trace."""
+
+    readiness: Array
+    """(examples, exits)"""
+    answers: Array
+    """(exits, examples) classes or numbers, or (exits, examples, labels) 0 or 1."""
+
+
+def read_out(trace: Trace, policy: Policy) -> Readout:
+    """Fold a policy's rule over a trace."""
+    logits = policy.tempered(trace.logits)
+    folded = fold(policy.criterion, logits, trace.gates, trace.layers, trace.problem_type)
+    answers = np.moveaxis(answers_of(folded.answers, trace.problem_type), 1, 0)
+    return Readout(folded.readiness, np.ascontiguousarray(answers))
+
+
+def at_full_depth(trace: Trace) -> Array:
+    """(examples,) or (examples, labels): what the whole model answers."""
+    return answers_of(trace.logits[:, -1], trace.problem_type)
 
 
 def metrics_of(trace: Trace) -> tuple[str, ...]:
@@ -39,29 +65,18 @@ def metrics_of(trace: Trace) -> tuple[str, ...]:
     return names
 
 
-def answers_of(logits: Array, problem_type: str) -> Array:
-    """(exits, examples) of classes or numbers, or (exits, examples, labels) of 0 and 1."""
-    if problem_type == "single_label_classification":
-        answers = logits.argmax(-1)
-    elif problem_type == "multi_label_classification":
-        answers = (logits > 0).astype(np.int8)
-    else:
-        answers = logits[..., 0]
-    return np.ascontiguousarray(np.moveaxis(answers, 1, 0))
-
-
 def scores(trace: Trace, left: Leaving, answers: Array) -> dict[str, Array]:
     """(thresholds,) for each metric, when every example gives the answer of the exit that it takes."""
     own = [name for name in metrics_of(trace) if name != AGREEMENT]
     found: dict[str, Array] = {}
-    if own and countable(trace, left, own):
+    if own and countable(trace, own):
         counts = label_counts(trace, left, answers)
         found = {name: SCORES[name](counts) for name in own}
     elif own:
         rows = [compute(own, trace.labels, given) for given in given_answers(left, answers)]  # type: ignore[arg-type]
         found = {name: np.array([row[name] for row in rows]) for name in own}
     if trace.problem_type != "regression":
-        found[AGREEMENT] = acc(agreement_counts(trace, left, answers))
+        found[AGREEMENT] = hits(at_full_depth(trace), left, answers) / len(trace)
     return found
 
 
@@ -69,41 +84,41 @@ def intervals(trace: Trace, left: Leaving, answers: Array, resamples: int, seed:
     """The middle 95 per cent of the headline score over bootstrap resamples, for each threshold."""
     rng = np.random.default_rng(seed)
     headline = metrics_of(trace)[0]
-    if headline == AGREEMENT:
-        counts = agreement_counts(trace, left, answers)
-        return [middle(resampled_counts(acc, count, resamples, rng)) for count in counts]
-    if countable(trace, left, [headline]):
-        counts = label_counts(trace, left, answers)
-        return [middle(resampled_counts(SCORES[headline], count, resamples, rng)) for count in counts]
+    if headline == AGREEMENT or (headline in RIGHT_OR_WRONG and countable(trace, [headline])):
+        truth = at_full_depth(trace) if headline == AGREEMENT else trace.labels
+        shares = hits(truth, left, answers) / len(trace)
+        return [middle(rng.binomial(len(trace), share, resamples) / len(trace)) for share in shares]
+    resampled = resampled_counts if countable(trace, [headline]) else resampled_rows
     return [
-        middle(resampled_rows(headline, trace.labels, given, resamples, rng))
-        for given in given_answers(left, answers)
+        middle(resampled(headline, trace, given, resamples, rng)) for given in given_answers(left, answers)
     ]
 
 
-def countable(trace: Trace, left: Leaving, metrics: list[str]) -> bool:
-    """Whether a table of labels and answers says all that these metrics need."""
-    classes = trace.logits.shape[-1]
-    small = classes**2 * (len(left.thresholds) + 1) <= MOST_CELLS
-    return small and trace.problem_type == "single_label_classification" and SCORES.keys() >= set(metrics)
+def countable(trace: Trace, metrics: list[str]) -> bool:
+    """Whether counts by class say all that these metrics need."""
+    return trace.problem_type == "single_label_classification" and SCORES.keys() >= set(metrics)
 
 
-def label_counts(trace: Trace, left: Leaving, answers: Array) -> Array:
-    """(thresholds, classes, classes) how often a label got an answer."""
-    classes = trace.logits.shape[-1]
-    rows = np.asarray(trace.labels) * classes
-    return left.counts(lambda exit: rows + answers[exit], classes**2).reshape(-1, classes, classes)
+def label_counts(trace: Trace, left: Leaving, answers: Array) -> Counts:
+    """At each threshold."""
+    labels, classes = np.asarray(trace.labels), trace.logits.shape[-1]
+    wrong_and_right = left.counts(lambda exit: 2 * answers[exit] + (answers[exit] == labels), 2 * classes)
+    wrong_and_right = wrong_and_right.reshape(-1, classes, 2)
+    return Counts(
+        label=np.broadcast_to(np.bincount(labels, minlength=classes), wrong_and_right.shape[:2]),
+        answer=wrong_and_right.sum(-1),
+        both=wrong_and_right[..., 1],
+    )
 
 
-def agreement_counts(trace: Trace, left: Leaving, answers: Array) -> Array:
-    """(thresholds, 2, 2) how often an answer is that of full depth, as a table with one row in use."""
-    full = answers_of(trace.logits[:, -1:], trace.problem_type)[0]
+def hits(truth: Any, left: Leaving, answers: Array) -> Array:
+    """(thresholds,) how many answers are the truth, in every label if there are many."""
 
     def same(exit: int) -> Array:
-        equal = answers[exit] == full
-        return np.asarray(equal if equal.ndim == 1 else equal.all(-1)).astype(np.int64) + 2
+        equal = answers[exit] == truth
+        return np.asarray(equal if equal.ndim == 1 else equal.all(-1)).astype(np.int64)
 
-    return left.counts(same, 4).reshape(-1, 2, 2)
+    return left.counts(same, 2)[:, 1]
 
 
 def given_answers(left: Leaving, answers: Array) -> Iterator[Array]:
@@ -113,17 +128,24 @@ def given_answers(left: Leaving, answers: Array) -> Iterator[Array]:
         yield answers[left.exits(index), everybody]
 
 
-def resampled_counts(metric: Callable[[Array], Array], counts: Array, resamples: int, rng: Any) -> Array:
-    """(resamples,) scores; drawing examples with replacement is drawing a table from a multinomial."""
-    taken = np.flatnonzero(counts)
-    total = counts.sum()
-    tables = np.zeros((resamples, counts.size), np.int64)
-    tables[:, taken] = rng.multinomial(total, counts.ravel()[taken] / total, size=resamples)
-    return metric(tables.reshape(-1, *counts.shape))
+def resampled_counts(metric: str, trace: Trace, given: Array, resamples: int, rng: Any) -> Array:
+    """(resamples,) scores; drawing examples with replacement is drawing from a multinomial over (label, answer)."""
+    classes = trace.logits.shape[-1]
+    pairs, times = np.unique(np.asarray(trace.labels) * classes + given, return_counts=True)
+    drawn = rng.multinomial(len(given), times / len(given), size=resamples)
+    label, answer = pairs // classes, pairs % classes
+
+    def by_class(of: Array, where: Any = slice(None)) -> Array:
+        total = np.zeros((classes, resamples), np.int64)
+        np.add.at(total, of[where], drawn.T[where])
+        return total.T
+
+    return SCORES[metric](Counts(by_class(label), by_class(answer), by_class(label, label == answer)))
 
 
-def resampled_rows(metric: str, labels: Any, given: Array, resamples: int, rng: Any) -> Array:
+def resampled_rows(metric: str, trace: Trace, given: Array, resamples: int, rng: Any) -> Array:
     """(resamples,) scores of examples drawn with replacement."""
+    labels = np.asarray(trace.labels)
     draws = (rng.integers(len(given), size=len(given)) for _ in range(resamples))
     return np.array([compute([metric], labels[rows], given[rows])[metric] for rows in draws])
 

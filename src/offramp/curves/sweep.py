@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offramp.cost import Shape, cost, macs
-from offramp.criteria.layer import Layer
-from offramp.criteria.never import Never
 from offramp.criteria.oracle import Oracle
 from offramp.curves.curve import Curve, Point, Sweep, template
 from offramp.curves.leaving import Leaving, leaving, useful_thresholds
-from offramp.curves.scoring import answers_of, intervals, metrics_of, scores
+from offramp.curves.scoring import intervals, metrics_of, read_out, scores
 from offramp.errors import BadSweep
-from offramp.policy import Policy, fold
+from offramp.policy import Policy
+from offramp.policy.text import unknown
 from offramp.trace import Trace
 
 Array: TypeAlias = NDArray[Any]
@@ -37,9 +36,10 @@ def sweep(
 
     A rule is a name ("entropy", "patience", "layer", "never", "oracle") or the text of a policy, of which the
     options count and the threshold is replaced. `thresholds` are for all rules, by rule, or "auto": up to
-    `points` that tell the examples apart. `bootstrap` resamples give each point an interval: almost free with
-    one label an example, one computation of the metric each elsewhere. MACs count the real lengths unless all
-    are `padded_to` one.
+    `points` that tell the examples apart. `bootstrap` resamples give each point an interval. That is free for
+    accuracy and agreement; for other metrics of one label an example it sorts the examples once a point, and
+    draws as many numbers a resample as pairs of label and answer occur; elsewhere each resample computes the
+    metric anew. MACs count the real lengths unless all are `padded_to` one.
 
     *Example*
     >>> logits = np.array([[[2.0, 0.0], [3.0, 0.0]], [[0.5, 0.0], [0.0, 3.0]]], np.float32)
@@ -56,13 +56,11 @@ def sweep(
 
     def curve(rule: str, wanted: str | Sequence[float]) -> Curve:
         policy = of_trace(rule, trace)
-        logits = policy.tempered(trace.logits)
-        folded = fold(policy.criterion, logits, trace.gates, trace.layers, trace.problem_type)
-        chosen = choose(wanted, policy, folded.readiness, trace.layers, points)
-        left = leaving(policy, folded.readiness, trace.layers, chosen)
-        answers = answers_of(folded.answers, trace.problem_type)
-        found = scores(trace, left, answers)
-        around = intervals(trace, left, answers, bootstrap, seed) if bootstrap else None
+        read = read_out(trace, policy)
+        chosen = choose(wanted, policy, read.readiness, trace.layers, points)
+        left = leaving(policy, read.readiness, trace.layers, chosen)
+        found = scores(trace, left, read.answers)
+        around = intervals(trace, left, read.answers, bootstrap, seed) if bootstrap else None
         histogram, spent = left.histogram(), mean_macs(trace, policy, left, padded_to)
 
         def point(index: int) -> Point:
@@ -83,7 +81,7 @@ def sweep(
 
         return Curve(rule, metrics[0], tuple(map(point, range(len(left.thresholds)))))
 
-    wanted = {rule: asked(thresholds, rule) for rule in ([rules] if isinstance(rules, str) else rules)}
+    wanted = asked(thresholds, [rules] if isinstance(rules, str) else rules)
     return Sweep(
         curves={rule: curve(rule, values) for rule, values in wanted.items()},
         per_exit=curve("layer", "auto").points,
@@ -96,11 +94,15 @@ def sweep(
     )
 
 
-def asked(thresholds: Thresholds, rule: str) -> str | Sequence[float]:
-    wanted = thresholds.get(rule, "auto") if isinstance(thresholds, Mapping) else thresholds
-    if isinstance(wanted, str) and wanted != "auto":
-        raise BadSweep(f'thresholds are "auto", numbers, or numbers by rule; not {wanted!r}')
-    return wanted
+def asked(thresholds: Thresholds, rules: Sequence[str]) -> dict[str, str | Sequence[float]]:
+    """The thresholds of each rule."""
+    by_rule = thresholds if isinstance(thresholds, Mapping) else dict.fromkeys(rules, thresholds)
+    for rule in by_rule.keys() - set(rules):
+        raise BadSweep(f"there are thresholds for a rule that is not swept, {unknown(rule, rules)}")
+    for wanted in by_rule.values():
+        if isinstance(wanted, str) and wanted != "auto":
+            raise BadSweep(f'thresholds are "auto", numbers, or numbers by rule; not {wanted!r}')
+    return {rule: by_rule.get(rule, "auto") for rule in rules}
 
 
 def of_trace(rule: str, trace: Trace) -> Policy:
@@ -133,17 +135,16 @@ def mean_macs(trace: Trace, policy: Policy, left: Leaving, padded_to: int | None
     """The mean MACs of an example at each threshold; None where the shape of the model is unknown."""
     if not trace.shape:
         return None
-    static = isinstance(policy.criterion, Layer | Never)  # nobody asks the exits before
-    totals = left.total(lambda exit: macs_until(trace, exit, padded_to, heads=1 if static else exit + 1))
+    totals = left.total(lambda exit: macs_until(trace, policy, exit, padded_to))
     return [float(total) / len(trace) for total in totals]
 
 
-def macs_until(trace: Trace, exit: int, padded_to: int | None = None, heads: int | None = None) -> Array:
-    """(examples,) MACs of an answer at this exit, with the heads of all exits up to it unless told."""
+def macs_until(trace: Trace, policy: Policy, exit: int, padded_to: int | None = None) -> Array:
+    """(examples,) MACs of an answer at this exit, with the head of every exit on the way that the policy asks."""
+    static = policy.criterion.reads in ("nothing", "layer")  # whoever leaves has passed silent exits only
+    heads = 1 if static else exit + 1 - policy.silent(trace.layers)
     sizes = trace.shape
     pooler = bool(sizes.get("pooler", True))
     shape = Shape(sizes["hidden"], sizes["intermediate"], sizes["heads"], sizes["layers"], pooler)
     lengths = trace.lengths if padded_to is None else np.full(len(trace), padded_to)
-    return macs(
-        shape, trace.logits.shape[-1], lengths, trace.layers[exit], exit + 1 if heads is None else heads
-    )
+    return macs(shape, trace.logits.shape[-1], lengths, trace.layers[exit], heads)

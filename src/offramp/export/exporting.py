@@ -23,7 +23,7 @@ from offramp.export.graphs import graphs
 from offramp.export.quantising import quantised
 from offramp.export.weights import Weights
 from offramp.model import ExitModel
-from offramp.policy import Policy, check_numerics
+from offramp.policy import Policy, check_certificate
 from offramp.stages import Tokens
 from offramp.stages.manifest import CONFIG, TOKENIZER, Manifest
 from offramp.stages.onnx import OnnxStages
@@ -59,7 +59,7 @@ def export(
     plain = prepared(model)
     policy = plain.config.policy
     if policy is not None:
-        check_numerics(Policy.from_json(policy), precision)
+        check_certificate(Policy.from_json(policy), model.fingerprint(), precision)
     with new_folder(Path(path)) as folder:
         embedding, *stages = write_graphs(plain, folder, precision)
         plain.config.to_json_file(folder / CONFIG, use_diff=False)

@@ -4,8 +4,8 @@ Live and offline decisions are the same code. The engine calls `Decider.step` as
 `Policy.decide` calls it over a whole array. A sweep of thresholds folds once (`fold`), then compares.
 """
 
-from offramp.policy.folding import Folded, first_exit, fold, reached, readiness
-from offramp.policy.numerics import check_numerics
+from offramp.policy.certificate import check_certificate
+from offramp.policy.folding import Folded, fold, reached
 from offramp.policy.policy import Decider, Decision, Policy
 
 __all__ = [
@@ -13,9 +13,7 @@ __all__ = [
     "Decision",
     "Folded",
     "Policy",
-    "check_numerics",
-    "first_exit",
+    "check_certificate",
     "fold",
     "reached",
-    "readiness",
 ]

@@ -33,7 +33,7 @@ def fold(
 ) -> Folded:
     """One pass of a criterion over all exits, for sweeping thresholds; arguments as for `Policy.decide`.
 
-    The exits that a threshold gives are `first_exit(reached(criterion, folded.readiness, threshold))`.
+    A threshold lets an example leave at the first exit where `reached(criterion, folded.readiness, threshold)`.
     """
     every = Exits(logits, gates, layers)
     examples, exits, _ = every.logits.shape
@@ -52,17 +52,6 @@ def fold(
     return folded
 
 
-def readiness(
-    criterion: Criterion,
-    logits: ArrayLike,
-    gates: ArrayLike | None = None,
-    layers: Sequence[int] | None = None,
-    problem_type: str | None = None,
-) -> Array:
-    """(examples, exits) how ready each example is at each exit."""
-    return fold(criterion, logits, gates, layers, problem_type).readiness
-
-
 def reached(criterion: Criterion, readiness: Array, threshold: ArrayLike) -> Array:
     """Where readiness reaches a threshold given in the person's units: the one comparison.
 
@@ -78,12 +67,6 @@ def reached(criterion: Criterion, readiness: Array, threshold: ArrayLike) -> Arr
     level = criterion.level(threshold)
     where: Array = readiness > level if criterion.strict else readiness >= level
     return where
-
-
-def first_exit(reached: Array) -> Array:
-    """(examples,) the first exit that was reached, or the last where none was; from (examples, exits)."""
-    first: Array = np.where(reached.any(1), reached.argmax(1), reached.shape[1] - 1)
-    return first
 
 
 def is_regression(classes: int, problem_type: str | None) -> bool:

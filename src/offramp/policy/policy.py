@@ -1,5 +1,6 @@
 """Policy: a criterion, its thresholds and limits; Decider: a policy at work on examples."""
 
+import reprlib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -43,7 +44,7 @@ class Policy:
     threshold: float | tuple[float, ...] = 0.0
     """In the units of the rule (nats, a probability, a number of exits); a tuple has one for each exit."""
     class_thresholds: Mapping[str, float] = field(default_factory=dict)
-    """Instead of `threshold` where the exit predicts this class: by index, or by name until `for_labels`."""
+    """Instead of `threshold` where the exit predicts this class: by name (see `for_labels`) or number from 0."""
     min_layer: int | None = None
     """The first layer at which anyone may leave, from 1."""
     max_layer: int | None = None
@@ -52,6 +53,8 @@ class Policy:
     """What calibration promised for this policy; part of the JSON form, not of the text."""
     temperatures: tuple[float, ...] | None = None
     """One for each exit, by which its logits are divided before the rule sees them."""
+    labels: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """The names of the model's classes, as `for_labels` told them; no part of text or JSON."""
 
     def __post_init__(self) -> None:
         several = tuple(map(float, np.atleast_1d(self.threshold)))
@@ -93,27 +96,36 @@ class Policy:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """The policy that `to_json` wrote."""
-        known = ["criterion", "options", *(field.name for field in fields(cls))]
-        for key in record.keys() - known:
-            raise BadPolicy(f"a saved policy has no field {text.unknown(key, known)}")
-        kind = text.criterion_class(record.get("criterion", ""))
-        options = record.get("options", {})
-        for key in options.keys() - text.option_names(kind):
+        """The policy that `to_json` wrote.
+
+        A field that is not known is refused: a newer offramp may have meant by it that examples leave elsewhere.
+        """
+        try:
+            policy = cls._read(**record)
+            as_read = cls.parse(str(policy))
+            certificate = None if policy.certificate is None else dict(policy.certificate)
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BadPolicy(
-                f"{record['criterion']} has no option {text.unknown(key, text.option_names(kind))}"
-            )
-        rest = {key: value for key, value in record.items() if key not in ("criterion", "options")}
-        return cls(kind(**options), **rest)
+                f"{reprlib.repr(record)} is no saved policy ({error}); calibrate again."
+            ) from error
+        if replace(as_read, certificate=certificate) != policy:
+            raise BadPolicy(f"{reprlib.repr(record)} holds a value of the wrong kind: it reads as {as_read}.")
+        return policy
+
+    @classmethod
+    def _read(cls, criterion: str = "", options: Mapping[str, Any] | None = None, **rest: Any) -> Self:
+        known = ["criterion", "options", *(each.name for each in fields(cls) if each.name != "labels")]
+        for key in rest.keys() - known:
+            raise BadPolicy(f"a saved policy has no field {text.unknown(key, known)}")
+        kind = text.criterion_class(criterion)
+        for key in (options or {}).keys() - text.option_names(kind):
+            raise BadPolicy(f"{criterion} has no option {text.unknown(key, text.option_names(kind))}")
+        return cls(kind(**options or {}), **rest)
 
     def for_labels(self, names: Sequence[str]) -> Self:
-        """The same policy, with class thresholds by index instead of by name."""
-        by_index = {}
-        for label, threshold in self.class_thresholds.items():
-            if not label.isdecimal() and label not in names:
-                raise BadPolicy(f"the model has no class {text.unknown(label, names)}")
-            by_index[label if label.isdecimal() else str(list(names).index(label))] = threshold
-        return replace(self, class_thresholds=by_index)
+        """The same policy, told the names of the model's classes, which thresholds by name need."""
+        text.class_indices(self.class_thresholds, names)
+        return replace(self, labels=tuple(names))
 
     def exits(
         self,
@@ -283,11 +295,10 @@ def _threshold(policy: Policy, exit: int, answers: Array, problem_type: str | No
     classes = answers.shape[-1]
     if is_regression(classes, problem_type):
         raise UnfitRule("a regression has no classes, so it has no thresholds for them; leave class.* out.")
-    by_class = np.full(classes, threshold)
-    for label, value in policy.class_thresholds.items():
-        if not label.isdecimal():
+    for label in policy.class_thresholds:
+        if not policy.labels and not label.isdecimal():
             raise UnfitRule(f"class {label!r} is a name: give the model's first, policy.for_labels(names).")
-        if int(label) >= classes:
-            raise UnfitRule(f"there is no class {label}: the model has 0 to {classes - 1}.")
-        by_class[int(label)] = value
+    names = policy.labels or tuple(map(str, range(classes)))
+    by_class = np.full(classes, threshold)
+    by_class[text.class_indices(policy.class_thresholds, names)] = [*policy.class_thresholds.values()]
     return by_class if problem_type == MULTI_LABEL else by_class[answers.argmax(-1)][:, None]

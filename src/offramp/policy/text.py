@@ -1,20 +1,21 @@
 """The text form of a policy, `name:threshold,key=value`, for the command line and for logs.
 
 `entropy:0.3` · `entropy:0.1/0.2/0.3` (one for each exit) · `patience:3,tolerance=0.1` · `never,max_layer=6` ·
-`confidence:0.9,min_layer=2,class.spam=0.99` (where spam is predicted). A class is named, or counted from 0.
-`temperatures=1.5/1.2/1` divide the logits of each exit.
+`confidence:0.9,min_layer=2,class.spam=0.99` (where spam is predicted). A class is named, or counted from 0 where
+no class has that name. `temperatures=1.5/1.2/1` divide the logits of each exit.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import Any, get_args, get_type_hints
 from urllib.parse import quote, unquote
 
 from offramp.criteria import CRITERIA
 from offramp.criteria.base import Criterion
-from offramp.errors import BadPolicy
+from offramp.errors import BadPolicy, UnknownClass
 
 LIMITS = ("min_layer", "max_layer")
 CLASS = "class."
@@ -25,8 +26,8 @@ def read(text: str) -> dict[str, Any]:
     """The fields of the policy that a text form describes."""
     head, *rest = (part.strip() for part in text.split(","))
     name, colon, first = head.partition(":")
-    numbers = [first, *(part for part in rest if "=" not in part)] if colon else []
-    settings = _settings(rest if not colon else (part for part in rest if "=" in part))
+    numbers = [first, *takewhile(lambda part: "=" not in part, rest)] if colon else []
+    settings = _settings(rest[max(len(numbers) - 1, 0) :])
 
     kind = criterion_class(name)
     known = [*option_names(kind), *LIMITS, TEMPERATURES]
@@ -95,6 +96,23 @@ def criterion_class(name: str) -> type[Criterion]:
 def option_names(kind: type[Criterion]) -> list[str]:
     """The options of a rule, in order."""
     return [option.name for option in fields(kind)]  # type: ignore[arg-type]
+
+
+def class_indices(labels: Iterable[str], names: Sequence[str]) -> list[int]:
+    """Which classes are meant: by name, or by number from 0 where no class has that name.
+
+    >>> class_indices(["spam", "0"], names=["ham", "spam"])
+    [1, 0]
+    """
+    found: list[int] = []
+    for label in labels:
+        index = names.index(label) if label in names else int(label) if label.isdecimal() else len(names)
+        if index >= len(names):
+            raise UnknownClass(f"there is no class {unknown(label, names)}")
+        if index in found:
+            raise UnknownClass(f"{label!r} names the class {names[index]!r} a second time; leave one out.")
+        found.append(index)
+    return found
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

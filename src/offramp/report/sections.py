@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from offramp.curves import Sweep, sweep
 from offramp.curves.curve import template
-from offramp.curves.scoring import answers_of
-from offramp.policy import fold
+from offramp.curves.scoring import at_full_depth, read_out
 from offramp.trace import Trace
 
 Array: TypeAlias = NDArray[Any]
@@ -67,13 +66,10 @@ def separation(trace: Trace, rule: str) -> Readiness | None:
     if trace.problem_type == "regression" or len(trace.layers) == 1:
         return None
     policy = template(rule)
-    logits = policy.tempered(trace.logits)
-    folded = fold(policy.criterion, logits, trace.gates, trace.layers, trace.problem_type)
-    answers = answers_of(folded.answers, trace.problem_type)[:-1]
-    truth = answers_of(trace.logits[:, -1:], trace.problem_type)[0] if trace.labels is None else trace.labels
-    right = answers == truth
+    read = read_out(trace, policy)
+    right = read.answers[:-1] == (at_full_depth(trace) if trace.labels is None else trace.labels)
     right = (right.all(-1) if right.ndim == 3 else right).T
-    seen = policy.criterion.sign * folded.readiness[:, :-1]
+    seen = policy.criterion.sign * read.readiness[:, :-1]
     finite = np.isfinite(seen)
     if not finite.any():
         return None
