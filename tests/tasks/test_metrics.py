@@ -2,11 +2,9 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from offramp.errors import UnknownMetric
-from offramp.tasks.metrics import METRICS, compute, counted
+from offramp.tasks.metrics import METRICS, compute
 
 CLASS_METRICS = ["mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"]
 CORRELATIONS = ["pearson", "spearmanr", "corr"]
@@ -39,23 +37,6 @@ def test_many_labels_are_scored_by_label_and_by_decision() -> None:
     assert found["acc"] == pytest.approx(2 / 4)
     assert found["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
     assert found["micro_f1"] == pytest.approx(2 * 3 / (2 * 3 + 0 + 2))
-
-
-@pytest.mark.parametrize("name", ["mcc", "acc", "macro_f1", "micro_f1"])
-@given(data=st.data(), classes=st.integers(2, 5))
-def test_counted_rows_score_as_the_examples_themselves(name: str, data: st.DataObject, classes: int) -> None:
-    a_class = st.integers(0, classes - 1)
-    examples = st.lists(st.tuples(a_class, a_class), min_size=1, max_size=40)
-    labels, answers = np.array(data.draw(examples)).T
-    rows = counted(labels, answers, classes)
-    assert rows[2].sum() == len(labels)
-    assert compute([name], *rows)[name] == pytest.approx(compute([name], labels, answers)[name])
-
-
-@pytest.mark.parametrize("name", CORRELATIONS)
-def test_weighted_rows_correlate_as_repeated_rows(name: str) -> None:
-    once = compute([name], [1.0, 2.0, 2.0, 5.0], [1.5, 1.0, 1.0, 3.0])
-    assert compute([name], [1.0, 2.0, 5.0], [1.5, 1.0, 3.0], weights=[1, 2, 1]) == pytest.approx(once)
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 1], [0, 0, 0]])

@@ -16,19 +16,17 @@ from offramp.errors import UnknownMetric
 from offramp.problems import MANY, SINGLE
 
 Array: TypeAlias = NDArray[Any]
-Metric: TypeAlias = Callable[[Array, Array, Array | None], float]
+Metric: TypeAlias = Callable[[Array, Array], float]
 
 
-def compute(
-    names: Sequence[str], labels: ArrayLike, answers: ArrayLike, weights: ArrayLike | None = None
-) -> dict[str, float]:
-    """The named metrics of answers against labels; a weight says how many examples a row stands for.
+def compute(names: Sequence[str], labels: ArrayLike, answers: ArrayLike) -> dict[str, float]:
+    """The named metrics of answers against labels.
 
     >>> compute(["acc", "f1"], labels=[0, 1, 1, 1], answers=[0, 1, 1, 0])
     {'acc': 0.75, 'f1': 0.8}
     """
     check_known(names)
-    rows = np.asarray(labels), np.asarray(answers), None if weights is None else np.asarray(weights)
+    rows = np.asarray(labels), np.asarray(answers)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the undefined cases are announced, and count as 0 here
         return {name: float(np.nan_to_num(METRICS[name](*rows))) for name in names}
@@ -64,83 +62,69 @@ def answers(logits: Array, problem_type: str) -> Array:
     return given
 
 
-def counted(labels: ArrayLike, answers: ArrayLike, classes: int) -> tuple[Array, Array, Array]:
-    """The same examples as at most classes x classes weighted rows: metrics cost the same for any number.
-
-    >>> labels, answers, weights = counted([0, 1, 1, 1], [0, 1, 1, 0], classes=2)
-    >>> labels.tolist(), answers.tolist(), weights.tolist()
-    ([0, 1, 1], [0, 0, 1], [1, 1, 2])
-    """
-    cells = np.bincount(np.asarray(labels) * classes + np.asarray(answers), minlength=classes * classes)
-    taken = np.flatnonzero(cells)
-    return taken // classes, taken % classes, cells[taken]
-
-
-def mcc(labels: Array, answers: Array, weights: Array | None = None) -> float:
+def mcc(labels: Array, answers: Array) -> float:
     """Matthews' correlation coefficient."""
     from sklearn import metrics
 
-    return float(metrics.matthews_corrcoef(labels, answers, sample_weight=weights))
+    return float(metrics.matthews_corrcoef(labels, answers))
 
 
-def acc(labels: Array, answers: Array, weights: Array | None = None) -> float:
+def acc(labels: Array, answers: Array) -> float:
     """The share of right answers; with many labels, of rows that are right in every label."""
     from sklearn import metrics
 
-    return float(metrics.accuracy_score(labels, answers, sample_weight=weights))
+    return float(metrics.accuracy_score(labels, answers))
 
 
-def f1(labels: Array, answers: Array, weights: Array | None = None) -> float:
+def f1(labels: Array, answers: Array) -> float:
     """F1 of class 1, for two classes."""
-    return _f1("binary", labels, answers, weights)
+    return _f1("binary", labels, answers)
 
 
-def macro_f1(labels: Array, answers: Array, weights: Array | None = None) -> float:
+def macro_f1(labels: Array, answers: Array) -> float:
     """The mean of the F1 of each class that occurs; with many labels, of each label."""
-    return _f1("macro", labels, answers, weights)
+    return _f1("macro", labels, answers)
 
 
-def micro_f1(labels: Array, answers: Array, weights: Array | None = None) -> float:
+def micro_f1(labels: Array, answers: Array) -> float:
     """F1 over all decisions at once; with one label an example, the same as acc."""
-    return _f1("micro", labels, answers, weights)
+    return _f1("micro", labels, answers)
 
 
-def _f1(average: str, labels: Array, answers: Array, weights: Array | None) -> float:
+def _f1(average: str, labels: Array, answers: Array) -> float:
     from sklearn import metrics
 
-    return float(metrics.f1_score(labels, answers, average=average, sample_weight=weights, zero_division=0.0))
+    return float(metrics.f1_score(labels, answers, average=average, zero_division=0.0))
 
 
-def acc_and_f1(labels: Array, answers: Array, weights: Array | None = None) -> float:
+def acc_and_f1(labels: Array, answers: Array) -> float:
     """The mean of acc and f1, as GLUE sums up MRPC and QQP."""
-    return (acc(labels, answers, weights) + f1(labels, answers, weights)) / 2
+    return (acc(labels, answers) + f1(labels, answers)) / 2
 
 
-def pearson(labels: Array, answers: Array, weights: Array | None = None) -> float:
+def pearson(labels: Array, answers: Array) -> float:
     """Pearson's correlation."""
     from scipy import stats
 
-    return _correlation(stats.pearsonr, labels, answers, weights)
+    return _correlation(stats.pearsonr, labels, answers)
 
 
-def spearmanr(labels: Array, answers: Array, weights: Array | None = None) -> float:
+def spearmanr(labels: Array, answers: Array) -> float:
     """Spearman's rank correlation."""
     from scipy import stats
 
-    return _correlation(stats.spearmanr, labels, answers, weights)
+    return _correlation(stats.spearmanr, labels, answers)
 
 
-def _correlation(measure: Callable[..., Any], labels: Array, answers: Array, weights: Array | None) -> float:
-    if weights is not None:
-        labels, answers = np.repeat(labels, weights), np.repeat(answers, weights)
+def _correlation(measure: Callable[..., Any], labels: Array, answers: Array) -> float:
     if len(labels) < 2:
         return 0.0
     return float(np.nan_to_num(measure(labels, answers).statistic))
 
 
-def corr(labels: Array, answers: Array, weights: Array | None = None) -> float:
+def corr(labels: Array, answers: Array) -> float:
     """The mean of pearson and spearmanr, as GLUE sums up STS-B."""
-    return (pearson(labels, answers, weights) + spearmanr(labels, answers, weights)) / 2
+    return (pearson(labels, answers) + spearmanr(labels, answers)) / 2
 
 
 METRICS: Mapping[str, Metric] = {
