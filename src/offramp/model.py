@@ -263,7 +263,7 @@ def load(encoder: str | Path | PreTrainedModel, options: dict[str, Any]) -> PreT
         missing = [key for key in missing if not key.startswith("pooler.")]
     if missing:
         raise CannotLoad(
-            f"{encoder} lacks {', '.join(missing)}, which {type(model).__name__} needs and which would be random. "
+            f"{encoder} lacks {len(missing)} weights of a {type(model).__name__}, such as {', '.join(missing[:3])}. "
             "Mend it, or load the part that it has with transformers and pass that model."
         )
     return cast(PreTrainedModel, model)
