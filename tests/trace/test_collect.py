@@ -36,7 +36,7 @@ class Telling(torch.nn.Module):
         self.config = SimpleNamespace(
             exits=[2, 4],
             problem_type=problem_type,
-            id2label={1: "many", 0: "few"},
+            id2label={0: "number"} if problem_type == "regression" else {1: "many", 0: "few"},
             encoder_config=encoder,
             head_config=SimpleNamespace(pooler="own"),
         )
@@ -54,6 +54,8 @@ class Telling(torch.nn.Module):
             total = total + 1000 * token_type_ids.sum(1)
         answer = torch.stack([total, attention_mask.sum(1)], -1).float()
         logits = answer[:, None] + 100 * torch.arange(2.0)[None, :, None]
+        if self.config.problem_type == "regression":
+            logits = logits[..., :1]
         return SimpleNamespace(exit_logits=logits, exit_gates=logits[..., 0] / 2 if self.gates else None)
 
 
@@ -171,6 +173,62 @@ def test_many_labels_keep_their_shape() -> None:
     trace = collect(model, tokens(3, labels=[[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]), progress=False)
     assert trace.labels is not None
     assert trace.labels.tolist() == [[0, 1], [1, 1], [0, 0]]
+
+
+SINGLE, MANY, NUMBER = "single_label_classification", "multi_label_classification", "regression"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("problem_type", "labels", "advice"),
+    [
+        (SINGLE, [0, 1, None], "row 2 has no label"),
+        (SINGLE, [0, -1, 1], "row 1 has no label"),
+        (SINGLE, [0, 1, 2], "row 2 has the label 2, expected 0 to 1"),
+        (SINGLE, [0.0, 1.0, 0.7], "row 0 has the label 0.0"),
+        (SINGLE, ["few", "many", "few"], "row 0 has the label 'few'"),
+        (SINGLE, [[0], [1], [0]], r"row 0 has the label \[0\]"),
+        (MANY, [[0, 1], [1, 1], None], "row 2 has no label"),
+        (MANY, [[0, 1], [1, 1], [1]], "row 2 .* a list of 2 zeros and ones"),
+        (MANY, [[0, 1], [1, 2], [1, 0]], "row 1 .* zeros and ones"),
+        (MANY, [0, 1, 1], "row 0 .* zeros and ones"),
+        (NUMBER, [0.5, None, 1.5], "row 1 has no label"),
+        (NUMBER, [0.5, 1.5, float("nan")], "row 2 has no label"),
+        (NUMBER, [0.5, 1.5, float("inf")], "row 2 .* expected a number"),
+    ],
+)
+def test_labels_that_cannot_be_are_named_before_the_model_runs(
+    problem_type: str, labels: list[Any], advice: str, stream: bool
+) -> None:
+    model, dataset = Telling(problem_type=problem_type), tokens(3, label=labels)
+    with pytest.raises(BadData, match=advice):
+        collect(model, dataset.to_iterable_dataset() if stream else dataset, progress=False)
+    assert model.batches == []
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("labels", [[0] * 7 + [None] * 5, [None] * 7 + [1] * 5])
+def test_labels_that_end_or_begin_between_two_parts_are_named(labels: list[Any]) -> None:
+    model, row = Telling(), labels.index(None)
+    with pytest.raises(BadData, match=f"row {row} has no label"):
+        collect(model, tokens(12, label=labels), progress=False)
+    assert model.batches == []
+    with pytest.raises(BadData, match=f"row {row} has no label"):
+        collect(model, tokens(12, label=labels).to_iterable_dataset(), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "labels"),
+    [(SINGLE, [None] * 3), (MANY, [[-1, -1]] * 3), (NUMBER, [-1.0] * 3), (NUMBER, [None] * 3)],
+)
+def test_labels_of_every_kind_may_be_hidden(problem_type: str, labels: list[Any]) -> None:
+    model = Telling(problem_type=problem_type)
+    assert collect(model, tokens(3, label=labels), progress=False).labels is None
+
+
+def test_a_regression_may_have_the_value_that_hides_a_class() -> None:
+    trace = collect(Telling(problem_type=NUMBER), tokens(3, label=[-1.0, 0.5, 2.0]), progress=False)
+    assert trace.labels.tolist() == [-1.0, 0.5, 2.0]
 
 
 @pytest.mark.parametrize(

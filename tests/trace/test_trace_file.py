@@ -1,5 +1,6 @@
 """A trace as a record and as a file."""
 
+import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,46 @@ def test_files_that_are_no_whole_trace_are_named(tmp_path: Path) -> None:
         Trace.load(path)
     with pytest.raises(BadTrace):
         Trace.load(tmp_path)
+
+
+def written(**changes: Any) -> str:
+    made = {"text_ids": False, "layers": [1, 2], "problem_type": "single_label_classification"}
+    return json.dumps(made | changes)
+
+
+WHOLE = {"logits": np.zeros((2, 2, 3), np.float32), "lengths": np.ones(2), "ids": np.arange(2)}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "metadata", "message"),
+    [
+        (WHOLE, {"offramp_trace": "one", "fields": written()}, "is no trace"),
+        (WHOLE, {"offramp_trace": "1"}, "is no trace"),
+        (WHOLE, {"offramp_trace": "1", "fields": "{half"}, "is no trace"),
+        (WHOLE, {"offramp_trace": "1", "fields": "[1]"}, "is no trace"),
+        (WHOLE, {"offramp_trace": "1", "fields": "{}"}, "is no trace"),
+        (WHOLE, {"offramp_trace": "1", "fields": written(text_ids=True)}, "is no trace"),
+        (WHOLE, {"offramp_trace": "1", "fields": written(layers=["a", "b"])}, "is no trace"),
+        (WHOLE, {"offramp_trace": "1", "fields": written(layers=None)}, "is no trace"),
+        (WHOLE, {"offramp_trace": "1", "fields": written(shape=3)}, "is no trace"),
+        (
+            WHOLE,
+            {"offramp_trace": "1", "fields": written(newer=1)},
+            "newer, which this offramp does not know",
+        ),
+        (WHOLE | {"hidden": np.ones(2)}, {"offramp_trace": "1", "fields": written()}, "hidden, which"),
+        ({"logits": WHOLE["logits"]}, {"offramp_trace": "1", "fields": written()}, "is no trace"),
+        (WHOLE | {"lengths": np.ones(3)}, {"offramp_trace": "1", "fields": written()}, "lengths must be"),
+    ],
+)
+def test_foreign_newer_and_damaged_files_are_refused(
+    arrays: dict[str, Any], metadata: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    save_file(arrays, tmp_path / "made.trace", metadata)
+    with pytest.raises(BadTrace, match=message):
+        Trace.load(tmp_path / "made.trace")
+    save_file(WHOLE, tmp_path / "whole.trace", {"offramp_trace": "1", "fields": written()})
+    assert len(Trace.load(tmp_path / "whole.trace")) == 2
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def collect(
         return arrays if gates[0] is None else arrays | {"gates": np.concatenate(gates)}
 
     return Trace(
-        **gather(dataset, answer, stages.problem_type, progress),
+        **gather(dataset, answer, stages.problem_type, len(stages.labels), progress),
         layers=stages.layers,
         problem_type=stages.problem_type,
         label_names=stages.labels,

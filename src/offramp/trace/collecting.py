@@ -5,11 +5,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from offramp.errors import BadData
+from offramp.problems import MANY, REGRESSION, SINGLE
 from offramp.trace.record import Array, Trace
 
 CHUNK = 4096
@@ -39,8 +41,8 @@ def collect(
     Args:
         model: an `ExitModel`.
         dataset: a `datasets.Dataset` or `IterableDataset` with the columns `text` and maybe `text_pair`, or
-            with `input_ids`; and maybe `label` or `labels`, and `idx` or `id`. Labels that are all -1, as in
-            a hidden test set, count as none.
+            with `input_ids`; and maybe `label` or `labels`, and `idx` or `id`. Labels that are all -1 or
+            None, as in a hidden test set, count as none.
         tokenizer: the model's, needed for text.
         batch_tokens: how many tokens a batch may hold, padding included.
         max_length: where text is cut, by default where the model's positions end.
@@ -60,7 +62,7 @@ def collect(
     model.eval()
     try:
         with torch.no_grad():
-            arrays = gather(dataset, answer, config.problem_type, progress)
+            arrays = gather(dataset, answer, config.problem_type, len(config.id2label), progress)
     finally:
         model.train(was_training)
     return Trace(
@@ -81,29 +83,74 @@ def gather(
     dataset: Any,
     answer: Callable[[Columns, Progress], dict[str, Array]],
     problem_type: str,
+    classes: int,
     progress: bool,
 ) -> dict[str, Any]:
     """The arrays of a trace: what `answer` gives for one part of the data set after another (lengths, logits,
-    maybe gates), and the ids and labels that stand there."""
+    maybe gates), and the ids and labels that stand there.
+
+    Labels are checked before anything runs; those of a stream, before their part does.
+    """
     from tqdm.auto import tqdm
 
     total = len(dataset) if hasattr(dataset, "__len__") else None
+    names = [name for name in ("label", "labels") if name in (dataset.column_names or ())]
+    if total and names:
+        for _ in _described(dataset.select_columns(names), problem_type, classes):
+            pass
     with tqdm(total=total, unit=" examples", disable=not progress) as bar:
-        return _joined(_chunks(dataset, answer, problem_type, bar.update), total)
+        parts = _described(dataset, problem_type, classes)
+        return _joined((answer(columns, bar.update) | known for columns, known in parts), total)
 
 
-def _chunks(
-    dataset: Any,
-    answer: Callable[[Columns, Progress], dict[str, Array]],
-    problem_type: str,
-    done: Progress,
-) -> Iterator[dict[str, Array]]:
-    first = 0
+def _described(dataset: Any, problem_type: str, classes: int) -> Iterator[tuple[Columns, dict[str, Array]]]:
+    """Each part of the data set, with its ids, and its labels if there are any."""
+    first, labelled = 0, None
     for columns in dataset.with_format(None).iter(batch_size=CHUNK):
-        arrays = answer(columns, done)
-        examples = len(arrays["lengths"])
-        yield arrays | _described(columns, problem_type, first, examples)
-        first += examples
+        count = len(next(iter(columns.values())))
+        ids = columns.get("idx", columns.get("id", range(first, first + count)))
+        labels = _labels(columns, problem_type, classes, first)
+        if labelled is not None and labelled != (labels is not None):
+            raise _unlabelled(0 if labels is not None else first)
+        labelled = labels is not None
+        yield columns, {"ids": np.array(ids)} | ({} if labels is None else {"labels": labels})
+        first += count
+
+
+def _labels(columns: Columns, problem_type: str, classes: int, first: int) -> Array | None:
+    """The labels of a part; None if all of them are missing."""
+    labels = columns.get("label", columns.get("labels", []))
+    missing = [_is_missing(label, problem_type) for label in labels]
+    if all(missing):
+        return None
+    if any(missing):
+        raise _unlabelled(first + missing.index(True))
+    for row, label in enumerate(labels, first):
+        if not _is_label(label, problem_type, classes):
+            expected = {SINGLE: f"0 to {classes - 1}", MANY: f"a list of {classes} zeros and ones"}
+            raise BadData(
+                f"row {row} has the label {label!r}, expected {expected.get(problem_type, 'a number')}."
+            )
+    return np.array(labels, np.float32 if problem_type == REGRESSION else np.int64)
+
+
+def _is_missing(label: Any, problem_type: str) -> bool:
+    if label is None or label != label:  # NaN
+        return True
+    hidden = [-1] * len(label) if isinstance(label, list) else -1
+    return bool(label == hidden and problem_type != REGRESSION)
+
+
+def _is_label(label: Any, problem_type: str, classes: int) -> bool:
+    if problem_type == REGRESSION:
+        return isinstance(label, int | float) and isfinite(label)
+    if problem_type == MANY:
+        return isinstance(label, list) and len(label) == classes and all(each in (0, 1) for each in label)
+    return isinstance(label, int) and 0 <= label < classes
+
+
+def _unlabelled(row: int) -> BadData:
+    return BadData(f"row {row} has no label and others have: give all rows one, or leave the column out.")
 
 
 def _run(model: Any, rows: list[dict[str, list[int]]], batch_tokens: int, done: Progress) -> dict[str, Array]:
@@ -153,19 +200,6 @@ def unpadded_rows(tokens: Any) -> list[dict[str, list[int]]]:
     ]
 
 
-def _described(columns: Columns, problem_type: str, first: int, count: int) -> dict[str, Array]:
-    """The ids, and the labels if there are any."""
-    ids = columns.get("idx", columns.get("id", range(first, first + count)))
-    labels = columns.get("label", columns.get("labels"))
-    if labels is None:
-        return {"ids": np.array(ids)}
-    kind = np.float32 if problem_type == "regression" else np.int64
-    return {
-        "ids": np.array(ids),
-        "labels": np.array([-1 if label is None else label for label in labels], kind),
-    }
-
-
 def _batches(lengths: Array, batch_tokens: int) -> Iterator[Array]:
     """Rows of similar length, the longest first, so that what does not fit in memory shows at once."""
     order = np.argsort(-lengths, kind="stable")
@@ -208,7 +242,7 @@ def _joined(chunks: Iterator[dict[str, Array]], total: int | None) -> dict[str, 
         raise BadData("the data set is empty; there is nothing to collect.")
     arrays: dict[str, Any] = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     labels = arrays.get("labels")
-    unknown = labels is None or (labels == -1).all()
+    unknown = labels is None or (labels == -1).all()  # so a regression hides them
     return {**arrays, "labels": None if unknown else labels} | ({} if logits is None else {"logits": logits})
 
 

@@ -13,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from offramp.errors import BadTrace
+from offramp.problems import MANY, PROBLEMS, REGRESSION, SINGLE
 
 Array = NDArray[Any]
 
 FORMAT = 1
-PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
 SHAPE = ("hidden", "intermediate", "heads", "layers")
 PER_EXAMPLE = ("logits", "labels", "lengths", "ids", "gates")
 
@@ -46,7 +46,7 @@ class Trace:
     """(examples,) numbers or strings."""
     gates: Array | None = None
     """(examples, exits) scores of learned gates, if the model has them."""
-    problem_type: str = "single_label_classification"
+    problem_type: str = SINGLE
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     """Of the task; the first is the headline."""
@@ -108,22 +108,26 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote."""
+        """Read what `save` wrote.
+
+        What is not known is refused and not left out: a newer offramp may have meant something by it.
+        """
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 _check_format(path, metadata)
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            rest = json.loads(metadata["fields"])
+            if rest.pop("text_ids"):
+                arrays["ids"] = np.array(json.loads(arrays["ids"].tobytes()))
+            _check_names(path, {*arrays, *rest})
+            return cls(**{"labels": None} | arrays | rest)
         except FileNotFoundError:
             raise BadTrace(f"there is no trace at {path}; collect one first.") from None
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadTrace(
                 f"{path} is no trace, or only a part of one ({error}); collect it again."
             ) from error
-        rest = json.loads(metadata["fields"])
-        if rest.pop("text_ids"):
-            arrays["ids"] = np.array(json.loads(arrays["ids"].tobytes()))
-        return cls(**{"labels": None} | arrays | rest)
 
 
 def _check_shapes(trace: Trace) -> None:
@@ -153,20 +157,20 @@ def _check_values(trace: Trace) -> None:
     classes = trace.logits.shape[2]
     if trace.problem_type not in PROBLEMS:
         raise BadTrace(f"problem_type {trace.problem_type!r} is none of {', '.join(PROBLEMS)}.")
-    if trace.problem_type == "regression" and classes != 1:
+    if trace.problem_type == REGRESSION and classes != 1:
         raise BadTrace(f"a regression has one output and not {classes}.")
     if list(trace.layers) != sorted(set(trace.layers)) or not trace.layers or trace.layers[0] < 1:
         raise BadTrace(f"layers {trace.layers} must rise and count from 1.")
     if trace.shape and not set(SHAPE) <= set(trace.shape):
         raise BadTrace(f"shape must tell {', '.join(SHAPE)}, and not just {', '.join(trace.shape)}.")
-    if trace.labels is not None and trace.problem_type != "regression":
+    if trace.labels is not None and trace.problem_type != REGRESSION:
         most = 1 if _is_multi_label(trace) else classes - 1
         if ((trace.labels < 0) | (trace.labels > most)).any():
             raise BadTrace(f"labels must be 0 to {most}; give labels=None for data without them.")
 
 
 def _is_multi_label(trace: Trace) -> bool:
-    return trace.problem_type == "multi_label_classification"
+    return trace.problem_type == MANY
 
 
 def _check_format(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
@@ -174,3 +178,12 @@ def _check_format(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> 
         raise BadTrace(f"{path} is a safetensors file, but no trace; collect one first.")
     if int(metadata["offramp_trace"]) > FORMAT:
         raise BadTrace(f"{path} was written by a newer offramp; upgrade offramp to read it.")
+
+
+def _check_names(path: str | os.PathLike[str], names: set[str]) -> None:
+    known = {each.name for each in fields(Trace)}
+    if names - known:
+        raise BadTrace(
+            f"{path} holds {', '.join(sorted(names - known))}, which this offramp does not know: upgrade offramp, "
+            "or collect the trace again."
+        )
