@@ -49,7 +49,9 @@ def test_imports_point_to_what_comes_earlier(file: Path) -> None:
         assert there[0] in ORDER, f"{there[0]} has no place in the order"
         if there[0] != here[0]:
             assert ORDER.index(there[0]) < ORDER.index(here[0]), f"{here[0]} must not import {there[0]}"
-            assert there[0] not in EDGES or here[0] == "cli", f"{there[0]} is an edge: only commands import it"
+            assert there[0] not in EDGES or here[0] == "cli", (
+                f"{there[0]} is an edge: only commands import it"
+            )
 
 
 @pytest.mark.parametrize("folder", sorted(FOLDERS_OF_EQUALS))
