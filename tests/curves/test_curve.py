@@ -39,6 +39,14 @@ def test_a_curve_has_no_gain_over_itself(make_trace: Callable[..., Trace]) -> No
     assert layers.performance()[-1, 1] == pytest.approx(100 * layers.points[-1].scores["acc"])
 
 
+def test_a_sweep_is_scored_against_the_layers_of_another_model(make_trace: Callable[..., Trace]) -> None:
+    found, other = sweep(make_trace(200), ["layer", "entropy"]), sweep(make_trace(200, seed=1), "layer")
+    assert found.elue("layer", found) == 0.0
+    points = found.curves["entropy"].performance()
+    assert found.elue("entropy", other) == elue_score(points, other.curves["layer"].performance())
+    assert found.elue("entropy", BASELINE) == elue_score(points, BASELINE)
+
+
 def test_flops_are_not_guessed(make_trace: Callable[..., Trace]) -> None:
     curve = sweep(make_trace(20, shape={}), "entropy").curves["entropy"]
     assert all(point.cost.macs is None for point in curve.points)

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from offramp.errors import MissingExtra
 from offramp.report import Report, report
+from offramp.report.plots import draw_histogram
 from offramp.report.style import style
 from offramp.report.table import aligned
 from offramp.trace import Trace
@@ -170,6 +172,39 @@ def test_traces_without_labels_or_of_other_problems_are_reported_too(
     assert alone.save(tmp_path, plots=("svg",))
 
 
+@pytest.mark.parametrize("gates", [False, True])
+@pytest.mark.parametrize(
+    "problem_type", ["single_label_classification", "multi_label_classification", "regression"]
+)
+def test_every_kind_of_problem_has_its_usual_rules(problem_type: str, gates: bool, make_trace: Make) -> None:
+    rng = np.random.default_rng(0)
+    labels = {"regression": rng.normal(size=60), "multi_label_classification": rng.integers(2, size=(60, 3))}
+    trace = make_trace(
+        60,
+        classes=1 if problem_type == "regression" else 3,
+        labels=labels.get(problem_type, rng.integers(3, size=60)),
+        problem_type=problem_type,
+        metrics=(),
+        gates=rng.random((60, 6)) if gates else None,
+    )
+    curves = report(trace, bootstrap=3, points=5).sections[0].sweep.curves
+    names = [rule.split(":")[0] for rule in curves]
+    expected = ["entropy", "confidence", "margin", "patience", "layer", "oracle"]
+    if problem_type == "regression":
+        expected = ["patience", "layer"]
+        assert len({point.cost.mean_layer for point in next(iter(curves.values())).points}) > 1
+    assert names == expected + ["gate"] * gates
+
+
+def test_a_section_without_rules_does_not_stop_the_others(make_trace: Make, tmp_path: Path) -> None:
+    found = report({"blind": make_trace(30, labels=None), "seeing": make_trace(30)}, ["oracle"], bootstrap=0)
+    page = found.html()
+    assert page.count("<section>") == 2
+    assert page.count('class="points"') == 1  # the script goes through these, and only these
+    assert not Elements(page).open
+    found.save(tmp_path, plots=("svg",))
+
+
 def test_a_model_of_one_exit_and_logits_that_are_not_finite_are_reported(
     make_trace: Make, tmp_path: Path
 ) -> None:
@@ -180,6 +215,24 @@ def test_a_model_of_one_exit_and_logits_that_are_not_finite_are_reported(
     assert "1 examples with logits that are not finite" in str(found)
     assert not Elements(found.html()).open
     found.save(tmp_path, plots=("svg",))
+
+
+def test_bars_of_one_colour_differ_in_their_hatches() -> None:
+    looks = [style(index) for index in range(24)]
+    assert len({(look.colour, look.hatch) for look in looks}) == 24
+    assert looks[0].colour == looks[6].colour
+
+
+def test_the_histogram_draws_the_hatches(make_trace: Make) -> None:
+    rules = ["confidence", "margin", "entropy", "min_probability", "ensemble"]
+    rules += ["entropy:0,normalised=true", "entropy:0,top=2"]
+    section = report(make_trace(60), rules, bootstrap=0).sections[0]
+    figure = Figure()
+    draw_histogram(figure, section)
+    bars = figure.axes[0].containers
+    assert len(bars) == 7
+    assert bars[0][0].get_facecolor() == bars[6][0].get_facecolor()
+    assert bars[0][0].get_hatch() != bars[6][0].get_hatch()
 
 
 def test_the_first_rules_differ_in_colour_and_in_shape() -> None:

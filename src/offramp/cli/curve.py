@@ -36,14 +36,14 @@ def curve(
         offramp curve mrpc.trace --out report
         offramp curve mrpc.trace --rule patience --thresholds 3,4,5,6,7,8
     """
-    from offramp.report.report import RULES, report
+    from offramp.report import report
     from offramp.trace import Trace
 
     if thresholds is not None and rule is None:
         raise BadRequest("--thresholds are in the units of a rule: say which, --rule NAME.")
     found = report(
         names({path: Trace.load(path) for path in traces}),
-        rule or RULES,
+        rule or None,
         bootstrap=bootstrap,
         thresholds="auto" if thresholds is None else parse_numbers(thresholds),
         padded_to=padded_to,

@@ -129,6 +129,12 @@ class Sweep:
         width = spent.max() - spent.min()
         return float(np.trapezoid(score[order], spent[order]) / width) if width else float(score.max())
 
+    def elue(self, rule: str, reference: "Sweep | ArrayLike") -> float:
+        """The ELUE score of a rule, against another model at each of its layers, or rows of (FLOPs, per cent)."""
+        if isinstance(reference, Sweep):
+            reference = Curve("layer", reference.headline, reference.per_exit).performance()
+        return elue_score(self.curves[rule].performance(), reference)
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

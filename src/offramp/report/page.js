@@ -1,9 +1,10 @@
 "use strict";
 const tip = document.getElementById("tip");
 
-for (const section of document.querySelectorAll("section")) {
+for (const data of document.querySelectorAll("script.points")) {
+  const section = data.closest("section");
   const chart = section.querySelector("svg.curves");
-  const points = JSON.parse(section.querySelector("script.points").textContent);
+  const points = JSON.parse(data.textContent);
   const ring = chart.querySelector(".ring");
   const bars = [...section.querySelectorAll("svg.histogram .exit")];
   const chosen = section.querySelector(".chosen");

@@ -129,7 +129,7 @@ def curves_chart(found: Sweep) -> str:
     picture = frame.draw(
         "".join(drawn), f"mean layers (of {depth})", f"{found.headline}, per cent", kind="curves"
     )
-    data = f'<script type="application/json" class="points">{embedded(targets)}</script>'
+    data = f'<script type="application/json" class="points">{embedded(targets)}</script>' if targets else ""
     return f'<div class="scroll">{picture}</div>{data}'
 
 

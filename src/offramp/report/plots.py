@@ -120,6 +120,7 @@ def draw_histogram(figure: Any, section: Section) -> None:
             100 * np.array(point.exits) / found.examples,
             width,
             color=look.colour,
+            hatch=look.hatch,
             edgecolor="white",
             linewidth=0.5,
             label=f"{plain(rule)}: {point.cost.mean_layer:.1f} layers, {100 * found.score(point):.1f}",

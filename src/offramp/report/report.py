@@ -8,6 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
+from offramp.problems import REGRESSION
 from offramp.report.page import page
 from offramp.report.plots import save_plots
 from offramp.report.sections import Section, measure
@@ -19,12 +22,14 @@ RULES = ("entropy", "confidence", "margin", "patience", "layer", "oracle")
 
 def report(
     traces: Trace | Mapping[str, Trace],
-    rules: Sequence[str] = RULES,
+    rules: Sequence[str] | None = None,
     *,
     bootstrap: int = 200,
     **options: Any,
 ) -> "Report":
     """Measure one trace, or several by name; `bootstrap` and further options are those of `sweep`.
+
+    Without `rules`, those that decide for each trace's kind of problem are taken.
 
     *Example*
 
@@ -36,15 +41,26 @@ def report(
     named = {traces.data or "trace": traces} if isinstance(traces, Trace) else traces
 
     def possible(trace: Trace) -> list[str]:
-        return [rule for rule in rules if rule != "oracle" or can_be_right(trace)]
+        wanted = usual_rules(trace) if rules is None else rules
+        return [rule for rule in wanted if rule != "oracle" or can_be_right(trace)]
 
     return Report(
         tuple(measure(name, trace, possible(trace), bootstrap, **options) for name, trace in named.items())
     )
 
 
+def usual_rules(trace: Trace) -> list[str]:
+    """With numbers, patience lets those agree that differ by less than a tenth of their spread."""
+    rules = list(RULES)
+    if trace.problem_type == REGRESSION:
+        answers = trace.logits[:, -1]
+        spread = float(np.std(answers, where=np.isfinite(answers))) if np.isfinite(answers).any() else 0.0
+        rules = [f"patience:1,tolerance={spread / 10:.2g}", "layer"]
+    return rules if trace.gates is None else [*rules, "gate"]
+
+
 def can_be_right(trace: Trace) -> bool:
-    return trace.labels is not None and trace.problem_type != "regression"
+    return trace.labels is not None and trace.problem_type != REGRESSION
 
 
 @dataclass(frozen=True)
