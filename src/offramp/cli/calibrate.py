@@ -27,7 +27,7 @@ class Wanted:
 
     guarantee: Annotated[
         str | None,
-        Option(help="A bound on the risk, such as 0.02; or by class answered, spam=0.01,ham=0.02."),
+        Option(help="A bound on the risk, such as 0.02; or one for each class, spam=0.01,ham=0.02."),
     ] = None
     max_loss: Annotated[
         float | None, Option(help="Points of the score that may be lost on these examples, such as 0.5.")
