@@ -2,6 +2,6 @@
 
 from offramp.calibration.choosing import calibrate
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup
-from offramp.calibration.temperatures import fit_temperatures
+from offramp.calibration.temperatures import Temperatures, fit_temperatures
 
-__all__ = ["Budget", "Guarantee", "MaxLoss", "MinSpeedup", "calibrate", "fit_temperatures"]
+__all__ = ["Budget", "Guarantee", "MaxLoss", "MinSpeedup", "Temperatures", "calibrate", "fit_temperatures"]

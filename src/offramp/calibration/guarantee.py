@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from offramp.calibration.bounds import Bound, binomial, examples_needed, hoeffding_bentkus
 from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
-from offramp.curves.leaving import leaving
+from offramp.curves.leaving import Leaving, leaving
 from offramp.curves.scoring import at_full_depth, read_out
 from offramp.errors import BadTarget, NoSafeThreshold
 from offramp.policy import Policy, fold
 from offramp.policy.text import class_indices
+from offramp.problems import MANY, REGRESSION, SINGLE
 from offramp.trace import Trace
 
 Array: TypeAlias = NDArray[Any]
@@ -48,7 +49,7 @@ def certify(
 
 
 def check_fit(trace: Trace, target: Guarantee) -> None:
-    regression = trace.problem_type == "regression"
+    regression = trace.problem_type == REGRESSION
     if regression and target.tolerance is None:
         raise BadTarget("two numbers are never quite the same: give Guarantee a tolerance for regression")
     if not regression and target.tolerance is not None:
@@ -101,12 +102,11 @@ def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outc
     """Fixed-sequence testing of one rule along the ladder."""
     read = read_out(trace, policy)
     left = leaving(policy, read.readiness, trace.layers, ladder(policy.criterion, trace))
-    losses, (_, bound) = losses_of(trace, target, read.answers), bound_for(trace, target)
-    parts, risks, p_values = parts_of(trace, target), [], []
-    for part in parts:
-        lost = left.total(lambda exit, rows=part.rows: losses[exit] * rows)  # type: ignore[misc]
-        risks.append(lost / (max(part.examples, 1) * most_lost(trace, target)))
-        p_values.append(bound(risks[-1], part.examples, part.epsilon))
+    losses, most = losses_of(trace, target, read.answers), most_lost(trace, target)
+    _, bound = bound_for(trace, target)
+    parts = parts_of(trace, target)
+    risks = [risks_of(part, left, losses) / most for part in parts]
+    p_values = [bound(risk, part.examples, part.epsilon) for part, risk in zip(parts, risks, strict=True)]
     mean_layers = left.histogram() @ np.asarray(trace.layers) / len(trace)
 
     safest_first = np.arange(len(mean_layers))[::-1]
@@ -142,13 +142,18 @@ def ladder(criterion: Criterion, trace: Trace) -> Array:
         return np.linspace(0, 1, RUNGS)
     logits = np.zeros((RUNGS, 1, classes))
     lead = np.linspace(0, SUREST, RUNGS)[:, None]
-    if trace.problem_type == "multi_label_classification":
+    if trace.problem_type == MANY:
         logits[:] = lead[..., None]  # the least sure label decides
     else:
         logits[..., 0] = lead
     return np.asarray(
         criterion.sign * fold(criterion, logits, problem_type=trace.problem_type).readiness[:, 0]
     )
+
+
+def risks_of(part: Part, left: Leaving, losses: Array) -> Array:
+    """(thresholds,) the mean loss of a part."""
+    return left.total(lambda exit: losses[exit] * part.rows) / max(part.examples, 1)
 
 
 def losses_of(trace: Trace, target: Guarantee, answers: Array) -> Array:
@@ -159,7 +164,7 @@ def losses_of(trace: Trace, target: Guarantee, answers: Array) -> Array:
     full = at_full_depth(trace)
 
     def same(some: Array, others: Any) -> Array:
-        if trace.problem_type != "regression":
+        if trace.problem_type != REGRESSION:
             return np.asarray(some == others)
         return np.asarray(np.abs(some - others) <= target.tolerance)
 
@@ -172,7 +177,7 @@ def losses_of(trace: Trace, target: Guarantee, answers: Array) -> Array:
 
 def most_lost(trace: Trace, target: Guarantee) -> int:
     """The most that one example can lose: its answer, or of many labels the right ones."""
-    each_label = target.of == "accuracy" and trace.problem_type == "multi_label_classification"
+    each_label = target.of == "accuracy" and trace.problem_type == MANY
     return trace.logits.shape[-1] if each_label else 1
 
 
@@ -187,7 +192,7 @@ def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
     """What is tested by itself: the whole, or what full depth answers (for accuracy: the label) by class."""
     if not isinstance(target.epsilon, Mapping):
         return [Part(None, np.ones(len(trace), bool), target.epsilon)]
-    if trace.problem_type != "single_label_classification":
+    if trace.problem_type != SINGLE:
         raise BadTarget("bounds by class need a problem with one label for each example; give one for all")
     names = trace.label_names or tuple(map(str, range(trace.logits.shape[-1])))
     classes = class_indices(target.epsilon, names)

@@ -11,6 +11,7 @@ from offramp.curves.counts import SCORES, Counts
 from offramp.curves.leaving import Leaving
 from offramp.errors import BadSweep
 from offramp.policy import Policy, fold
+from offramp.problems import MANY, REGRESSION, SINGLE
 from offramp.tasks.metrics import answers as answers_of
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
@@ -22,9 +23,9 @@ AGREEMENT = "agreement"
 RIGHT_OR_WRONG = ("acc", "micro_f1", AGREEMENT)
 """Metrics, of one label an example, that are a share of examples."""
 DEFAULT_METRIC = {
-    "single_label_classification": "acc",
-    "multi_label_classification": "micro_f1",
-    "regression": "corr",
+    SINGLE: "acc",
+    MANY: "micro_f1",
+    REGRESSION: "corr",
 }
 
 
@@ -58,7 +59,7 @@ def metrics_of(trace: Trace) -> tuple[str, ...]:
         names = tuple(trace.metrics) or (DEFAULT_METRIC[trace.problem_type],)
     if {"f1", "acc_and_f1"} & set(names) and trace.logits.shape[-1] != 2:
         raise BadSweep("f1 is of class 1 against class 0; with other classes take macro_f1 or micro_f1")
-    if trace.problem_type != "regression":
+    if trace.problem_type != REGRESSION:
         names += (AGREEMENT,)
     if not names:
         raise BadSweep("regression without labels has no score; collect the trace from data with labels")
@@ -75,7 +76,7 @@ def scores(trace: Trace, left: Leaving, answers: Array) -> dict[str, Array]:
     elif own:
         rows = [compute(own, trace.labels, given) for given in given_answers(left, answers)]  # type: ignore[arg-type]
         found = {name: np.array([row[name] for row in rows]) for name in own}
-    if trace.problem_type != "regression":
+    if trace.problem_type != REGRESSION:
         found[AGREEMENT] = hits(at_full_depth(trace), left, answers) / len(trace)
     return found
 
@@ -96,7 +97,7 @@ def intervals(trace: Trace, left: Leaving, answers: Array, resamples: int, seed:
 
 def countable(trace: Trace, metrics: list[str]) -> bool:
     """Whether counts by class say all that these metrics need."""
-    return trace.problem_type == "single_label_classification" and SCORES.keys() >= set(metrics)
+    return trace.problem_type == SINGLE and SCORES.keys() >= set(metrics)
 
 
 def label_counts(trace: Trace, left: Leaving, answers: Array) -> Counts:

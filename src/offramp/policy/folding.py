@@ -10,8 +10,7 @@ from numpy.typing import ArrayLike
 from offramp.criteria import CRITERIA
 from offramp.criteria.base import Array, Criterion, finite_rows
 from offramp.errors import UnfitRule
-
-MULTI_LABEL = "multi_label_classification"
+from offramp.problems import MANY, PROBLEMS, REGRESSION
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def reached(criterion: Criterion, readiness: Array, threshold: ArrayLike) -> Arr
 
 def is_regression(classes: int, problem_type: str | None) -> bool:
     """One number that is no label of its own."""
-    return classes == 1 and problem_type != MULTI_LABEL
+    return classes == 1 and problem_type != MANY
 
 
 class Exits:
@@ -124,15 +123,14 @@ def advance(
         state = criterion.start(read.shape[:2])
     state, ready = criterion.step(state, read)
     answers = criterion.answer(state, choices)
-    answers = answers[..., 1] - answers[..., 0] if problem_type == MULTI_LABEL else answers[:, 0]
+    answers = answers[..., 1] - answers[..., 0] if problem_type == MANY else answers[:, 0]
     return Seen(state, np.where(finite[:, None], ready, -np.inf), answers, finite)
 
 
 def _check_fit(criterion: Criterion, classes: int, gate: Array | None, problem_type: str | None) -> None:
-    known = (None, "single_label_classification", MULTI_LABEL, "regression")
-    if problem_type not in known:
-        raise UnfitRule(f"problem_type {problem_type!r} is none of {', '.join(map(str, known[1:]))}.")
-    if problem_type == "regression" and classes > 1:
+    if problem_type not in (None, *PROBLEMS):
+        raise UnfitRule(f"problem_type {problem_type!r} is none of {', '.join(PROBLEMS)}.")
+    if problem_type == REGRESSION and classes > 1:
         raise UnfitRule(
             f"no rule decides for {classes} real-valued outputs at once; give each its own model."
         )
@@ -150,6 +148,6 @@ def _check_fit(criterion: Criterion, classes: int, gate: Array | None, problem_t
 
 def _choices(logits: Array, problem_type: str | None) -> Array:
     """(examples, labels, classes): one choice among all classes, or for each label absent against present."""
-    if problem_type == MULTI_LABEL:
+    if problem_type == MANY:
         return np.stack([np.zeros_like(logits), logits], axis=-1)
     return logits[:, None]

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 from offramp.criteria.base import Array, Criterion
 from offramp.errors import BadPolicy, UnfitRule
 from offramp.policy import text
-from offramp.policy.folding import MULTI_LABEL, Exits, advance, is_regression, reached
+from offramp.policy.folding import Exits, advance, is_regression, reached
+from offramp.problems import MANY
 
 
 @dataclass(frozen=True)
@@ -301,4 +302,4 @@ def _threshold(policy: Policy, exit: int, answers: Array, problem_type: str | No
     names = policy.labels or tuple(map(str, range(classes)))
     by_class = np.full(classes, threshold)
     by_class[text.class_indices(policy.class_thresholds, names)] = [*policy.class_thresholds.values()]
-    return by_class if problem_type == MULTI_LABEL else by_class[answers.argmax(-1)][:, None]
+    return by_class if problem_type == MANY else by_class[answers.argmax(-1)][:, None]

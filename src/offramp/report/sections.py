@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from offramp.curves import Sweep, sweep
 from offramp.curves.curve import template
 from offramp.curves.scoring import at_full_depth, read_out
+from offramp.problems import REGRESSION
 from offramp.trace import Trace
 
 Array: TypeAlias = NDArray[Any]
@@ -63,7 +64,7 @@ def is_graded(rule: str) -> bool:
 
 def separation(trace: Trace, rule: str) -> Readiness | None:
     """How well a rule tells right from wrong answers before the last exit; without labels, from full depth's."""
-    if trace.problem_type == "regression" or len(trace.layers) == 1:
+    if trace.problem_type == REGRESSION or len(trace.layers) == 1:
         return None
     policy = template(rule)
     read = read_out(trace, policy)
