@@ -1,0 +1,540 @@
+"""Measures runtimes against one another: full depth in transformers, ONNX Runtime and OpenVINO, and offramp's exits.
+
+    pip install -r benchmarks/requirements-runtimes.txt      # the rivals; leave it out to go without OpenVINO
+    python benchmarks/runtimes.py --model FOLDER --texts FILE [--quick] --out runtimes
+
+FOLDER holds a trained ExitModel with its tokenizer, FILE is a .tsv with the columns `sentence` and `label`.
+Thresholds are set on every second text, to lose at most half a point, and all is measured on the others. Every
+runtime is a process of its own; they take turns, again and again, so that a busy machine is busy for all of them.
+The same is timed with a random model 768 wide (--width 0 leaves it out), whose texts leave at about the same layers.
+Writes runtimes.json and runtimes.md.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
+
+import numpy as np
+
+RULES = ["entropy", "confidence", "patience", "patience_confidence:1,confidence=0.9"]
+LOSS = 0.5
+BATCH = 32  # of the runtimes that have no engine; their texts are sorted by length
+MEASURES = ["one", "one, tokenising", "window", "window, tokenising"]
+EXITS = {"offramp torch fp32": None, "offramp onnx fp32": "fp32", "offramp onnx int8": "int8"}
+FULL = [
+    "transformers fp32",
+    "transformers bf16",
+    "onnx fp32",
+    "onnx int8",
+    "openvino bf16",
+    "openvino int8",
+]
+NEVER = {"offramp onnx fp32, never": "onnx fp32", "offramp onnx int8, never": "onnx int8"}
+
+
+def main() -> None:
+    args = arguments()
+    if args.worker:
+        work(args.worker, Path(args.folder), args.threads)
+        return
+    rows = read(args.texts)[: args.limit]
+    with TemporaryDirectory() as place:
+        trained = measured(prepared(args.model, rows, Path(place) / "trained"), args)
+        results = {"machine": machine(args.threads), "trained": trained}
+        if args.width:
+            leaving = trained["runtimes"]["offramp onnx int8"]["mean layer"]
+            wide = random_model(args.width, args.model, Path(place) / "random")
+            results["random"] = measured(prepared(wide, rows, Path(place) / "wide", leaving), args)
+    args.out.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    page = "\n\n".join(table(name, results[name]) for name in ("trained", "random") if name in results)
+    args.out.with_suffix(".md").write_text(page + "\n", encoding="utf-8")
+    print(page)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--model", help="folder of a trained ExitModel with its tokenizer")
+    parser.add_argument("--texts", type=Path, help="a .tsv with the columns sentence and label")
+    parser.add_argument("--out", type=Path, default=Path("runtimes"), help="where to write .json and .md")
+    parser.add_argument("--width", type=int, default=768, help="of the random model; 0 for none")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--quick", action="store_true", help="few texts and turns, to see that it runs")
+    parser.add_argument("--rival-python", default=sys.executable, help="a Python that has OpenVINO")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.repeats = args.repeats or (2 if args.quick else 15)
+    args.limit = args.limit or (120 if args.quick else None)
+    return args
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def random_model(width: int, like: str, folder: Path) -> str:
+    """A BERT of BERT-base's shape that knows nothing, with the tokenizer and the exits of another."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    from offramp.config import ExitConfig
+    from offramp.model import ExitModel
+
+    torch.manual_seed(0)
+    other, tokenizer = ExitConfig.from_pretrained(like), AutoTokenizer.from_pretrained(like)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_attention_heads=width // 64,
+        num_hidden_layers=other.num_layers,
+    )
+    ExitModel.from_encoder(
+        BertModel(config, add_pooling_layer=False), num_labels=2, exits=other.exits
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def prepared(model: str, rows: list[dict[str, str]], folder: Path, mean_layer: float | None = None) -> Path:
+    """A folder with all that the processes need: models in every form, policies, texts."""
+    from datasets import Dataset
+
+    from offramp.calibration import Budget, MaxLoss, calibrate
+    from offramp.classifier import Classifier
+    from offramp.export import export
+
+    folder.mkdir(parents=True)
+    data = Dataset.from_dict(
+        {"text": [row["sentence"] for row in rows], "label": [int(row["label"]) for row in rows]}
+    )
+    held_back, test = data.select(range(0, len(rows), 2)), data.select(range(1, len(rows), 2))
+    full_depth_graph(model, folder)
+    policies = {}
+    for name, precision in EXITS.items():
+        place = model if precision is None else export(model, folder / f"stages-{precision}", precision)
+        trace = Classifier.from_pretrained(place, "never").collect(
+            held_back, metrics=("acc",), data="held back", progress=False
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if mean_layer is None:
+                policy = calibrate(trace, RULES, MaxLoss(LOSS))
+            else:  # what it answers means nothing, so only how deep its texts go is set
+                policy = calibrate(trace, "confidence", Budget(mean_layer))
+        policies[name] = str(policy)
+    (folder / "job.json").write_text(
+        json.dumps(
+            {
+                "model": str(Path(model).resolve()),
+                "policies": policies,
+                "texts": test["text"][:],
+                "labels": test["label"][:],
+            }
+        ),
+        encoding="utf-8",
+    )
+    return folder
+
+
+def full_depth_graph(model: str, folder: Path) -> None:
+    """full-fp32.onnx and full-int8.onnx: the model with its last exit alone as one graph, from tokens to logits."""
+    import onnx
+    import torch
+
+    from offramp.export.exporting import prepared as ready
+    from offramp.export.graphs import optimised, traced
+    from offramp.export.quantising import quantised
+    from offramp.model import ExitModel
+
+    whole = ready(ExitModel.from_pretrained(model))
+    last = len(whole.config.exits) - 1
+
+    class Full(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = whole
+
+        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
+            adapter, backbone = self.model.adapter, self.model.backbone
+            hidden = adapter.embed(backbone, input_ids, attention_mask, token_type_ids)
+            context = adapter.context(backbone, hidden, attention_mask)
+            for layer in range(self.model.config.num_layers):
+                hidden = adapter.layer(backbone, layer, hidden, context)
+            return self.model.heads(last, adapter.norm(backbone, hidden), attention_mask)[0]
+
+    ids = torch.full((3, 9), 2)
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": torch.zeros_like(ids),
+    }
+    graph = optimised(traced(Full(), inputs, ["logits"]))
+    onnx.save(graph, folder / "full-fp32.onnx")
+    onnx.save(quantised(graph), folder / "full-int8.onnx")
+
+
+def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Runs all processes in turns; for each runtime its answers and its times."""
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    workers = {}
+    for name in [*FULL, *EXITS, *NEVER]:
+        worker = Worker(name, folder, args)
+        if worker.ready is None:
+            print(f"{name} is left out: {worker.reason}", file=sys.stderr)
+        else:
+            workers[name] = worker
+    names = list(workers)
+    times: dict[str, dict[str, list[Any]]] = {name: {kind: [] for kind in MEASURES} for name in names}
+    for turn in range(-1, args.repeats):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            for kind in MEASURES:
+                taken = workers[name].ask(kind)
+                if turn >= 0:
+                    times[name][kind].append(taken)
+        print(f"turn {turn + 1} of {args.repeats}", file=sys.stderr)
+    for worker in workers.values():
+        worker.end()
+    labels = np.array(job["labels"])
+    found = {name: summary(worker.ready, labels, times[name]) for name, worker in workers.items()}
+    return {
+        "texts": len(labels),
+        "policies": job["policies"],
+        "runtimes": ratios(found, times),
+    }
+
+
+class Worker:
+    """A process that has one runtime loaded and does what it is told by a line."""
+
+    def __init__(self, name: str, folder: Path, args: argparse.Namespace) -> None:
+        python = args.rival_python if name.startswith("openvino") else sys.executable
+        command = [python, __file__, "--worker", name, "--folder", folder, "--threads", args.threads]
+        quiet = {
+            "TOKENIZERS_PARALLELISM": "true",
+            "OMP_NUM_THREADS": str(args.threads),
+            "HF_HUB_OFFLINE": "1",
+        }
+        self.log = TemporaryFile("w+")  # noqa: SIM115 - open as long as the process lives
+        self.process = subprocess.Popen(
+            [*map(str, command)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            env=os.environ | quiet,
+        )
+        self.ready = self.answer()
+        self.reason = "" if self.ready else self.last_words()
+
+    def last_words(self) -> str:
+        self.process.wait()
+        self.log.seek(0)
+        return self.log.read().strip().split("\n")[-1]
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def ask(self, kind: str) -> Any:
+        assert self.process.stdin is not None
+        self.process.stdin.write(kind + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def end(self) -> None:
+        self.process.communicate()
+
+
+def summary(ready: dict[str, Any], labels: np.ndarray, times: dict[str, list[Any]]) -> dict[str, Any]:
+    """Milliseconds for one text, texts in a second for the window."""
+    shown: dict[str, Any] = {
+        "accuracy": 100 * float((np.array(ready["answers"]) == labels).mean()),
+        "mean layer": ready["mean layer"],
+        "seconds to load": ready["seconds to load"],
+    }
+    for kind in MEASURES:
+        if kind.startswith("one"):
+            every = 1e3 * np.concatenate(times[kind])
+            shown[kind] = {
+                "p50 ms": float(np.percentile(every, 50)),
+                "p95 ms": float(np.percentile(every, 95)),
+            }
+        else:
+            shown[kind] = {"texts/s": float(len(labels) / np.median(times[kind]))}
+    return shown
+
+
+def ratios(found: dict[str, Any], times: dict[str, dict[str, list[Any]]]) -> dict[str, Any]:
+    """Adds how many times faster each is than plain transformers and than the best at full depth, turn by turn."""
+
+    def seconds(name: str, kind: str) -> np.ndarray:
+        return np.array([np.median(turn) for turn in times[name][kind]])
+
+    def against(name: str, other: str, kind: str) -> float:
+        return float(np.median(seconds(other, kind) / seconds(name, kind)))
+
+    full = [name for name in FULL if name in found]
+    for kind in MEASURES:
+        best = min(full, key=lambda name: float(np.median(seconds(name, kind))))
+        for name, each in found.items():
+            each[kind] |= {"best at full depth": best, "times best": against(name, best, kind)}
+            each[kind]["times transformers"] = against(name, "transformers fp32", kind)
+            if name in NEVER and NEVER[name] in found:
+                each[kind]["never / full"] = 1 / against(name, NEVER[name], kind)
+    return found
+
+
+def machine(threads: int) -> dict[str, Any]:
+    import onnxruntime
+    import torch
+    import transformers
+
+    names = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": (names or [platform.processor()])[0],
+        "threads": threads,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "onnxruntime": onnxruntime.__version__,
+    }
+
+
+def table(name: str, results: dict[str, Any]) -> str:
+    head = [
+        "runtime",
+        "accuracy",
+        "mean layer",
+        "one text p50 / p95, ms",
+        "and tokenising",
+        "window, texts/s",
+    ]
+    head += [
+        "and tokenising",
+        "times transformers (one, window)",
+        "times best full depth (one, window)",
+        "load, s",
+    ]
+    lines = [f"{name}, {results['texts']} texts", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for runtime, each in results["runtimes"].items():
+        one, one_text = each["one"], each["one, tokenising"]
+        window, window_text = each["window"], each["window, tokenising"]
+        cells = [
+            runtime,
+            f"{each['accuracy']:.1f}",
+            f"{each['mean layer']:.2f}",
+            f"{one['p50 ms']:.2f} / {one['p95 ms']:.2f}",
+            f"{one_text['p50 ms']:.2f} / {one_text['p95 ms']:.2f}",
+            f"{window['texts/s']:.0f}",
+            f"{window_text['texts/s']:.0f}",
+            f"{one_text['times transformers']:.2f}, {window_text['times transformers']:.2f}",
+            f"{one_text['times best']:.2f}, {window_text['times best']:.2f}",
+            f"{each['seconds to load']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    for runtime, each in results["runtimes"].items():
+        if "never / full" in each["one"]:
+            one, window = each["one"]["never / full"], each["window"]["never / full"]
+            lines.append(
+                f"\n{runtime} takes {one:.3f} times one graph for one text, {window:.3f} times in windows."
+            )
+    best = results["runtimes"]["transformers fp32"]
+    lines.append(
+        f"\nThe best at full depth is {best['one, tokenising']['best at full depth']} for one text, "
+        f"{best['window, tokenising']['best at full depth']} in windows."
+    )
+    return "\n".join(lines)
+
+
+# -- what runs in a process of its own; each runtime imports what it needs and nothing else
+
+
+Ids = list[int]
+
+
+def work(name: str, folder: Path, threads: int) -> None:
+    answers_go = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # for libraries that print
+
+    def say(answer: Any) -> None:
+        print(json.dumps(answer), file=answers_go, flush=True)
+
+    def from_text(given: Sequence[str]) -> Any:
+        return runtime.run(runtime.tokenise(given))
+
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    start = time.perf_counter()
+    runtime = load(name, folder, job, threads)
+    loaded = time.perf_counter() - start
+    texts: list[str] = job["texts"]
+    tokens = runtime.tokenise(texts)
+    answers, mean_layer = runtime.run(tokens)
+    say({"answers": answers, "mean layer": mean_layer, "seconds to load": loaded})
+    doings: dict[str, Callable[[], Any]] = {
+        "one": lambda: [clocked(runtime.run, [one]) for one in tokens],
+        "one, tokenising": lambda: [clocked(from_text, [text]) for text in texts],
+        "window": lambda: clocked(runtime.run, tokens),
+        "window, tokenising": lambda: clocked(from_text, texts),
+    }
+    for line in sys.stdin:
+        say(doings[line.strip()]())
+
+
+def clocked(function: Callable[[Any], Any], given: Any) -> float:
+    start = time.perf_counter()
+    function(given)
+    return time.perf_counter() - start
+
+
+def load(name: str, folder: Path, job: dict[str, Any], threads: int) -> Any:
+    kind, *rest = name.split()
+    if kind == "offramp":
+        return Exits(name, folder, job, threads)
+    make = {"transformers": transformers, "onnx": onnx, "openvino": openvino}[kind]
+    return FullDepth(make(rest[0], folder, job, threads), job)
+
+
+class Exits:
+    """offramp, as a person uses it."""
+
+    def __init__(self, name: str, folder: Path, job: dict[str, Any], threads: int) -> None:
+        from offramp.classifier import Classifier
+        from offramp.policy import Policy
+
+        precision = EXITS[name.removesuffix(", never")]
+        place = job["model"] if precision is None else folder / f"stages-{precision}"
+        self.policy = Policy.parse("never" if name.endswith("never") else job["policies"][name])
+        self.classifier = Classifier.from_pretrained(place, self.policy, threads=threads)
+
+    def tokenise(self, texts: Sequence[str]) -> Any:
+        return self.classifier.tokeniser(texts)
+
+    def run(self, tokens: Any) -> tuple[list[int], float]:
+        decision = self.classifier.engine.run(tokens, self.policy)
+        layers = np.array(self.classifier.stages.layers)[decision.exits]
+        return decision.answers.argmax(-1).tolist(), float(layers.mean())
+
+
+class FullDepth:
+    """What has no engine: texts sorted by length, in batches."""
+
+    def __init__(self, logits: Callable[..., np.ndarray], job: dict[str, Any]) -> None:
+        from tokenizers import Tokenizer
+
+        self.logits = logits
+        self.tokenizer = Tokenizer.from_file(str(Path(job["model"]) / "tokenizer.json"))
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(512)
+        config = json.loads((Path(job["model"]) / "config.json").read_text(encoding="utf-8"))
+        self.layers: int = config["exits"][-1]
+        self.padding: int = config["encoder_config"]["pad_token_id"] or 0
+
+    def tokenise(self, texts: Sequence[str]) -> list[Ids]:
+        return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts)]
+
+    def run(self, tokens: list[Ids]) -> tuple[list[int], float]:
+        order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
+        answers = [0] * len(tokens)
+        for first in range(0, len(order), BATCH):
+            rows = order[first : first + BATCH]
+            longest = len(tokens[rows[-1]])
+            ids = np.full((len(rows), longest), self.padding)
+            mask = np.zeros((len(rows), longest), np.int64)
+            for place, row in enumerate(rows):
+                ids[place, : len(tokens[row])] = tokens[row]
+                mask[place, : len(tokens[row])] = 1
+            for row, answer in zip(rows, self.logits(ids, mask).argmax(-1).tolist(), strict=True):
+                answers[row] = answer
+        return answers, float(self.layers)
+
+
+def transformers(
+    precision: str, folder: Path, job: dict[str, Any], threads: int
+) -> Callable[..., np.ndarray]:
+    """The encoder's own forward, and one head."""
+    import torch
+
+    from offramp.model import ExitModel
+
+    torch.set_num_threads(threads)
+    model = ExitModel.from_pretrained(job["model"]).eval()
+    if precision == "bf16":
+        model = model.to(torch.bfloat16)
+    head = model.heads.head_of(len(model.config.exits) - 1)
+
+    @torch.inference_mode()
+    def logits(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        padded = None if mask.all() else torch.from_numpy(mask)
+        hidden = model.backbone(torch.from_numpy(ids), attention_mask=padded).last_hidden_state
+        answer: np.ndarray = head(hidden, padded)[0].float().numpy()
+        return answer
+
+    return logits
+
+
+def onnx(precision: str, folder: Path, job: dict[str, Any], threads: int) -> Callable[..., np.ndarray]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(folder / f"full-{precision}.onnx", options)
+    wanted = {each.name for each in session.get_inputs()}
+
+    def logits(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        answer: np.ndarray = session.run(None, {name: given[name] for name in wanted})[0]
+        return answer
+
+    return logits
+
+
+def openvino(precision: str, folder: Path, job: dict[str, Any], threads: int) -> Callable[..., np.ndarray]:
+    """bf16: where the CPU has it; int8: weights compressed by NNCF, as OpenVINO advises."""
+    import openvino as ov
+
+    core = ov.Core()
+    model = core.read_model(folder / "full-fp32.onnx")
+    hint = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    if precision == "int8":
+        import nncf
+
+        model = nncf.compress_weights(model)
+    else:
+        hint["INFERENCE_PRECISION_HINT"] = "bf16"
+    compiled = core.compile_model(model, "CPU", hint)
+    wanted = {name for port in compiled.inputs for name in port.get_names()}
+    request = compiled.create_infer_request()
+
+    def logits(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        answer: np.ndarray = request.infer({name: given[name] for name in wanted & {*given}})[
+            compiled.output(0)
+        ]
+        return answer
+
+    return logits
+
+
+if __name__ == "__main__":
+    main()
