@@ -126,3 +126,32 @@ class UnknownClass(OfframpError):
 
 class OtherThanProven(UserWarning):
     """A certificate speaks of another policy, model or precision than what runs here."""
+
+
+class TooLong(OfframpError):
+    """A text that the model cannot take whole, from somebody who wants it whole."""
+
+
+class TooLarge(OfframpError):
+    """A request that the limits can never admit, however little else there is."""
+
+
+class Overloaded(OfframpError):
+    """A request for which there is no room now."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds that what waits now takes, at the pace measured."""
+
+
+class Draining(OfframpError):
+    """A request that comes while the server is being stopped."""
+
+
+class Failed(OfframpError):
+    """A request that was accepted and whose run failed; the cause is the exception's `__cause__`."""
+
+
+class BadLadder(OfframpError):
+    """Policies that no server may step along: a rung without proof, or rungs in the wrong order."""
