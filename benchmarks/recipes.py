@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["cola", "mrpc"])
     parser.add_argument("--recipes", nargs="+", default=RECIPES_OF_TABLE, choices=list(RECIPES))
     parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace, name: str, recipe: str) -> dict[str, Any]:
         args = default_arguments(
             folder,
             num_train_epochs=options.epochs,
+            per_device_train_batch_size=options.batch,
             learning_rate=options.learning_rate,
             seed=options.seed,
             disable_tqdm=True,
@@ -69,6 +71,7 @@ def run(options: argparse.Namespace, name: str, recipe: str) -> dict[str, Any]:
             "scores": scores,
             "minutes": round((time.perf_counter() - start) / 60, 1),
             "epochs": options.epochs,
+            "batch": options.batch,
             "learning_rate": options.learning_rate,
             "seed": options.seed,
         }
