@@ -155,3 +155,11 @@ class Failed(OfframpError):
 
 class BadLadder(OfframpError):
     """Policies that no server may step along: a rung without proof, or rungs in the wrong order."""
+
+
+class MalformedJson(OfframpError):
+    """A body of a request that is not JSON."""
+
+
+class ClusterFailed(OfframpError):
+    """Work on a cluster that came to no end; the message says why, and how to go on."""
