@@ -225,9 +225,21 @@ def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exi
 ) -> None:
     stages, texts = NumpyStages(budget=8, overhead=0), examples([8, 4])
     monkeypatch.setattr(time, "monotonic", count().__next__)  # one tick for each micro-batch
-    decision = Engine(stages).run(texts, Policy.parse("never"), until=2)
+    decision = Engine(stages).run(texts, Policy.parse("never"), until=0)
     assert decision.exits.tolist() == [0, 1]
     for row, exit in enumerate(decision.exits):
+        np.testing.assert_array_equal(decision.answers[row], answers(tuple(texts[row].ids), exit, 3)[0])
+
+
+def test_each_example_has_its_own_deadline_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages, texts = NumpyStages(overhead=0), examples([5, 3, 5, 5, 9])
+    policy, ticks = Policy.parse("entropy:0.4"), count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(ticks) // 3)  # three lengths are three micro-batches
+    never_late = offline(texts, policy, stages)
+    assert never_late.exits.tolist() == [3, 3, 1, 3, 2]
+    decision = Engine(stages).run(texts, policy, until=np.array([-1, 0, math.inf, math.inf, math.inf]))
+    assert decision.exits.tolist() == [0, 1, 1, 3, 2]
+    for row, exit in enumerate(decision.exits.tolist()):
         np.testing.assert_array_equal(decision.answers[row], answers(tuple(texts[row].ids), exit, 3)[0])
 
 

@@ -48,20 +48,21 @@ class Engine:
         if self.window < 1 or self.budget < 1:
             raise BadRequest(f"window={window} and budget={budget} must be at least 1.")
 
-    def run(self, examples: Sequence[Tokens], policy: Policy, until: float = math.inf) -> Decision:
+    def run(self, examples: Sequence[Tokens], policy: Policy, until: float | Array = math.inf) -> Decision:
         """Exit and answer of each example, the same that `policy.decide` has from the logits of all exits.
 
         Exits that cannot matter under the policy are not asked, and `finite` does not speak of those.
-        `until` is a moment of `time.monotonic()`; from then on whoever has passed an exit leaves with what
-        it said.
+        `until` is a moment of `time.monotonic()`, one for all or one for each example; from then on whoever
+        has passed an exit leaves with what it said.
         """
         decision = Decision(
             exits=np.empty(len(examples), np.int64),
             answers=np.empty((len(examples), len(self.stages.labels)), np.float32),
             finite=np.empty(len(examples), bool),
         )
+        moments = np.broadcast_to(until, len(examples))
         for rows in self.windows(examples):
-            self.run_window(self.embed(examples, rows), policy, until, decision)
+            self.run_window(self.embed(examples, rows), policy, moments, decision)
         return decision
 
     def trace(self, examples: Sequence[Tokens]) -> tuple[Array, Array | None]:
@@ -103,40 +104,42 @@ class Engine:
             groups.append(Group(chosen, lengths[order[part]], state))
         return groups
 
-    def run_window(self, groups: list[Group], policy: Policy, until: float, decision: Decision) -> None:
-        """All stages for a window. With a deadline, `decision` always has what the last exit passed said."""
+    def run_window(self, groups: list[Group], policy: Policy, until: Array, decision: Decision) -> None:
+        """All stages for a window. With deadlines, `decision` always has what the last exit passed said."""
         layers = self.stages.layers
         rows = np.concatenate([group.rows for group in groups])
         decider = policy.begin(len(rows), layers, self.stages.problem_type)
-        silent = policy.silent(layers) if until == math.inf else 0
-        for exit in range(silent, len(layers)):
-            said = self.run_stage(exit, groups, until if exit else math.inf)
+        hurried = bool((until[rows] < math.inf).any())
+        for exit in range(0 if hurried else policy.silent(layers), len(layers)):
+            said = self.run_stage(exit, groups, until if hurried and exit else None)
             if not said:
                 return
-            late = len(said) < len(groups)
-            if late:
-                rows = rows[: sum(len(logits) for logits, _ in said)]
-                decider = decider[: len(rows)]
+            if hurried:
+                ran = np.concatenate([group.rows for group in groups])
+                rows, decider = ran, decider[np.isin(rows, ran)]
             leaving, answers = decider.step(exit, *joined(said))
             left = np.count_nonzero(leaving)
-            if not left and until == math.inf:
+            if not left and not hurried:
                 continue
             decision.exits[rows] = exit
             decision.answers[rows] = answers
             decision.finite[rows] = decider.finite
-            if late or left == len(rows):
+            if left == len(rows):
                 return
             rows, decider, groups = rows[~leaving], decider[~leaving], self.pack(groups, ~leaving)
 
-    def run_stage(self, exit: int, groups: list[Group], until: float = math.inf) -> list[Said]:
-        """Moves groups on to the exit while there is time, in their list, so that old states are freed."""
+    def run_stage(self, exit: int, groups: list[Group], until: Array | None = None) -> list[Said]:
+        """Moves groups on to the exit, in their list, so that old states are freed. Whoever is late stays out."""
         said = []
-        for index, group in enumerate(groups):
-            if time.monotonic() > until:
-                break
-            state, logits, gates = self.stages.run(exit, group.state)
-            groups[index] = Group(group.rows, group.lengths, state)
-            said.append((logits, gates))
+        waiting, groups[:] = groups[::-1], []
+        while waiting:
+            group = waiting.pop()
+            if until is not None:
+                group = self.keep(group, np.flatnonzero(until[group.rows] >= time.monotonic()))
+            if len(group.rows):
+                state, logits, gates = self.stages.run(exit, group.state)
+                groups.append(Group(group.rows, group.lengths, state))
+                said.append((logits, gates))
         return said
 
     def pack(self, groups: list[Group], staying: Array) -> list[Group]:
@@ -145,13 +148,17 @@ class Engine:
         for group in groups:
             rows = np.flatnonzero(staying[first : first + len(group.rows)])
             first += len(group.rows)
-            if len(rows) == len(group.rows):
-                kept.append(group)
-            elif len(rows):
-                state = self.stages.keep(group.state, rows)
-                kept.append(Group(group.rows[rows], group.lengths[rows], state))
+            if len(rows):
+                kept.append(self.keep(group, rows))
         parts = self.neighbours((len(group.rows), int(group.lengths[-1])) for group in kept)
         return [self.merge(kept[part]) for part in parts]
+
+    def keep(self, group: Group, rows: Array) -> Group:
+        """Some rows of a micro-batch, by rising index."""
+        if len(rows) == len(group.rows):
+            return group
+        state = self.stages.keep(group.state, rows) if len(rows) else None
+        return Group(group.rows[rows], group.lengths[rows], state)
 
     def merge(self, groups: list[Group]) -> Group:
         if len(groups) == 1:
