@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier.texts import Tokeniser, checked, chunks, is_one
-from offramp.errors import BadText, UnfitTokenizer
+from offramp.errors import BadText, TooLong, UnfitTokenizer
 from offramp.stages import Tokens
 
 
@@ -73,6 +73,16 @@ def test_tokens_are_those_of_the_transformers_tokenizer(
     expected = tokenizer(*pair, truncation=True, max_length=40)
     found = Tokeniser(tokenizer, 40)([text])
     assert found == [Tokens(expected["input_ids"], expected["token_type_ids"])]
+
+
+def test_a_text_that_would_be_cut_is_refused_by_who_wants_it_whole(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokeniser = Tokeniser(tokenizer, 40)
+    assert len(tokeniser(["a", "b " * 38], whole=True)[1].ids) == 40
+    for long in ("b " * 39, ("a " * 20, "b " * 20)):
+        with pytest.raises(TooLong, match="item 0 is longer than the 40 tokens"):
+            tokeniser([long], whole=True)
 
 
 def test_types_are_left_out_for_models_that_do_not_take_them(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -17,7 +17,7 @@ from offramp.criteria import CRITERIA
 from offramp.engine import WINDOW, Engine
 from offramp.errors import BadRequest, CannotLoad
 from offramp.policy import Decision, Policy, check_certificate, fold
-from offramp.stages import Stages, Tokens
+from offramp.stages import Array, Stages, Tokens
 from offramp.stages.manifest import is_exported
 from offramp.trace import Trace
 
@@ -129,12 +129,13 @@ class Classifier:
             raise BadRequest("a trace runs all layers, so it takes no deadline; leave one of them out.")
         policy = self.fitting(policy or self.policy, max_layer)
         if is_one(texts):
-            return next(self.answer([*checked([texts])], policy, after(deadline_ms), trace))
+            until = after(deadline_ms)
+            return next(self.answer(self.tokeniser([*checked([texts])]), policy, until, trace))
         if not isinstance(texts, Sized):
             return self.stream(checked(texts), policy, deadline_ms, trace)
         until = after(deadline_ms)
         parts = chunks([*checked(texts)], self.engine.window)
-        return [prediction for part in parts for prediction in self.answer(part, policy, until, trace)]
+        return [each for part in parts for each in self.answer(self.tokeniser(part), policy, until, trace)]
 
     def decide(self, texts: Iterable[Any], policy: Policy | str | None = None) -> Decision:
         """As `predict` for several texts, but as arrays: exits taken, logits answered, whether all was finite."""
@@ -180,10 +181,13 @@ class Classifier:
         self, texts: Iterator[Text], policy: Policy, deadline_ms: float | None, trace: bool
     ) -> Iterator[Prediction]:
         for part in chunks(texts, self.engine.window):
-            yield from self.answer(part, policy, after(deadline_ms), trace)
+            until = after(deadline_ms)
+            yield from self.answer(self.tokeniser(part), policy, until, trace)
 
-    def answer(self, texts: list[Text], policy: Policy, until: float, trace: bool) -> Iterator[Prediction]:
-        tokens = self.tokeniser(texts)
+    def answer(
+        self, tokens: list[Tokens], policy: Policy, until: float | Array = math.inf, trace: bool = False
+    ) -> Iterator[Prediction]:
+        """As `predict`, after tokenising; `policy` is one that `fitting` has seen, `until` as for the engine."""
         if trace:
             return self.traced(tokens, policy)
         return predictions(self.engine.run(tokens, policy, until), self.stages)

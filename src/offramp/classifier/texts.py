@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from offramp.errors import BadText, UnfitTokenizer
+from offramp.errors import BadText, TooLong, UnfitTokenizer
 from offramp.stages import Tokens
 from offramp.stages.manifest import TOKENIZER
 
@@ -128,9 +128,17 @@ class Tokeniser:
             "pad_token_id": self.blank,
         }
 
-    def __call__(self, texts: Sequence[Text]) -> list[Tokens]:
+    def __call__(self, texts: Sequence[Text], whole: bool = False) -> list[Tokens]:
+        """Tokens of each text; with `whole`, one that would be cut is a `TooLong`."""
+        encodings = self.rust.encode_batch_fast(texts)
+        for index, encoding in enumerate(encodings if whole else ()):
+            if encoding.overflowing:
+                raise TooLong(
+                    f"item {index} is longer than the {self.max_length} tokens that the model takes; "
+                    "shorten it, or let it be cut."
+                )
         # a tokenizer without special tokens makes nothing of an empty text
         return [
             Tokens(encoding.ids or [self.blank], (encoding.type_ids or [0]) if self.tells_types else None)
-            for encoding in self.rust.encode_batch_fast(texts)
+            for encoding in encodings
         ]
