@@ -118,6 +118,7 @@ def test_a_guarantee_keeps_its_risk_and_certifies_it(make_trace: Make) -> None:
     proof = policy.certificate
     assert proof["observed_risk"] == pytest.approx(risk)
     assert proof["mean_layer"] == pytest.approx(layers)
+    assert proof["exits"] == [float(np.mean(policy.exits(trace.logits) == exit)) for exit in range(6)]
     expected = {
         "of": "disagreement",
         "epsilon": 0.05,

@@ -90,6 +90,8 @@ class Outcome:
     """The laxest that was proven; or else the safest that lets anyone leave early, and failed."""
     tested: tuple[Tested, ...]
     """Each part, at this policy."""
+    exits: tuple[float, ...]
+    """The share of examples that leaves at each exit."""
     mean_layer: float
     delta: float
 
@@ -107,7 +109,8 @@ def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outc
     parts = parts_of(trace, target)
     risks = [risks_of(part, left, losses) / most for part in parts]
     p_values = [bound(risk, part.examples, part.epsilon) for part, risk in zip(parts, risks, strict=True)]
-    mean_layers = left.histogram() @ np.asarray(trace.layers) / len(trace)
+    exits = left.histogram()
+    mean_layers = exits @ np.asarray(trace.layers) / len(trace)
 
     safest_first = np.arange(len(mean_layers))[::-1]
     passes = np.max(p_values, axis=0) <= delta
@@ -122,6 +125,7 @@ def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outc
             Tested(part, float(risk[index]), float(p_value[index]))
             for part, risk, p_value in zip(parts, risks, p_values, strict=True)
         ),
+        exits=tuple((exits[index] / len(trace)).tolist()),
         mean_layer=float(mean_layers[index]),
         delta=delta,
     )
@@ -263,6 +267,7 @@ def certificate(trace: Trace, target: Guarantee, outcome: Outcome, rules_tried: 
         "observed_risk": lost / len(trace),
         "by_class": by_class or None,
         "mean_layer": outcome.mean_layer,
+        "exits": list(outcome.exits),
         "data": trace.data,
         "fingerprint": trace.fingerprint,
         "runtime": trace.runtime,
