@@ -20,6 +20,7 @@ from offramp.cli.importing import import_checkpoint
 from offramp.cli.info import info
 from offramp.cli.listing import list_names
 from offramp.cli.predict import predict
+from offramp.cli.serve import serve
 from offramp.cli.trace import trace
 from offramp.cli.train import train
 
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., Answer]] = {
     "curve": curve,
     "calibrate": calibrate,
     "predict": predict,
+    "serve": serve,
     "bench": bench,
     "export": export,
     "import": import_checkpoint,

@@ -1,0 +1,464 @@
+"""Measures servers under load: arrivals at a constant rate that do not wait for answers.
+
+    python benchmarks/serve.py --model FOLDER --texts FILE [--quick] [--soak MINUTES] > serve.json
+
+FOLDER holds a trained ExitModel with its tokenizer; FILE has one text a line, or is a .tsv with a column
+`sentence` or `text`. Policies are calibrated on the first half of the texts and the load is made from the second.
+Four servers take turns: transformers' pipeline behind FastAPI, where a thread runs all that waits, up to 32 at a
+time; and `offramp serve` at full depth, with a policy, and with a ladder of three. Arrivals come at 0.5, 1 and 3
+times the capacity of the pipeline, each text a request of its own, from a process of its own. Time counts
+from the moment a request was due. --soak then holds the ladder at 0.8 of its capacity and watches its memory.
+A table goes to stderr and JSON to stdout.
+"""
+
+import argparse
+import asyncio
+import csv
+import json
+import multiprocessing
+import os
+import platform
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import date
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+TIMES = (0.5, 1.0, 3.0)
+BATCH = 32
+EPSILONS = (0.02, 0.05, 0.10)
+AT_ONCE = 64
+"""Clients that measure capacity, each with one request at a time."""
+PATIENCE = 60.0
+"""Seconds after the last arrival in which answers still count."""
+
+
+def main() -> None:
+    args = arguments()
+    if args.pipeline_port:
+        return serve_pipeline(args.model, args.pipeline_port, args.threads)
+    texts = read(args.texts)
+    half = len(texts) // 2
+    with tempfile.TemporaryDirectory() as folder:
+        policies = calibrated(args, texts[:half], Path(folder))
+        load = [json.dumps({"texts": text}).encode() for text in texts[half:]]
+        report: dict[str, Any] = {"machine": machine(args), "policies": policies["told"]}
+        if not args.soak_only:
+            report["servers"] = compare(args, policies, load)
+            show(report["servers"])
+        if args.soak:
+            report["soak"] = soak(args, policies, load)
+            print(json.dumps(report["soak"], indent=2), file=sys.stderr)
+    print(json.dumps(report, indent=2))
+    return None
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--model", required=True, help="folder of a trained ExitModel with its tokenizer")
+    parser.add_argument("--texts", type=Path, help="a text a line, or a .tsv")
+    parser.add_argument("--seconds", type=float, help="of arrivals in each run")
+    parser.add_argument(
+        "--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="of each server, on the CPU"
+    )
+    parser.add_argument("--quick", action="store_true", help="a minute or two, to see that it runs")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="also watch memory for so long")
+    parser.add_argument("--soak-only", action="store_true", help="leave the comparison out")
+    parser.add_argument("--pipeline-port", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.seconds = args.seconds or (3 if args.quick else 20)
+    return args
+
+
+def read(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix != ".tsv":
+            return [line.strip() for line in file if line.strip()]
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return [row.get("sentence") or row["text"] for row in rows]
+
+
+def calibrated(args: argparse.Namespace, texts: list[str], folder: Path) -> dict[str, Any]:
+    """The policy and the two rungs below it, laxer and laxer, each proven on these texts."""
+    from datasets import Dataset
+
+    from offramp.calibration import Guarantee, calibrate
+    from offramp.classifier import Classifier
+    from offramp.errors import NoSafeThreshold
+
+    classifier = Classifier.from_pretrained(args.model, "never", threads=args.threads)
+    trace = classifier.collect(Dataset.from_dict({"text": texts}), data="first half", progress=False)
+    found = []
+    for epsilon in EPSILONS:
+        with suppress(NoSafeThreshold):  # too few texts for so low a bound
+            found.append(calibrate(trace, "entropy", Guarantee(epsilon)))
+    if not found:
+        raise SystemExit(f"{len(texts)} texts prove nothing; give more.")
+    files = []
+    for number, policy in enumerate(found):
+        files.append(folder / f"rung-{number}.json")
+        files[-1].write_text(json.dumps(policy.to_json()))
+    layers = np.array(trace.layers)
+    told = [
+        {
+            "policy": str(policy),
+            "promise": (policy.certificate or {})["promise"],
+            "mean layer": float(layers[policy.exits(trace.logits, layers=trace.layers)].mean()),
+        }
+        for policy in found
+    ]
+    return {"told": told, "normal": str(found[0]), "rungs": files[1:]}
+
+
+def compare(args: argparse.Namespace, policies: dict[str, Any], load: list[bytes]) -> dict[str, Any]:
+    """Every server at the same rates."""
+    found: dict[str, Any] = {}
+    unit = None
+    for name, command in servers(args, policies).items():
+        say(f"{name} ...")
+        with started(command) as server:
+            run_client(closed_loop, server.url, load, args.seconds / 4)  # warm up
+            capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered a second"]
+            unit = unit or capacity
+            rates = {
+                f"{times:g}": run_client(open_loop, server.url, load, args.seconds, times * unit)
+                for times in TIMES
+            }
+        found[name] = {
+            "capacity": capacity,
+            "capacity / pipeline": capacity / unit,
+            "at times the pipeline's capacity": rates,
+        }
+    return found
+
+
+def servers(args: argparse.Namespace, policies: dict[str, Any]) -> dict[str, list[str]]:
+    ours = [sys.executable, "-c", "from offramp.cli import main; main()", "serve", args.model]
+    ours += ["--threads", str(args.threads), "--port"]
+    rungs = [part for file in policies["rungs"] for part in ("--ladder", str(file))]
+    pipeline = [sys.executable, __file__, "--model", args.model, "--threads", str(args.threads)]
+    return {
+        "pipeline": [*pipeline, "--pipeline-port"],
+        "full depth": [*ours, "PORT", "--policy", "never", "--audit-share", "0"],
+        "policy": [*ours, "PORT", "--policy", policies["normal"]],
+        "ladder": [*ours, "PORT", "--policy", policies["normal"], *rungs],
+    }
+
+
+@dataclass
+class Server:
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def memory(self) -> float:
+        """MiB that it holds now."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+@contextmanager
+def started(command: list[str]) -> Iterator[Server]:
+    port = free_port()
+    filled = [str(port) if part == "PORT" else part for part in command]
+    filled += [] if "PORT" in command else [str(port)]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(filled, stderr=log, stdout=log)
+        server = Server(f"http://127.0.0.1:{port}", process)
+        try:
+            wait_for(server, log)
+            yield server
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(server: Server, log: Any) -> None:
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    for _ in range(600):
+        if server.process.poll() is not None:
+            log.seek(0)
+            raise SystemExit(f"a server did not start:\n{log.read().decode()}")
+        with suppress(URLError, ConnectionError), urlopen(f"{server.url}/health") as response:
+            if response.status == 200:
+                return
+        time.sleep(0.2)
+    raise SystemExit("a server took more than two minutes to start")
+
+
+def run_client(work: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """In a process of its own, so that client and server share no interpreter."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found: dict[str, Any] = pool.apply(work, arguments)
+        return found
+
+
+def closed_loop(url: str, load: list[bytes], seconds: float) -> dict[str, Any]:
+    """As much as the server manages: whoever has an answer asks again."""
+    client = Client(url, load)
+
+    async def run() -> None:
+        end = time.perf_counter() + seconds
+
+        async def one(number: int) -> None:
+            while time.perf_counter() < end:
+                await client.ask(number, time.perf_counter())
+                number += AT_ONCE
+
+        await asyncio.gather(*(one(number) for number in range(AT_ONCE)))
+
+    start = time.perf_counter()
+    asyncio.run(run())
+    return client.summary(time.perf_counter() - start)
+
+
+def open_loop(url: str, load: list[bytes], seconds: float, rate: float) -> dict[str, Any]:
+    """Arrivals at a constant rate, whatever becomes of them."""
+    client = Client(url, load)
+
+    async def run() -> None:
+        start, tasks = time.perf_counter() + 0.1, []
+        for number in range(int(rate * seconds)):
+            due = start + number / rate
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            tasks.append(asyncio.create_task(client.ask(number, due)))
+        _, pending = await asyncio.wait(tasks, timeout=PATIENCE)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(run())
+    return client.summary(seconds)
+
+
+class Client:
+    """Plain HTTP/1.1 over connections that are kept: little work for each request, as both share a machine."""
+
+    def __init__(self, url: str, load: list[bytes]) -> None:
+        place = urlsplit(url)
+        self.host, self.port, self.load = place.hostname, place.port, load
+        self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.asked = 0
+        self.outcomes: Counter[str] = Counter()
+        self.layers: list[int] = []
+        self.rungs: Counter[str] = Counter()
+        self.waits: dict[str, list[float]] = {"answered": [], "refused": []}
+        self.seen: Counter[str] = Counter()
+
+    async def ask(self, number: int, due: float) -> None:
+        """Every request ends as answered, refused, failed or lost."""
+        self.asked += 1
+        outcome = "lost"
+        try:
+            status, name, body = await self.exchange(number)
+            self.seen[name] += 1
+            known = {200: "answered", 429: "refused"}.get(status, "failed")
+            outcome = known if name == str(number) else "mixed up"
+            if outcome == "answered":
+                answer = json.loads(body)
+                (found,) = answer["predictions"]
+                self.layers.append(found["layer"])
+                self.rungs[str(answer["rung"])] += 1
+            if outcome in self.waits:
+                self.waits[outcome].append(1000 * (time.perf_counter() - due))
+        except (OSError, EOFError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.outcomes[outcome] += 1
+
+    async def exchange(self, number: int) -> tuple[int, str, bytes]:
+        reader, writer = self.idle.pop() if self.idle else await self.connect()
+        body = self.load[number % len(self.load)]
+        head = f"POST /predict HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}X-Request-ID: {number}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        try:
+            first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+            headers = dict(line.lower().split(": ", 1) for line in lines)
+            found = await reader.readexactly(int(headers["content-length"]))
+        except BaseException:
+            writer.close()
+            raise
+        if headers.get("connection") == "close":
+            writer.close()
+        else:
+            self.idle.append((reader, writer))
+        return int(first.split()[1]), headers["x-request-id"], found
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(self.host, self.port)
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        # an answer that nobody asked for is still in the buffer of its connection
+        surplus = sum(bool(reader._buffer) for reader, _ in self.idle)  # type: ignore[attr-defined]
+        return {
+            "asked": self.asked,
+            "asked a second": self.asked / seconds,
+            **{name: self.outcomes[name] for name in ("answered", "refused", "failed", "lost", "mixed up")},
+            "double": sum(count - 1 for count in self.seen.values()) + surplus,
+            "answered a second": self.outcomes["answered"] / seconds,
+            "mean layer": float(np.mean(self.layers)) if self.layers else None,
+            "rungs": dict(sorted(self.rungs.items())),
+            "ms": percentiles(self.waits["answered"]),
+            "ms to refuse": percentiles(self.waits["refused"]),
+        }
+
+
+def percentiles(values: list[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {f"p{part}": float(np.percentile(values, part)) for part in (50, 95, 99)}
+
+
+def soak(args: argparse.Namespace, policies: dict[str, Any], load: list[bytes]) -> dict[str, Any]:
+    """Memory of the server with its ladder, at 0.8 of its capacity."""
+    seconds = 60 * args.soak
+    with started(servers(args, policies)["ladder"]) as server:
+        run_client(closed_loop, server.url, load, args.seconds / 4)
+        capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered a second"]
+        held: list[float] = []
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(1):
+                held.append(server.memory())
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        try:
+            found = run_client(open_loop, server.url, load, seconds, 0.8 * capacity)
+        finally:
+            done.set()
+            watcher.join()
+    parts = np.array_split(np.array(held), 5)
+    return {
+        "minutes": args.soak,
+        **found,
+        "MiB": {
+            "mean of each fifth": [round(float(part.mean()), 1) for part in parts],
+            "most": max(held),
+            "last fifth / second": float(parts[-1].mean() / parts[1].mean()),
+        },
+    }
+
+
+def serve_pipeline(model: str, port: int, threads: int) -> None:
+    """The rival: the same weights at full depth in transformers' pipeline, behind FastAPI."""
+    import torch
+    import transformers
+    import uvicorn
+    from fastapi import FastAPI, Request, Response
+    from pydantic import BaseModel
+
+    torch.set_num_threads(threads)
+    pipe = transformers.pipeline(
+        "text-classification",
+        model=last_exit_alone(model),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(model),
+    )
+    depth = pipe.model.config.exits[-1]
+    waiting: queue.Queue[tuple[str, Future[Any]]] = queue.Queue()
+
+    def work() -> None:
+        while True:
+            taken = [waiting.get()]
+            with suppress(queue.Empty):
+                taken += islice(iter(waiting.get_nowait, None), BATCH - 1)
+            answers = pipe([text for text, _ in taken], batch_size=BATCH, truncation=True)
+            for (_, future), answer in zip(taken, answers, strict=True):
+                future.set_result(answer)
+
+    class Question(BaseModel):
+        texts: str
+
+    app = FastAPI()
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.post("/predict")
+    async def predict(question: Question, request: Request, response: Response) -> dict[str, Any]:
+        future: Future[Any] = Future()
+        waiting.put((question.texts, future))
+        answer = await asyncio.wrap_future(future)
+        response.headers["X-Request-ID"] = request.headers.get("x-request-id", "")
+        return {"predictions": [{**answer, "layer": depth}], "rung": None}
+
+    threading.Thread(target=work, daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    uvicorn.run(app, port=port, log_level="warning", access_log=False)
+
+
+def last_exit_alone(path: str) -> Any:
+    """As a plain classifier has it."""
+    from offramp.config import ExitConfig
+    from offramp.model import ExitModel
+
+    model = ExitModel.from_pretrained(path)
+    exits = model.config.exits
+    values = model.config.to_dict() | {"exits": [exits[-1]], "policy": None}
+    values["head"]["classifier"] = "own"
+    plain, last = ExitModel(ExitConfig(**values)), model.heads.head_of(len(exits) - 1)
+    plain.backbone = model.backbone
+    if last.pooler is not None:
+        plain.heads.poolers[0] = last.pooler
+    if last.hidden is not None:
+        plain.heads.hidden[0] = last.hidden
+    plain.heads.classifiers[0] = last.classifier
+    return plain.eval()
+
+
+def machine(args: argparse.Namespace) -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return {
+        "date": date.today().isoformat(),
+        "processor": next(line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        "cores": os.cpu_count(),
+        "threads of a server": args.threads,
+        "seconds of arrivals": args.seconds,
+        "python": platform.python_version(),
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    columns = ["server", "capacity", "x", "asked/s", "answered", "refused", "lost", "double", "layer"]
+    say("  ".join(f"{name:>10}" for name in [*columns, "p50 ms", "p95 ms", "p99 ms"]))
+    for name, server in found.items():
+        for times, run in server["at times the pipeline's capacity"].items():
+            lost = run["lost"] + run["failed"] + run["mixed up"]
+            cells = [name, f"{server['capacity']:.0f}", times, f"{run['asked a second']:.0f}"]
+            cells += [str(run[key]) for key in ("answered", "refused")]
+            cells += [str(lost), str(run["double"]), f"{run['mean layer'] or 0:.2f}"]
+            cells += [f"{value:.0f}" for value in (run["ms"] or {}).values()]
+            say("  ".join(f"{cell:>10}" for cell in cells))
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

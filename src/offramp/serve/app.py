@@ -1,0 +1,328 @@
+"""The HTTP side: endpoints over a `Batcher`.
+
+Reading, checking and tokenising a request happen in threads of their own, and waiting is awaited, so that the
+event loop is always free for the next request and for /health.
+"""
+
+import asyncio
+import hmac
+import json
+import math
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.requests import ClientDisconnect
+
+from offramp import __version__
+from offramp.errors import (
+    BadPolicy,
+    BadRequest,
+    BadText,
+    Draining,
+    Failed,
+    MalformedJson,
+    OfframpError,
+    Overloaded,
+    TooLarge,
+    TooLong,
+    UnfitRule,
+)
+from offramp.policy import Policy
+from offramp.serve import batcher
+from offramp.serve.batcher import Batcher, Reply
+from offramp.serve.logs import Watched, log
+from offramp.serve.metrics import Metrics
+from offramp.serve.schema import Answer, Health, Problem, Question, Ready, question_schema
+
+STATUS: dict[type[OfframpError], int] = {
+    MalformedJson: 400,
+    TooLarge: 413,
+    BadText: 422,
+    BadRequest: 422,
+    BadPolicy: 422,
+    UnfitRule: 422,
+    TooLong: 422,
+    Overloaded: 429,
+    Failed: 500,
+    Draining: 503,
+}
+CLIENT_GONE = 499
+"""As other servers log it; nobody receives it."""
+READERS = 2
+"""Threads that read and tokenise; more would take the model's cores."""
+FULL_BODIES = 32
+"""As many of the largest size may wait to be read."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is served, and to whom."""
+
+    batcher: Batcher
+    name: str
+    """Of the model."""
+    allowed: Mapping[str, Policy]
+    """Policies that a request may name."""
+    api_key: str | None = None
+    body_limit: int = 1 << 20
+    """Bytes of a request."""
+    log_texts: bool = False
+    drain_seconds: float = 30.0
+
+
+def create_app(service: Service) -> FastAPI:
+    endpoints = Endpoints(service)
+    app = FastAPI(
+        title=f"offramp: {service.name}",
+        version=__version__,
+        description="Answers texts, each at a layer of its own.",
+        lifespan=endpoints.running,
+    )
+    locked = [Depends(endpoints.check_key)]
+    app.get("/", response_class=HTMLResponse, include_in_schema=False)(page)
+    app.get("/health", response_model=Health)(health)
+    app.get("/ready", response_model=Ready, responses=problems(503))(endpoints.ready)
+    app.get("/info", response_model=dict[str, Any], dependencies=locked, responses=problems(401))(
+        endpoints.info
+    )
+    app.get("/metrics", dependencies=locked, responses=problems(401))(endpoints.tell_metrics)
+    app.post(
+        "/predict",
+        response_model=Answer,
+        dependencies=locked,
+        responses=problems(400, 401, 413, 415, 422, 429, 500, 503),
+        openapi_extra={"requestBody": endpoints.body_schema()},
+    )(endpoints.predict)
+    app.exception_handler(OfframpError)(explain)
+    app.exception_handler(AnyHTTPException)(explain_status)
+    app.exception_handler(Exception)(explain_bug)
+    app.add_middleware(Watched, count=endpoints.metrics.request)
+    return app
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Problem} for status in statuses}
+
+
+def page() -> Response:
+    return HTMLResponse(
+        files("offramp.serve").joinpath("page.html").read_text(encoding="utf-8"),
+        headers={
+            "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+            "script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+        },
+    )
+
+
+async def health() -> Health:
+    return Health(status="ok")
+
+
+class Endpoints:
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.batcher = service.batcher
+        self.metrics = Metrics()
+        self.readers = ThreadPoolExecutor(READERS, "reader")
+        self.unread = 0
+        """Bytes that wait to be read."""
+        self.about = self.batcher.classifier.stages.about()
+
+    @asynccontextmanager
+    async def running(self, _: FastAPI) -> AsyncIterator[None]:
+        looking = asyncio.create_task(self.look())
+        yield
+        looking.cancel()
+        await asyncio.to_thread(self.batcher.drain, self.service.drain_seconds)
+        self.readers.shutdown(wait=False)
+
+    async def look(self) -> None:
+        while True:
+            await asyncio.to_thread(self.metrics.look, self.batcher)
+            await asyncio.sleep(1)
+
+    def check_key(
+        self, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+    ) -> None:
+        wanted = self.service.api_key
+        if wanted is None:
+            return
+        # headers are read as Latin-1, whatever they are
+        if given is None or not hmac.compare_digest(given.credentials.encode("latin-1"), wanted.encode()):
+            raise HTTPException(
+                401,
+                "this needs the server's key, as the header `Authorization: Bearer KEY`.",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    async def ready(self, request: Request) -> Response:
+        if self.batcher.healthy:
+            return JSONResponse({"ready": True})
+        return problem(request, 503, "the model fails a test of its answers; the server's log says how.")
+
+    def info(self) -> Response:
+        """What is served: model, policies with their certificates, what the audit found, limits."""
+        stages, ladder, audit = self.batcher.classifier.stages, self.batcher.ladder, self.batcher.audit
+        return Response(
+            to_json(
+                {
+                    "offramp": __version__,
+                    "model": self.service.name,
+                    **self.about,
+                    "precision": stages.precision,
+                    "problem": stages.problem_type,
+                    "labels": stages.labels,
+                    "exits": stages.layers,
+                    "policy": str(ladder.rungs[0]),
+                    "certificate": ladder.rungs[0].certificate,
+                    "ladder": [
+                        {"policy": str(policy), "certificate": policy.certificate} for policy in ladder.rungs
+                    ],
+                    "rung": self.batcher.rung,
+                    "allowed": list(self.service.allowed),
+                    "audit": audit.accounts() if audit else [],
+                    "limits": {
+                        **vars(self.batcher.limits),
+                        "body_bytes": self.service.body_limit,
+                        "text_tokens": self.batcher.classifier.tokeniser.max_length,
+                    },
+                },
+                inf_nan_mode="null",
+            ),
+            media_type="application/json",
+        )
+
+    def tell_metrics(self) -> Response:
+        """In Prometheus' text form."""
+        self.metrics.look(self.batcher)
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    def body_schema(self) -> dict[str, Any]:
+        schema = question_schema(self.service.allowed, self.batcher.classifier.stages.layers)
+        return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+    async def predict(self, request: Request) -> Response:
+        """Answer one text, a list of texts, or a list of pairs, each at a layer of its own."""
+        told = request.state.told
+        try:
+            question, future = await self.admitted(await self.body(request), told)
+            reply = await unless_gone(request, future)
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_GONE)
+        self.metrics.answered(reply.predictions, reply.rung)
+        told |= {
+            "layers": round(sum(each.layer for each in reply.predictions) / len(reply.predictions), 2),
+            "policy": reply.policy,
+            "rung": reply.rung,
+            "waited_ms": round(reply.waited_ms, 2),
+        }
+        answer = Answer.of(reply, question.probabilities)
+        return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+
+    async def body(self, request: Request) -> bytes:
+        """Whole, unless it is too large or of another kind."""
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise HTTPException(415, "send JSON, with the header `Content-Type: application/json`.")
+        limit, body = self.service.body_limit, bytearray()
+        too_large = HTTPException(413, f"the body is larger than {limit} bytes; send fewer texts at a time.")
+        if int(request.headers.get("content-length", 0)) > limit:
+            raise too_large
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise too_large
+        return bytes(body)
+
+    async def admitted(self, body: bytes, told: dict[str, Any]) -> tuple[Question, Future[Reply]]:
+        """A place in the queue."""
+        if self.unread > FULL_BODIES * self.service.body_limit:
+            raise Overloaded("there is too much to read; try again.", retry_after=1)
+        self.unread += len(body)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.readers, self.admit, body, told)
+        finally:
+            self.unread -= len(body)
+
+    def admit(self, body: bytes, told: dict[str, Any]) -> tuple[Question, Future[Reply]]:
+        question = Question.read(body)
+        texts = question.texts if isinstance(question.texts, list) else [question.texts]
+        told["items"] = len(texts)
+        if self.service.log_texts:
+            told["texts"] = texts
+        request = batcher.Request(
+            texts=texts,
+            policy=self.named(question.policy),
+            max_layer=question.max_layer,
+            deadline_ms=question.deadline_ms,
+            trace=question.trace,
+            truncate=question.truncate,
+        )
+        return question, self.batcher.submit(request)
+
+    def named(self, policy: str | None) -> Policy | None:
+        allowed = self.service.allowed
+        if policy is not None and policy not in allowed:
+            raise BadRequest(
+                f"policy {policy} is not allowed here; leave it out, or take one of {', '.join(allowed)}."
+            )
+        return None if policy is None else allowed[policy]
+
+
+async def unless_gone(request: Request, future: Future[Reply]) -> Reply:
+    """The reply; but if the client goes first, its place is given up."""
+    reply = asyncio.wrap_future(future)
+    gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can come
+    try:
+        await asyncio.wait((reply, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not reply.done():
+            raise ClientDisconnect
+        return reply.result()
+    finally:
+        gone.cancel()
+        reply.cancel()  # also in the batcher
+
+
+async def explain(request: Request, error: Exception) -> Response:
+    """A mistake of the request's, or of the model's."""
+    request.state.told["error"] = type(error).__name__
+    status = STATUS.get(type(error), 500)  # type: ignore[arg-type]
+    if type(error) not in STATUS:
+        log.error("no answer", exc_info=error, extra={"fields": {"id": request.state.id}})
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    return problem(request, status, str(error), headers)
+
+
+async def explain_status(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AnyHTTPException)
+    sentence = {404: "there is nothing here; /docs tells what there is."}.get(error.status_code, error.detail)
+    return problem(request, error.status_code, sentence, error.headers)
+
+
+async def explain_bug(request: Request, error: Exception) -> Response:
+    request.state.told["error"] = type(error).__name__
+    return problem(request, 500, "the server failed; its log says how, under this id.")
+
+
+def problem(
+    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    return EscapedResponse({"error": sentence, "id": request.state.id}, status, headers)
+
+
+class EscapedResponse(JSONResponse):
+    """A sentence may quote what is not valid Unicode."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()

@@ -1,0 +1,190 @@
+"""Starts a server: one process, or a parent with several workers that each hold the model."""
+
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
+
+from offramp.classifier import Classifier
+from offramp.errors import BadLadder, CannotLoad, OfframpError, OtherThanProven
+from offramp.policy import Policy, check_certificate
+from offramp.serve.audit import Audit
+from offramp.serve.batcher import Batcher, Limits
+from offramp.serve.ladder import Ladder
+from offramp.serve.logs import LOGGING, log
+
+SLOWEST_START = 60
+"""Seconds after which a worker that does not move is replaced; loading libraries can take a while."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is served, and how. Worker processes get this whole."""
+
+    model: Path
+    policy: str | None = None
+    ladder: tuple[Path, ...] = ()
+    """Files of policies for more and more load."""
+    allow: tuple[str, ...] = ()
+    """Further policies that requests may name."""
+    threads: int | None = None
+    """Of each worker."""
+    limits: Limits = field(default_factory=Limits)
+    body_limit: int = 1 << 20
+    audit_share: float = 0.01
+    """Of the answers that are compared with full depth."""
+    api_key: str | None = field(default=None, repr=False)
+    log_texts: bool = False
+    drain_seconds: float = 30.0
+
+
+def serve(settings: Settings, host: str = "127.0.0.1", port: int = 8000, workers: int = 1) -> None:
+    """Until SIGTERM or SIGINT; then no more is accepted, and what was accepted is answered."""
+    listener = bind(host, port)
+    options: dict[str, Any] = {
+        "log_config": LOGGING,
+        "access_log": False,
+        "server_header": False,
+        "ws": "none",
+        "timeout_graceful_shutdown": math.ceil(settings.drain_seconds),
+    }
+    if workers == 1:
+        config = uvicorn.Config(partial(make_app, settings), factory=True, **options)
+        logging.captureWarnings(True)
+        config.load()  # here, so that an error is the caller's
+        tell_address(listener)
+        with stopping_as_asked():
+            uvicorn.Server(config).run([listener])
+        return
+    config = uvicorn.Config(
+        partial(worker_app, settings),
+        factory=True,
+        workers=workers,
+        timeout_worker_healthcheck=SLOWEST_START,
+        **options,
+    )
+    tell_address(listener)
+    with metrics_of_all():
+        supervisor = Multiprocess(config, [listener])
+        supervisor.run()
+    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        raise CannotLoad("no worker could start; the lines above say why.")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Not listening yet: whoever comes before the model is there is told so at once."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
+    return listener
+
+
+def tell_address(listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    log.info("serving at %s", url, extra={"fields": {"url": url}})
+
+
+def make_app(settings: Settings) -> FastAPI:
+    from offramp.serve.app import Service, create_app
+
+    batcher, allowed = load(settings)
+    return create_app(
+        Service(
+            batcher,
+            name=settings.model.resolve().name,
+            allowed=allowed,
+            api_key=settings.api_key,
+            body_limit=settings.body_limit,
+            log_texts=settings.log_texts,
+            drain_seconds=settings.drain_seconds,
+        )
+    )
+
+
+def worker_app(settings: Settings) -> FastAPI:
+    """In a process of its own, where nobody catches an error: the exit code tells the parent not to try again."""
+    logging.captureWarnings(True)
+    try:
+        return make_app(settings)
+    except (OfframpError, OSError) as error:
+        log.error("%s", error)
+        sys.exit(STARTUP_FAILURE)
+
+
+def load(settings: Settings) -> tuple[Batcher, dict[str, Policy]]:
+    """The model at work, and the policies that requests may name."""
+    classifier = Classifier.from_pretrained(settings.model, settings.policy, threads=settings.threads)
+    rungs = [classifier.policy, *(proven(classifier, path) for path in settings.ladder)]
+    share, layers = settings.audit_share, classifier.stages.layers
+    audit = Audit(rungs, layers, share=share) if share else None
+    batcher = Batcher(classifier, Ladder(rungs), settings.limits, audit)
+    further = [classifier.fitting(each) for each in settings.allow]
+    return batcher, {str(policy): policy for policy in [*rungs, *further]}
+
+
+def proven(classifier: Classifier, path: Path) -> Policy:
+    """The policy in a file, whose certificate must speak of this model."""
+    policy = classifier.fitting(read_policy(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OtherThanProven)
+        try:
+            check_certificate(policy, classifier.stages.about()["fingerprint"], classifier.stages.precision)
+        except OtherThanProven as error:
+            raise BadLadder(f"{path}: {error}") from None
+    return policy
+
+
+def read_policy(path: Path) -> Policy:
+    """From what `offramp calibrate --json` prints, or from `Policy.to_json`."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if "criterion" in record:
+            return Policy.from_json(record)
+        return replace(Policy.parse(record["policy"]), certificate=record["certificate"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadLadder(
+            f"{path} holds no policy ({error}); write it with `offramp calibrate ... --dry-run --json > {path}`."
+        ) from error
+
+
+@contextmanager
+def stopping_as_asked() -> Iterator[None]:
+    """uvicorn raises SIGTERM again when it is done; being stopped in order is success."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def metrics_of_all() -> Iterator[None]:
+    """A folder in which workers leave their figures for one another."""
+    with tempfile.TemporaryDirectory(prefix="offramp-metrics-") as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["PROMETHEUS_MULTIPROC_DIR"]

@@ -1,0 +1,137 @@
+"""Servers around a tiny model: in threads of the test, on a port of their own."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import uvicorn
+from transformers import PreTrainedTokenizerFast
+
+from offramp.classifier import Classifier
+from offramp.export import export
+from offramp.model import ExitModel
+from offramp.policy import Policy
+from offramp.serve.app import Service, create_app
+from offramp.serve.audit import Audit
+from offramp.serve.batcher import Batcher, Limits
+from offramp.serve.ladder import Ladder
+
+POLICY = "confidence:0.775"
+
+
+@pytest.fixture(scope="session")
+def saved(
+    tiny_encoder: Callable[..., Any],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A folder with a random model of four layers and three labels, whose exits disagree, and its policy."""
+    folder = tmp_path_factory.mktemp("served") / "colours"
+    model = ExitModel.from_encoder(tiny_encoder("bert"), labels=["red", "green", "blue"])
+    torch.manual_seed(5)
+    for head in model.heads.classifiers:
+        torch.nn.init.normal_(head.weight, std=0.3)
+    model.config.policy = Policy.parse(POLICY).to_json()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(saved: Path) -> Path:
+    return export(saved, saved.parent / "exported")
+
+
+@pytest.fixture(scope="session")
+def classifier(saved: Path) -> Classifier:
+    return Classifier.from_pretrained(saved)
+
+
+@dataclass
+class Door:
+    """Before the first layer; the model waits there while it is shut, and fails if there is a fault."""
+
+    is_open: threading.Event = field(default_factory=threading.Event)
+    fault: Exception | None = None
+
+
+@pytest.fixture
+def door(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    found, embed = Door(), classifier.stages.embed
+    found.is_open.set()
+
+    def embed_behind_the_door(tokens: Any) -> Any:
+        found.is_open.wait()
+        if found.fault:
+            raise found.fault
+        return embed(tokens)
+
+    monkeypatch.setattr(classifier.stages, "embed", embed_behind_the_door)
+    yield found
+    found.is_open.set()
+
+
+@dataclass
+class Served:
+    batcher: Batcher
+    url: str
+    client: httpx.Client
+
+    def ask(self, texts: Any, **options: Any) -> httpx.Response:
+        return self.client.post("/predict", json={"texts": texts, **options})
+
+
+@pytest.fixture
+def serve(classifier: Classifier) -> Iterator[Callable[..., Served]]:
+    """serve(limits=..., rungs=..., api_key=..., ...) -> a server, which stops with the test."""
+    with starting(classifier) as start:
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(classifier: Classifier) -> Iterator[Served]:
+    """One that tests share, with its defaults."""
+    with starting(classifier) as start:
+        yield start()
+
+
+@contextmanager
+def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
+    with ExitStack() as servers:
+
+        def start(
+            model: Classifier = classifier,
+            limits: Limits | None = None,
+            rungs: tuple[Policy, ...] = (),
+            audit_share: float = 0.0,
+            **options: Any,
+        ) -> Served:
+            ladder = Ladder(rungs or [model.policy])
+            audit = Audit(ladder.rungs, model.stages.layers, share=audit_share) if audit_share else None
+            batcher = Batcher(model, ladder, limits or Limits(), audit)
+            allowed = {str(policy): policy for policy in [*ladder.rungs, Policy.parse("never")]}
+            service = Service(batcher, "colours", allowed, **options)
+            url = servers.enter_context(running(service))
+            return Served(batcher, url, servers.enter_context(httpx.Client(base_url=url, timeout=60)))
+
+        yield start
+
+
+@contextmanager
+def running(service: Service) -> Iterator[str]:
+    config = uvicorn.Config(create_app(service), port=0, log_config=None, ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        thread.join(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()

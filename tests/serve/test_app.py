@@ -1,0 +1,344 @@
+"""What the server answers, and how it refuses: every fault costs its own request at most."""
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from offramp.classifier import Classifier, Prediction
+from offramp.model import ExitModel
+from offramp.policy import Policy
+from offramp.serve.batcher import Limits
+
+Serve = Callable[..., Any]
+
+TEXTS = ["good film", "", "bad bad bad", "a b c d e f g h i j", "unheard"]
+PAIRS = [("good", "bad film"), ("a b", "c")]
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Waits; whoever hangs here is stopped by the time limit of the whole run."""
+    pause = threading.Event()
+    while not happened():
+        pause.wait(0.005)
+
+
+def told(predictions: list[Prediction]) -> list[dict[str, Any]]:
+    return [
+        {
+            "label": each.label,
+            "score": pytest.approx(each.score, abs=1e-4),
+            "layer": each.layer,
+            "finite": True,
+        }
+        for each in predictions
+    ]
+
+
+@pytest.fixture(params=["torch", "onnx"])
+def either(request: pytest.FixtureRequest, classifier: Classifier, exported: Path) -> Classifier:
+    """The model in PyTorch, and in ONNX Runtime."""
+    return classifier if request.param == "torch" else Classifier.from_pretrained(exported, threads=1)
+
+
+def test_a_text_a_list_and_pairs_are_answered_as_the_classifier_does(
+    serve: Serve, either: Classifier
+) -> None:
+    server = serve(either)
+    for sent, texts in [(TEXTS[0], TEXTS[:1]), (TEXTS, TEXTS), (PAIRS, PAIRS)]:
+        response = server.ask(sent)
+        assert response.status_code == 200
+        assert response.json() == {
+            "predictions": told(either.predict(texts)),
+            "layers": 4,
+            "policy": str(either.policy),
+            "rung": 0,
+        }
+
+
+def test_probabilities_and_a_trace_come_on_request(server: Any, classifier: Classifier) -> None:
+    found = server.ask("good film", probabilities=True, trace=True).json()["predictions"][0]
+    expected = classifier.predict("good film", trace=True)
+    assert found["probabilities"] == pytest.approx(expected.probabilities)
+    assert [each["layer"] for each in found["exits"]] == [1, 2, 3, 4]
+    for exit, wanted in zip(found["exits"], expected.exits, strict=True):
+        assert exit["label"] == wanted.label
+        assert exit["probabilities"] == pytest.approx(wanted.probabilities)
+
+
+def test_a_request_may_name_an_allowed_policy_and_no_other(server: Any) -> None:
+    answer = server.ask(TEXTS, policy="never").json()
+    assert {each["layer"] for each in answer["predictions"]} == {4}
+    assert (answer["policy"], answer["rung"]) == ("never", None)
+    refused = server.ask(TEXTS, policy="confidence:0.1")
+    assert refused.status_code == 422
+    assert "confidence:0.775, never" in refused.json()["error"]
+
+
+def test_nobody_goes_deeper_than_the_request_says(server: Any) -> None:
+    answer = server.ask(TEXTS, policy="never", max_layer=2).json()
+    assert {each["layer"] for each in answer["predictions"]} == {2}
+    assert server.ask(TEXTS, max_layer=9).status_code == 422
+
+
+def test_whoever_waited_past_the_deadline_gets_the_first_exits_answer(serve: Serve, door: Any) -> None:
+    server = serve()
+    door.is_open.clear()
+    with ThreadPoolExecutor() as clients:
+        first = clients.submit(server.ask, "good")
+        until(lambda: server.client.get("/health").status_code == 200)
+        late = clients.submit(server.ask, TEXTS, policy="never", deadline_ms=0.001)
+        until(lambda: server.batcher.waiting.items >= len(TEXTS) or late.done())
+        door.is_open.set()
+        assert {each["layer"] for each in late.result().json()["predictions"]} == {1}
+        assert first.result().status_code == 200
+
+
+def test_a_long_text_is_cut_or_refused_as_the_request_says(server: Any) -> None:
+    assert server.ask("film " * 100).status_code == 200
+    refused = server.ask(["film", "film " * 100], truncate=False)
+    assert refused.status_code == 422
+    assert server.ask("film", truncate=False).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"\xff\xfe\xfd", 400),
+        (b'{"texts": "a"', 400),
+        (b"[" * 200_000, 400),
+        (b'{"max_layer": ' + b"9" * 5000 + b"}", 400),
+        (b"null", 422),
+        (b"[]", 422),
+        (b"{}", 422),
+        (b'{"texts": null}', 422),
+        (b'{"texts": []}', 422),
+        (b'{"texts": 5}', 422),
+        (b'{"texts": {"a": "b"}}', 422),
+        (b'{"texts": ["a", 5]}', 422),
+        (b'{"texts": ["a", ["b", "c"]]}', 422),
+        (b'{"texts": [["a", "b", "c"]]}', 422),
+        (b'{"texts": "a", "text": "b"}', 422),
+        (b'{"texts": "a", "\\ud800": 1}', 422),
+        (b'{"texts": "a", "policy": "\\ud800"}', 422),
+        (b'{"texts": "a", "policy": "../../etc/passwd"}', 422),
+        (b'{"texts": "a", "max_layer": "2"}', 422),
+        (b'{"texts": "a", "max_layer": -1}', 422),
+        (b'{"texts": "a", "max_layer": true}', 422),
+        (b'{"texts": "a", "deadline_ms": NaN}', 422),
+        (b'{"texts": "a", "deadline_ms": -1}', 422),
+        (b'{"texts": "a", "deadline_ms": 1e999}', 422),
+        (b'{"texts": "a", "deadline_ms": 5, "trace": true}', 422),
+        (b'{"texts": "a", "truncate": "no"}', 422),
+    ],
+)
+def test_a_bad_request_is_told_why_in_one_sentence(server: Any, body: bytes, status: int) -> None:
+    response = server.client.post("/predict", content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == status
+    problem = response.json()
+    assert problem["error"].endswith(".")
+    assert "\n" not in problem["error"]
+    assert problem["id"] == response.headers["x-request-id"]
+    assert server.ask("good").status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_other_methods_kinds_and_paths_are_refused_in_json(server: Any, method: str) -> None:
+    assert server.client.request(method, "/predict").status_code == 405
+    assert server.client.post("/predict", content=b'{"texts": "a"}').status_code == 415
+    missing = server.client.get("/models/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"].endswith(".")
+
+
+def test_a_million_characters_are_answered_and_more_than_the_limit_refused(server: Any) -> None:
+    assert server.ask("z" * 10**6).status_code == 200
+    assert server.ask("z" * 2**20).status_code == 413
+    pieces = (b" " * 2**16 for _ in range(17))  # of unknown length, so it is counted as it comes
+    chunked = server.client.post("/predict", content=pieces, headers={"Content-Type": "application/json"})
+    assert chunked.status_code == 413
+    assert server.ask("good").status_code == 200
+
+
+def test_a_request_that_never_fits_is_not_told_to_come_back(serve: Serve) -> None:
+    refused = serve(limits=Limits(items=4)).ask(["a"] * 5)
+    assert refused.status_code == 413
+    assert "retry-after" not in refused.headers
+
+
+@pytest.mark.parametrize(("sent", "meant"), [("good \\ud800 film", "good � film"), ("\\ud83d\\ude00", "😀")])
+def test_halves_of_surrogate_pairs_become_what_they_can(server: Any, sent: str, meant: str) -> None:
+    answer = server.client.post(
+        "/predict", content=f'{{"texts": "{sent}"}}', headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 200
+    assert answer.json() == server.ask(meant).json()
+
+
+def test_too_many_are_refused_at_once_and_all_others_answered_once(
+    serve: Serve, door: Any, classifier: Classifier
+) -> None:
+    server = serve(limits=Limits(items=8, window=2))
+    door.is_open.clear()
+    with ThreadPoolExecutor(32) as clients:
+        asked = [clients.submit(server.ask, [text, text]) for text in TEXTS * 4]
+        until(lambda: sum(each.done() for each in asked) >= 12)  # these are the refused: no other can be done
+        refused = [each.result() for each in asked if each.done()]
+        assert {each.status_code for each in refused} == {429}
+        assert all(int(each.headers["retry-after"]) >= 1 for each in refused)
+        assert server.client.get("/health").json() == {"status": "ok"}
+        assert server.client.get("/ready").status_code == 200
+        door.is_open.set()
+    answered = [each.result() for each in asked if each.result().status_code == 200]
+    assert len(answered) + sum(each.result().status_code == 429 for each in asked) == len(asked)
+    assert answered
+    for text, response in zip(TEXTS * 4, asked, strict=True):
+        if response.result().status_code == 200:
+            assert response.result().json()["predictions"] == told(classifier.predict([text, text]))
+    counted = server.client.get("/metrics").text
+    assert f'offramp_requests_total{{status="200"}} {float(len(answered))}' in counted
+
+
+def test_load_steps_down_the_ladder_and_every_answer_tells_its_rung(serve: Serve, door: Any) -> None:
+    lax = replace(Policy.parse("layer:1"), certificate={"promise": "made up"})
+    server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), lax))
+    door.is_open.clear()
+    with ThreadPoolExecutor(16) as clients:
+        asked = [clients.submit(server.ask, "good") for _ in range(16)]
+        until(lambda: server.batcher.waiting.items >= 15)
+        door.is_open.set()
+    seen = {(each["rung"], each["policy"]) for each in (done.result().json() for done in asked)}
+    assert (1, "layer:1") in seen
+    assert seen <= {(0, "never"), (1, "layer:1")}
+
+
+def test_a_client_that_goes_frees_its_place(serve: Serve, door: Any) -> None:
+    server = serve(limits=Limits(items=4, window=1))
+    door.is_open.clear()
+    with ThreadPoolExecutor() as clients:
+        running = clients.submit(server.ask, "good")
+        until(lambda: server.batcher.counters.accepted == 1)
+        host, port = server.url.removeprefix("http://").split(":")
+        body = json.dumps({"texts": ["a", "b", "c"]})
+        with socket.create_connection((host, int(port))) as client:
+            head = ["POST /predict HTTP/1.1", "Host: here", "Content-Type: application/json"]
+            client.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
+            until(lambda: server.batcher.waiting.items >= 3)
+        until(lambda: server.batcher.waiting.items <= 1)
+        next_one = clients.submit(server.ask, ["d", "e", "f"])
+        until(lambda: server.batcher.counters.accepted == 3)
+        door.is_open.set()
+        assert running.result().status_code == next_one.result().status_code == 200
+
+
+def test_a_failing_run_is_a_500_and_the_next_request_works(serve: Serve, door: Any) -> None:
+    server = serve()
+    door.fault = RuntimeError("out of memory")
+    failed = server.ask(TEXTS)
+    assert failed.status_code == 500
+    assert failed.json()["error"].endswith(".")
+    door.fault = None
+    assert server.ask(TEXTS).status_code == 200
+
+
+def test_a_server_that_drains_says_so(serve: Serve) -> None:
+    server = serve()
+    assert server.batcher.drain(10)
+    refused = server.ask("good")
+    assert refused.status_code == 503
+    assert refused.json()["error"].endswith(".")
+
+
+def test_nan_in_the_weights_makes_the_server_not_ready(
+    serve: Serve, saved: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = ExitModel.from_pretrained(saved)
+    with torch.no_grad():
+        model.heads.classifiers[2].weight[0, 0] = float("nan")
+    server = serve(Classifier(model, tokenizer))
+    assert server.client.get("/health").status_code == 200
+    assert server.client.get("/ready").status_code == 503
+    found = server.ask("good", policy="never", trace=True, probabilities=True).json()["predictions"][0][
+        "exits"
+    ][2]
+    assert (found["label"], found["score"], found["finite"]) == (None, None, False)
+
+
+def test_the_key_opens_all_but_what_is_open_to_everybody(serve: Serve) -> None:
+    server = serve(api_key="sésame")
+    for path in ("/", "/health", "/ready", "/docs"):
+        assert server.client.get(path).status_code == 200
+    for given in (None, "Bearer other", "Bearer", "Basic sesame", b"Bearer s\xe9same"):
+        headers: Any = {} if given is None else {"Authorization": given}
+        for path in ("/info", "/metrics"):
+            assert server.client.get(path, headers=headers).status_code == 401
+        refused = server.client.post("/predict", json={"texts": "good"}, headers=headers)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"] == "Bearer"
+    right = {"Authorization": "Bearer sésame".encode()}
+    assert server.client.post("/predict", json={"texts": "good"}, headers=right).status_code == 200
+
+
+def test_info_tells_what_is_served(serve: Serve, classifier: Classifier) -> None:
+    info = serve(audit_share=0.5).client.get("/info").json()
+    assert info["model"] == "colours"
+    assert info["labels"] == ["red", "green", "blue"]
+    assert info["exits"] == [1, 2, 3, 4]
+    assert info["fingerprint"] == classifier.stages.about()["fingerprint"]
+    assert info["allowed"] == ["confidence:0.775", "never"]
+    assert info["limits"]["items"] == Limits().items
+    assert info["ladder"] == [{"policy": "confidence:0.775", "certificate": None}]
+
+
+def test_metrics_count_texts_by_the_layer_at_which_they_left(serve: Serve) -> None:
+    server = serve()
+    answers = server.ask(TEXTS).json()["predictions"]
+    server.ask("good", policy="never")
+    server.ask(5)
+    lines = server.client.get("/metrics").text.splitlines()
+    for layer in {each["layer"] for each in answers}:
+        count = sum(each["layer"] == layer for each in answers)
+        assert f'offramp_texts_total{{layer="{layer}",rung="0"}} {float(count)}' in lines
+    assert 'offramp_texts_total{layer="4",rung="none"} 1.0' in lines
+    assert 'offramp_requests_total{status="422"} 1.0' in lines
+    assert "offramp_waiting_texts 0.0" in lines
+    assert "offramp_healthy 1.0" in lines
+
+
+@pytest.mark.parametrize("asked_for", [False, True])
+def test_the_log_has_a_line_for_each_request_and_texts_only_if_asked_for(
+    serve: Serve, caplog: pytest.LogCaptureFixture, asked_for: bool
+) -> None:
+    from offramp.serve.logs import Lines
+
+    server = serve(log_texts=asked_for)
+    with caplog.at_level(logging.INFO, logger="offramp"):
+        answer = server.ask(["a secret", "another"])
+        server.ask([5, "a secret"])
+        server.client.get("/health")
+    lines = [json.loads(Lines().format(record)) for record in caplog.records if hasattr(record, "fields")]
+    good, bad = [line for line in lines if line.get("path")]
+    assert good["id"] == answer.headers["x-request-id"]
+    assert (good["status"], good["items"], good["policy"], good["rung"]) == (200, 2, "confidence:0.775", 0)
+    assert good["layers"] == sum(each["layer"] for each in answer.json()["predictions"]) / 2
+    assert good["ms"] >= 0
+    assert (bad["status"], bad["error"]) == (422, "BadText")
+    assert ("secret" in caplog.text + json.dumps(lines)) is asked_for
+
+
+def test_the_callers_id_is_kept_if_it_is_one(server: Any) -> None:
+    client: httpx.Client = server.client
+    assert client.get("/health", headers={"X-Request-ID": "a-1"}).headers["x-request-id"] == "a-1"
+    assert client.get("/health", headers={"X-Request-ID": "a b\tc"}).headers["x-request-id"] != "a b\tc"

@@ -1,0 +1,112 @@
+"""The page in a real browser, Debian's Chromium without a window."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+from offramp.classifier import Classifier
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = "/usr/bin/chromium"
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def wait(browser: webdriver.Chrome) -> WebDriverWait[webdriver.Chrome]:
+    return WebDriverWait(browser, 60)
+
+
+def text(browser: webdriver.Chrome, name: str) -> str:
+    return browser.find_element(By.ID, name).text
+
+
+def test_the_page_shows_the_answer_its_layer_and_what_every_exit_thought(
+    serve: Serve, classifier: Classifier, browser: webdriver.Chrome, wait: Any
+) -> None:
+    browser.get(serve().url)
+    wait.until(lambda _: text(browser, "name") == "colours")
+    browser.find_element(By.ID, "text").send_keys("good film")
+    browser.find_element(By.ID, "send").click()
+    wait.until(lambda _: text(browser, "label"))
+    expected = classifier.predict("good film", trace=True)
+    assert text(browser, "label").startswith(f"{expected.label}, ")
+    assert text(browser, "depth") == f"left at layer {expected.layer} of 4"
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#steps .run")) == expected.layer - 1
+    rows = [row.text.split("\n") for row in browser.find_elements(By.CSS_SELECTOR, "#exits tr")]
+    assert [row[0] for row in rows] == [f"layer {exit.layer} {exit.label}" for exit in expected.exits]
+    bars = browser.find_elements(By.CSS_SELECTOR, "#exits tr:first-child .track i")
+    assert len(bars) == 3
+    shown = [float(bar.get_attribute("style").split(":")[1].strip(" %;")) for bar in bars]
+    chances = sorted(expected.probabilities, key=lambda name: -expected.probabilities[name])
+    assert shown == pytest.approx([100 * expected.exits[0].probabilities[name] for name in chances], abs=1)
+
+
+def test_figures_on_the_page_follow_the_server(serve: Serve, browser: webdriver.Chrome, wait: Any) -> None:
+    server = serve()
+    browser.get(server.url)
+    wait.until(lambda _: text(browser, "total") == "0")
+    answers = server.ask(["good film", "bad", "a b c"] * 5, policy="never").json()["predictions"]
+    wait.until(lambda _: text(browser, "total") == str(len(answers)))
+    assert text(browser, "mean") == "4.0"
+    columns = [each.text.split("\n") for each in browser.find_elements(By.CSS_SELECTOR, "#histogram div")]
+    assert columns == [["0%", "1"], ["0%", "2"], ["0%", "3"], ["100%", "4"]]
+    wait.until(lambda _: text(browser, "rate") == "0.0")
+
+
+def test_pairs_and_problems_are_shown(serve: Serve, browser: webdriver.Chrome, wait: Any) -> None:
+    server = serve()
+    browser.get(server.url)
+    wait.until(lambda _: text(browser, "name") == "colours")
+    browser.find_element(By.ID, "text").send_keys("good")
+    browser.find_element(By.TAG_NAME, "summary").click()
+    browser.find_element(By.ID, "second").send_keys("<b>bad</b> film")
+    browser.find_element(By.ID, "send").click()
+    wait.until(lambda _: text(browser, "label"))
+    server.batcher.drain(10)
+    browser.find_element(By.ID, "send").click()
+    wait.until(lambda _: text(browser, "problem").endswith("."))
+
+
+def test_a_server_with_a_key_asks_for_it(serve: Serve, browser: webdriver.Chrome, wait: Any) -> None:
+    browser.get(serve(api_key="sesame").url)
+    wait.until(lambda _: browser.find_element(By.ID, "lock").is_displayed())
+    browser.find_element(By.ID, "key").send_keys("sesame")
+    browser.find_element(By.CSS_SELECTOR, "#lock button").click()
+    wait.until(lambda _: text(browser, "name") == "colours")
+    assert not browser.find_element(By.ID, "lock").is_displayed()
+
+
+def test_the_page_asks_nobody_else_and_fits_a_phone(
+    serve: Serve, browser: webdriver.Chrome, wait: Any
+) -> None:
+    server = serve()
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True},
+    )
+    browser.get_log("browser")
+    browser.get(server.url)
+    browser.find_element(By.ID, "text").send_keys("good film")
+    browser.find_element(By.ID, "send").click()
+    wait.until(lambda _: text(browser, "label"))
+    wide = browser.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= 360
+    asked = browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
+    assert asked
+    assert all(each.startswith((server.url, "data:")) for each in asked)
+    assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

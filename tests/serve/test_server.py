@@ -1,0 +1,200 @@
+"""Real processes: how a server starts, stops, and outlives a worker."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import httpx
+import pytest
+
+from offramp.classifier import Classifier
+from offramp.errors import BadLadder
+from offramp.policy import Policy
+from offramp.serve.server import Settings, load, read_policy
+
+COMMAND = [sys.executable, "-c", "from offramp.cli import main; main()", "serve"]
+
+
+@dataclass
+class Running:
+    """A server in a process of its own, whose log is read as it comes."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+    lines: Queue[dict[str, Any]] = field(default_factory=Queue)
+
+    def read(self) -> None:
+        assert self.process.stderr
+        for line in self.process.stderr:
+            self.lines.put(json.loads(line))
+        self.lines.put({"message": "the end of the log"})
+
+    def wait_for(self, message: str) -> dict[str, Any]:
+        while True:
+            line = self.lines.get(timeout=120)
+            if line["message"].startswith(message):
+                return line
+            assert line["message"] != "the end of the log", f"it ended before {message}"
+
+    def workers(self, count: int) -> list[int]:
+        lines = [self.wait_for("Started server process") for _ in range(count)]
+        return [int(line["message"].split("[")[1].rstrip("]")) for line in lines]
+
+    def answers(self) -> bool:
+        """In a connection of its own, which any worker may take."""
+        try:
+            return httpx.get(f"{self.url}/health", timeout=60).status_code == 200
+        except httpx.ConnectError:
+            return False
+
+
+@contextmanager
+def running(*arguments: Any) -> Iterator[Running]:
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments), "--port", "0"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    server = Running(process)
+    threading.Thread(target=server.read, daemon=True).start()
+    try:
+        server.url = server.wait_for("serving at")["url"]
+        until(server.answers)
+        yield server
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def until(happened: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    while not happened():
+        pause.wait(0.05)
+
+
+def ask(url: str, texts: Any) -> httpx.Response:
+    return httpx.post(f"{url}/predict", json={"texts": texts}, timeout=120)
+
+
+@pytest.mark.parametrize("kind", ["saved", "exported"])
+def test_sigterm_under_load_answers_all_that_was_accepted_and_ends_in_order(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    folder = request.getfixturevalue(kind)
+    with running(folder, "--threads", 1) as server, ThreadPoolExecutor(8) as clients:
+        asked = [clients.submit(ask, server.url, ["a b c d e f g h"] * 60) for _ in range(8)]
+        until(lambda: working(server.url) or all(each.done() for each in asked))
+        server.process.send_signal(signal.SIGTERM)
+        assert [each.result().status_code for each in asked] == [200] * 8
+        assert all(len(each.result().json()["predictions"]) == 60 for each in asked)
+        assert server.process.wait(timeout=60) == 0
+        assert not server.answers()
+
+
+def working(url: str) -> bool:
+    """Whether all eight requests are in."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    waiting = next(float(line.split()[1]) for line in lines if line.startswith("offramp_waiting_texts "))
+    return waiting >= 7 * 60
+
+
+def test_a_killed_worker_comes_back_while_the_other_answers(exported: Path) -> None:
+    with running(exported, "--workers", 2) as server:
+        first, other = server.workers(2)
+        os.kill(first, signal.SIGKILL)
+        for _ in range(20):
+            assert ask(server.url, "good film").status_code == 200
+        (third,) = server.workers(1)
+        assert third not in (first, other)
+        os.kill(other, signal.SIGKILL)  # now only the new one can answer
+        until(server.answers)
+        assert ask(server.url, "good film").status_code == 200
+        counted = httpx.get(f"{server.url}/metrics").text
+        assert 'offramp_requests_total{status="200"} 21.0' in counted, (
+            "what a dead worker counted still counts"
+        )
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
+
+
+def failing(*arguments: Any) -> str:
+    """What a server says that cannot start."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_port_in_use_and_a_wrong_policy_are_told_in_a_line(exported: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port}: Address already in use" in failing(exported, "--port", port)
+    assert "confidence" in failing(exported, "--port", 0, "--policy", "confidense:0.9")
+
+
+def test_workers_that_cannot_start_are_not_tried_for_ever(exported: Path) -> None:
+    said = failing(exported, "--port", 0, "--workers", 2, "--policy", "confidense:0.9")
+    assert "confidence" in said
+    assert "no worker could start" in said
+
+
+def test_a_key_that_is_not_there_is_an_error_rather_than_no_key(exported: Path) -> None:
+    assert "NO_SUCH_KEY" in failing(exported, "--api-key-env", "NO_SUCH_KEY")
+
+
+def certified(classifier: Classifier, text: str, **other: Any) -> Policy:
+    """As calibration makes it for this model."""
+    about = {
+        "fingerprint": classifier.stages.about()["fingerprint"],
+        "precision": classifier.stages.precision,
+    }
+    promise = {"policy": text, "promise": "made up", **about, **other}
+    return replace(Policy.parse(text), certificate=promise)
+
+
+def test_a_ladder_is_read_from_what_calibrate_prints_and_from_saved_policies(
+    saved: Path, classifier: Classifier, tmp_path: Path
+) -> None:
+    lax = certified(classifier, "confidence:0.6")
+    printed, stored = tmp_path / "printed.json", tmp_path / "stored.json"
+    printed.write_text(json.dumps({"policy": str(lax), "certificate": lax.certificate, "stored": False}))
+    stored.write_text(json.dumps(lax.to_json()))
+    assert read_policy(printed) == read_policy(stored) == lax
+    batcher, allowed = load(Settings(saved, ladder=(printed,), allow=("never",)))
+    assert [str(policy) for policy in batcher.ladder.rungs] == ["confidence:0.775", "confidence:0.6"]
+    assert list(allowed) == ["confidence:0.775", "confidence:0.6", "never"]
+    batcher.drain(10)
+
+
+def test_a_rung_that_is_proven_for_another_model_is_refused(
+    saved: Path, classifier: Classifier, tmp_path: Path
+) -> None:
+    other = certified(classifier, "confidence:0.6", fingerprint="another")
+    (tmp_path / "other.json").write_text(json.dumps(other.to_json()))
+    with pytest.raises(BadLadder, match="another"):
+        load(Settings(saved, ladder=(tmp_path / "other.json",)))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"policy": 5, "certificate": null}', '{"criterion": 5}']
+)
+def test_a_file_that_holds_no_policy_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "rung.json").write_text(content)
+    with pytest.raises(Exception, match=r"polic|rule") as refusal:
+        read_policy(tmp_path / "rung.json")
+    assert type(refusal.value).__module__ == "offramp.errors"
