@@ -1,11 +1,34 @@
-"""Audit: how often the answers of each rung are not those of full depth, with a bound that holds at any time."""
+"""Audit: how often the answers of each rung are not those of full depth, by bounds that hold at any time.
 
-from collections.abc import Callable, Sequence
+A share of the answers, drawn at random, is kept and run to full depth when there is time. When it is certain that
+more of them differ than a certificate allows, the certificate is broken: the data are not what they were.
+
+A certificate about accuracy allows right answers to be lost, and no labels tell here which answers are right. Those
+lost are among those that differ, so few that differ prove that it holds; many that differ do not prove that it is
+broken.
+"""
+
+import random
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from offramp.classifier import Prediction
+from offramp.criteria.base import Criterion
 from offramp.policy import Policy
+from offramp.policy.text import class_indices
+from offramp.serve.sequence import bounds, is_above
 from offramp.stages import Tokens
+
+LATELY = 1000
+"""Answers after which counting begins anew, beside the count of all: a long good past must not hide a change."""
+RECENT = 10_000
+"""Answers whose exits are compared with those at calibration."""
+DRIFT = 0.1
+"""Distance from which on exits have drifted, far beyond chance when there are as many as `ENOUGH`."""
+ENOUGH = 1000
 
 
 @dataclass(frozen=True)
@@ -22,6 +45,8 @@ class Account:
     upper: float
     """The share of all answers that are not those of full depth lies between these, with confidence 1 - delta at
     all times together."""
+    by_class: Mapping[str, tuple[float, float]]
+    """The same bounds for the answers that full depth gives a class, if the certificate has a bound for each."""
     epsilon: float | None
     """What the certificate allows, if it speaks of all answers alike."""
     verdict: str | None
@@ -34,7 +59,26 @@ class Account:
     """Whether that is enough for a warning."""
 
 
+class Kept(NamedTuple):
+    """An answer that is to be examined."""
+
+    rung: int
+    tokens: Tokens
+    prediction: Prediction
+
+
 class Audit:
+    """What is known of all rungs. Threads may share it.
+
+    Args:
+        policies: the rungs of the ladder.
+        layers: of the model's exits.
+        share: of the answers that are examined.
+        delta: the probability, for each rung, that a certificate which holds is ever called broken.
+        keep: how many answers may wait to be examined; then the oldest is dropped.
+        seed: of the draw.
+    """
+
     def __init__(
         self,
         policies: Sequence[Policy],
@@ -45,17 +89,159 @@ class Audit:
         keep: int = 256,
         seed: int = 0,
     ) -> None:
-        self.kept = 0
-        """Answers waiting to be examined."""
+        self.share = share
         self.dropped = 0
-        """Answers that were sampled and then dropped for newer ones."""
+        """Answers that were drawn and then dropped for newer ones."""
+        self._watches = [Watch(policy, layers, delta) for policy in policies]
+        self._kept: deque[Kept] = deque(maxlen=keep)
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+
+    @property
+    def kept(self) -> int:
+        """Answers that wait to be examined."""
+        return len(self._kept)
 
     def offer(self, rung: int, tokens: Tokens, prediction: Prediction) -> None:
-        """An answer of a rung, of which a sampled share is kept."""
+        """An answer that this rung alone decided, within no limits of its own."""
+        with self._lock:
+            self._watches[rung].exits.append(prediction.layer)
+            if self._random.random() < self.share:
+                self.dropped += len(self._kept) == self._kept.maxlen
+                self._kept.append(Kept(rung, tokens, prediction))
 
     def examine(self, full_depth: Callable[[Tokens], Prediction]) -> int | None:
         """Compare one answer that was kept. The rung, if this has just broken its certificate."""
-        return None
+        with self._lock:
+            if not self._kept:
+                return None
+            rung, tokens, prediction = self._kept.popleft()
+        watch = self._watches[rung]
+        full = prediction if watch.is_full_depth(prediction) else full_depth(tokens)
+        with self._lock:
+            was_broken = watch.broken
+            watch.see(prediction, full)
+            return rung if watch.broken and not was_broken else None
 
     def accounts(self) -> list[Account]:
-        return []
+        with self._lock:
+            return [watch.account(rung) for rung, watch in enumerate(self._watches)]
+
+
+class Watch:
+    """One rung."""
+
+    def __init__(self, policy: Policy, layers: Sequence[int], delta: float) -> None:
+        self.policy = policy
+        self.layers = tuple(layers)
+        self.delta = delta
+        self.proven: Mapping[str, Any] = policy.certificate or {}
+        self.exits: deque[int] = deque(maxlen=RECENT)  # layers
+        self.broken = False
+        self.all = Tally()
+        self.by_class: dict[str, Tally] = {}
+        self.bounded: list[tuple[Tally, float]] = []
+        """What the certificate bounds and answers without labels can tell of, with the bound."""
+        epsilon, of = self.proven.get("epsilon"), self.proven.get("of")
+        if isinstance(epsilon, Mapping):
+            if of == "disagreement":
+                self.by_class = {name: Tally() for name in epsilon}
+                self.bounded = [*zip(self.by_class.values(), epsilon.values(), strict=True)]
+        elif of == "disagreement" or (of == "accuracy" and self.proven.get("tolerance") is None):
+            # two numbers within a tolerance of one another may still be a right one and a wrong one
+            self.bounded = [(self.all, float(self.proven["epsilon"]))]
+
+    def is_full_depth(self, prediction: Prediction) -> bool:
+        """Whether it went all the way, and its answer is the last exit's own."""
+        own_answer = type(self.policy.criterion).answer is Criterion.answer
+        return own_answer and prediction.layer == self.layers[-1]
+
+    def see(self, prediction: Prediction, full: Prediction) -> None:
+        differs = self.differ(prediction, full)
+        self.all.add(differs)
+        if self.by_class and full.label is not None:
+            names = tuple(full.probabilities)
+            which = class_indices(self.by_class, names).index(names.index(str(full.label)))
+            [*self.by_class.values()][which].add(differs)
+        if self.proven.get("of") == "disagreement":
+            delta = self.delta / len(self.bounded)
+            self.broken |= any(tally.is_above(epsilon, delta) for tally, epsilon in self.bounded)
+
+    def differ(self, prediction: Prediction, full: Prediction) -> bool:
+        """As calibration tells answers apart; in a regression any difference counts where none is tolerated."""
+        if full.probabilities:
+            return prediction.label != full.label
+        return not abs(prediction.score - full.score) <= (self.proven.get("tolerance") or 0.0)
+
+    def account(self, rung: int) -> Account:
+        lower, upper = self.all.bounds(self.delta)
+        epsilon = self.proven.get("epsilon")
+        exits, drift = self.drift()
+        return Account(
+            rung=rung,
+            policy=str(self.policy),
+            examined=self.all.examined,
+            disagreed=self.all.lost,
+            lower=lower,
+            upper=upper,
+            by_class={
+                name: tally.bounds(self.delta / len(self.by_class)) for name, tally in self.by_class.items()
+            },
+            epsilon=None if isinstance(epsilon, Mapping) else epsilon,
+            verdict=self.verdict(),
+            exits=exits,
+            drift=drift,
+            drifted=drift is not None and drift > DRIFT and sum(exits) >= ENOUGH,
+        )
+
+    def verdict(self) -> str | None:
+        if not self.proven:
+            return None
+        if self.broken:
+            return "broken"
+        holds = [
+            tally.bounds(self.delta / len(self.bounded))[1] <= epsilon for tally, epsilon in self.bounded
+        ]
+        return "holds" if holds and all(holds) else "open"
+
+    def drift(self) -> tuple[tuple[int, ...], float | None]:
+        """The latest answers by exit, and how far that is from calibration."""
+        count = Counter(self.exits)
+        exits = tuple(count[layer] for layer in self.layers)
+        shares = self.proven.get("exits")  # certificates of before 2026-11-15 do not tell
+        if not shares or len(shares) != len(exits) or not sum(exits):
+            return exits, None
+        total = sum(exits)
+        return exits, sum(abs(now / total - then) for now, then in zip(exits, shares, strict=True)) / 2
+
+
+class Tally:
+    """Answers that differ, of those examined: of all, and lately. Half of delta goes to each."""
+
+    def __init__(self) -> None:
+        self.examined = self.lost = 0
+        self.late_examined = self.late_lost = 0
+        self.begun = 1
+        """How often counting has begun."""
+
+    def add(self, lost: bool) -> None:
+        if self.late_examined == LATELY:
+            self.late_examined = self.late_lost = 0
+            self.begun += 1
+        self.examined += 1
+        self.lost += lost
+        self.late_examined += 1
+        self.late_lost += lost
+
+    def bounds(self, delta: float) -> tuple[float, float]:
+        return bounds(self.lost, self.examined, delta / 2)
+
+    def is_above(self, epsilon: float, delta: float) -> bool:
+        """Whether the share of answers that differ is certainly above epsilon, or was lately.
+
+        1/2 + 1/6 + 1/12 + ... is 1, so that beginning again and again spends no more than delta.
+        """
+        late = delta / 2 / (self.begun * (self.begun + 1))
+        return is_above(epsilon, self.lost, self.examined, delta / 2) or is_above(
+            epsilon, self.late_lost, self.late_examined, late
+        )

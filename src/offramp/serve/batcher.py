@@ -1,65 +1,42 @@
-"""Batcher: requests of any shape in, replies out, one thread running the model.
+"""Batcher: requests of any shape in, replies out, one thread running the model. It knows no HTTP.
 
-It knows no HTTP. `submit` tokenises in the caller's thread and refuses at once what there is no room for; what it
-accepts is answered exactly once, fails, or is cancelled. The worker takes what waits as soon as it is free.
+`submit` tokenises in the caller's thread and refuses at once what there is no room for. What it accepts is answered
+once, fails, or is cancelled. The worker takes what waits as soon as it is free, so that nobody waits while it is
+idle, and audits when nobody waits.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from math import inf
+
+import numpy as np
 
 from offramp.classifier import Classifier, Prediction
-from offramp.classifier.texts import Text
+from offramp.classifier.classifier import NEVER
+from offramp.classifier.texts import Text, checked
+from offramp.errors import BadRequest, BadText, Draining, Failed, OfframpError, Overloaded
 from offramp.policy import Policy
 from offramp.serve.audit import Audit
-from offramp.serve.ladder import Ladder
+from offramp.serve.ladder import FULL_DEPTH, Ladder
+from offramp.serve.queue import Item, Limits, Queue, Reply, Request, Ticket, Waiting
+from offramp.stages import Tokens
 
+__all__ = ["Batcher", "Counters", "Limits", "Reply", "Request", "Waiting"]
 
-@dataclass(frozen=True)
-class Limits:
-    """How much may wait, and how much runs at once."""
+TEST = "The quick brown fox jumps over the lazy dog."
+RETEST = 5.0
+"""Seconds after which a model that failed its test is tested again."""
+FADING = 0.9
+"""What one window leaves of the weight of those before it."""
+UNKNOWN = 1.0
+"""Seconds to come back after, as long as no pace is known."""
 
-    items: int = 512
-    """Texts that may wait. A few seconds' worth of a small encoder on a core or two."""
-    tokens: int = 32_768
-    """Tokens that may wait, padding included: texts of a request x the longest of them. 512 texts of 64."""
-    window: int = 32
-    """Texts that run together: whoever comes while they run waits for them."""
-    window_tokens: int = 2048
-    """Tokens that run together; a single longer text still runs."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """Texts, and how to answer them; options as of `Classifier.predict`."""
-
-    texts: Sequence[Text]
-    """Single texts or pairs, at least one."""
-    policy: Policy | None = None
-    """Instead of the ladder's."""
-    max_layer: int | None = None
-    deadline_ms: float | None = None
-    """From `submit` on, so that waiting counts."""
-    trace: bool = False
-    truncate: bool = True
-    """Cut texts that are longer than the model takes, rather than refuse them."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    predictions: list[Prediction]
-    policy: str
-    """What decided, for all of them."""
-    rung: int | None
-    """Of the ladder; -1 is full depth, because all rungs are forbidden; None if the request named its policy."""
-    waited_ms: float
-    """From `submit` until the first of its texts ran."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    items: int
-    tokens: int
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,7 +54,7 @@ class Counters:
     tokens: int
     """Of the texts answered, without padding."""
     not_finite: int
-    """Texts whose answer was NaN or infinite."""
+    """Texts that met NaN or infinity on their way."""
     windows: int
     layers: Mapping[int, int]
     """Texts answered by the exit of each layer."""
@@ -85,7 +62,26 @@ class Counters:
     """Texts answered by each rung of the ladder."""
 
 
+@dataclass(frozen=True)
+class Pace:
+    """What the latest windows did, older ones fading."""
+
+    items: float = 0.0
+    tokens: float = 0.0
+    """Padding included, as waiting ones are counted."""
+    seconds: float = 0.0
+
+    def after(self, window: Sequence[Item], seconds: float) -> "Pace":
+        return Pace(
+            items=FADING * self.items + len(window),
+            tokens=FADING * self.tokens + sum(item.ticket.longest for item in window),
+            seconds=FADING * self.seconds + seconds,
+        )
+
+
 class Batcher:
+    """A classifier at work. An audit, if there is one, is of the ladder's rungs."""
+
     def __init__(
         self, classifier: Classifier, ladder: Ladder, limits: Limits, audit: Audit | None = None
     ) -> None:
@@ -93,6 +89,18 @@ class Batcher:
         self.ladder = ladder
         self.limits = limits
         self.audit = audit
+        self._rungs = self._fitting([*ladder.rungs, NEVER])
+        self._queue = Queue(limits)
+        self._pace = Pace()
+        self._counts: Counter[str] = Counter()
+        self._layers: Counter[int] = Counter()
+        self._rung_counts: Counter[int] = Counter()
+        self._draining = False
+        self._changed = threading.Condition()  # around all of the above
+        self._test = classifier.tokeniser([TEST])
+        self._healthy = self._passes_test()
+        self._worker = threading.Thread(target=self._work, name="offramp-worker", daemon=True)
+        self._worker.start()
 
     def submit(self, request: Request) -> Future[Reply]:
         """A place in the queue; or at once `Overloaded`, `Draining`, `TooLarge`, `TooLong`, `BadText` and whatever
@@ -100,34 +108,214 @@ class Batcher:
 
         Cancelling the future frees the places of its texts that have not begun. It ends in `Failed` if the run does.
         """
-        raise NotImplementedError
+        now = time.monotonic()
+        texts = check_request(request)
+        with self._changed:
+            self._check_room(len(texts), tokens=0)  # before any work is done for it
+        ticket = Ticket(
+            self.classifier.tokeniser(texts, whole=not request.truncate),
+            rungs=self._policies(request.policy, request.max_layer),
+            named=request.policy is not None,
+            limited=request.max_layer is not None or request.deadline_ms is not None,
+            trace=request.trace,
+            submitted=now,
+            until=inf if request.deadline_ms is None else now + request.deadline_ms / 1000,
+        )
+        ticket.future.add_done_callback(lambda _: self._forget(ticket))
+        with self._changed:
+            self._check_room(ticket.left, ticket.left * ticket.longest)
+            self._queue.add(ticket)
+            self._counts["accepted"] += 1
+            self._changed.notify()
+        return ticket.future
 
     def drain(self, seconds: float) -> bool:
         """Accept nothing more, and finish what was accepted; whether it was done in time.
 
         What has not begun by then fails with `Draining`. The batcher is of no more use afterwards.
         """
-        raise NotImplementedError
+        with self._changed:
+            self._draining = True
+            self._changed.notify()
+        self._worker.join(seconds)
+        with self._changed:
+            late = [*self._queue.tickets]
+        for ticket in late:
+            self._fail(ticket, Draining("the server was stopped before this request had its turn."))
+        return not self._worker.is_alive()
 
     @property
     def waiting(self) -> Waiting:
-        raise NotImplementedError
+        with self._changed:
+            return Waiting(self._queue.items, self._queue.tokens)
 
     @property
     def rung(self) -> int:
         """Of the ladder, now."""
-        raise NotImplementedError
+        with self._changed:
+            return self.ladder.rung(self._queue.load, time.monotonic())
 
     @property
     def healthy(self) -> bool:
         """Whether a text of ours got finite answers from all exits, at the start and after the last trouble."""
-        raise NotImplementedError
+        return self._healthy
 
     @property
     def items_per_second(self) -> float:
         """The pace of the latest windows; 0 before the first."""
-        raise NotImplementedError
+        pace = self._pace
+        return pace.items / pace.seconds if pace.seconds else 0.0
 
     @property
     def counters(self) -> Counters:
-        raise NotImplementedError
+        with self._changed:
+            return Counters(
+                **{
+                    name: self._counts[name]
+                    for name in Counters.__annotations__
+                    if name not in ("layers", "rungs")
+                },
+                layers=dict(self._layers),
+                rungs=dict(self._rung_counts),
+            )
+
+    def _policies(self, named: Policy | None, max_layer: int | None) -> tuple[Policy, ...]:
+        if named is None and max_layer is None:
+            return self._rungs
+        return self._fitting(self._rungs if named is None else [named], max_layer)
+
+    def _fitting(self, policies: Iterable[Policy], max_layer: int | None = None) -> tuple[Policy, ...]:
+        return tuple(self.classifier.fitting(policy, max_layer) for policy in policies)
+
+    def _check_room(self, items: int, tokens: int) -> None:
+        if self._draining:
+            raise Draining("the server is being stopped; send the request to another one.")
+        if not self._queue.has_room(items, tokens):
+            self._counts["overloaded"] += 1
+            pace = self._pace
+            seconds = self._queue.tokens * pace.seconds / pace.tokens if pace.seconds else UNKNOWN
+            raise Overloaded(
+                f"{self._queue.items} texts wait, which takes about {seconds:.1f} s; come back then.", seconds
+            )
+
+    def _forget(self, ticket: Ticket) -> None:
+        """What a cancelled request still has in the queue."""
+        if ticket.future.cancelled():
+            with self._changed:
+                self._counts["cancelled"] += 1
+                self._queue.remove(ticket)
+
+    def _fail(self, ticket: Ticket, error: OfframpError) -> None:
+        if self._close(ticket, "failed"):
+            ticket.future.set_exception(error)
+
+    def _close(self, ticket: Ticket, outcome: str) -> bool:
+        """Takes a ticket out. Whether it is the caller's to answer: nobody else will, nor has it been cancelled."""
+        with self._changed:
+            self._queue.remove(ticket)
+            mine = ticket.open and ticket.future.set_running_or_notify_cancel()
+            ticket.open = False
+            self._counts[outcome] += mine
+            return mine
+
+    # What follows runs in the worker.
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                called = self._changed.wait_for(self._is_called, None if self._healthy else RETEST)
+                window = self._queue.take(self.rung, time.monotonic())
+            if window:
+                self._run_window(window)
+            elif self._draining:
+                return
+            elif called:
+                self._examine()
+            else:
+                self._healthy = self._passes_test()
+
+    def _is_called(self) -> bool:
+        return bool(self._queue.tickets or self._draining or (self.audit and self.audit.kept))
+
+    def _run_window(self, window: list[Item]) -> None:
+        begun = time.monotonic()
+        kinds: dict[tuple[str, bool, bool], list[Item]] = {}
+        for item in window:
+            kinds.setdefault(item.ticket.kind, []).append(item)
+        for items in kinds.values():
+            self._run(items)
+        with self._changed:
+            self._counts["windows"] += 1
+            self._pace = self._pace.after(window, time.monotonic() - begun)
+            self.ladder.rung(self._queue.load, time.monotonic())  # it may be quiet from now on
+
+    def _run(self, items: list[Item]) -> None:
+        """Texts of one kind."""
+        policy, trace = items[0].ticket.policy, items[0].ticket.trace
+        until = np.array([item.ticket.until for item in items])
+        try:
+            predictions = [*self.classifier.answer([item.tokens for item in items], policy, until, trace)]
+            for item, prediction in zip(items, predictions, strict=True):
+                self._answer(item, prediction)
+        except Exception as error:
+            log.exception("the model failed on a window of %d texts", len(items))
+            for item in items:
+                failure = Failed("the model failed on the texts that ran with this request; send it again.")
+                failure.__cause__ = error
+                self._fail(item.ticket, failure)
+            self._healthy = self._passes_test()
+            return
+        if not all(prediction.finite for prediction in predictions):
+            self._healthy = self._passes_test()
+
+    def _answer(self, item: Item, prediction: Prediction) -> None:
+        ticket, tokens = item.ticket, item.tokens
+        ticket.answers[item.row] = prediction
+        with self._changed:
+            self._counts.update(items=1, tokens=len(tokens.ids), not_finite=not prediction.finite)
+            self._layers[prediction.layer] += 1
+            if ticket.rung is not None:
+                self._rung_counts[ticket.rung] += 1
+        if self.audit and ticket.rung not in (None, FULL_DEPTH) and not ticket.limited:
+            self.audit.offer(ticket.rung, tokens, prediction)
+        if len(ticket.answers) == len(ticket.tokens) and self._close(ticket, "answered"):
+            ticket.future.set_result(ticket.reply())
+
+    def _examine(self) -> None:
+        """One text to full depth, so that whoever comes now does not wait long."""
+        assert self.audit is not None
+        try:
+            broken = self.audit.examine(self._full_depth)
+        except Exception:
+            log.exception("the model failed on a text that was audited")
+            self._healthy = self._passes_test()
+            return
+        if broken is not None:
+            self.ladder.forbid(broken)
+            log.error(
+                "more answers of rung %d differ from full depth than its certificate allows: it is no longer used",
+                broken,
+            )
+
+    def _full_depth(self, tokens: Tokens) -> Prediction:
+        return next(self.classifier.answer([tokens], NEVER))
+
+    def _passes_test(self) -> bool:
+        try:
+            tested = next(self.classifier.answer(self._test, NEVER, trace=True))
+        except Exception:
+            log.exception("the model failed on a test")
+            return False
+        return all(exit.finite for exit in tested.exits)
+
+
+def check_request(request: Request) -> list[Text]:
+    """Its texts."""
+    if request.trace and request.deadline_ms is not None:
+        raise BadRequest("a trace runs all layers, so it takes no deadline; leave one of them out.")
+    if isinstance(request.texts, str):
+        raise BadText("a request holds a list of texts, also where it is one.")
+    texts = [*checked(request.texts)]
+    if not texts:
+        raise BadRequest("there are no texts; give at least one.")
+    return texts

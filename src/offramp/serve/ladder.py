@@ -7,6 +7,7 @@ rung at a time. A rung that turns out not to keep its promise is forbidden, with
 import threading
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 from offramp.classifier.classifier import NEVER
 from offramp.errors import BadLadder
@@ -44,7 +45,7 @@ class Ladder:
         self.current = 0
         self.last = len(self.rungs) - 1
         """The lowest rung that is not forbidden; `FULL_DEPTH` if all are."""
-        self._fell = float("-inf")
+        self._fell = -inf
         self._quiet_since: float | None = None
         self._lock = threading.Lock()
 
@@ -83,5 +84,6 @@ def check_rungs(rungs: Sequence[Policy]) -> None:
                 "make it with `offramp calibrate`."
             )
     for number, (above, below) in enumerate(pairwise(policy.certificate or {} for policy in rungs), 1):
-        if above.get("data") == below.get("data") and above.get("mean_layer", 0) < below.get("mean_layer", 0):
+        same_data = above.get("data") == below.get("data")
+        if same_data and above.get("mean_layer", inf) < below.get("mean_layer", 0):
             raise BadLadder(f"rung {number} leaves later than the one before it; order rungs by mean layer.")

@@ -1,0 +1,196 @@
+"""The audit counts as calibration counts, calls certificates broken rarely in error, and soon when they are."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from offramp.calibration import Guarantee, calibrate
+from offramp.classifier import Prediction
+from offramp.classifier.prediction import predictions
+from offramp.policy import Decision, Policy
+from offramp.serve.audit import DRIFT, ENOUGH, LATELY, Account, Audit
+from offramp.stages import Tokens
+from offramp.trace import Trace
+
+Make = Callable[..., Trace]
+LAYERS = (1, 2, 3, 4)
+DELTA = 0.1
+
+
+def certified(text: str = "entropy:0.2", **told: Any) -> Policy:
+    proof = {"of": "disagreement", "epsilon": 0.05, "tolerance": None, **told}
+    return replace(Policy.parse(text), certificate=proof)
+
+
+def answer(label: str | None = "yes", layer: int = 1, score: float = 0.9) -> Prediction:
+    chances = {} if label is None else {"yes": 0.5, "no": 0.5}
+    return Prediction(label, score, chances, layer, LAYERS[-1])
+
+
+def run(audit: Audit, differs: list[bool], full: str = "yes") -> list[int]:
+    """How many answers were seen each time that a rung broke."""
+    broken, tokens, truth = [], Tokens([1]), answer(full, layer=4)
+    same, other = answer(full), answer("no" if full == "yes" else "yes")
+    for seen, different in enumerate(differs, 1):
+        audit.offer(0, tokens, other if different else same)
+        if audit.examine(lambda _: truth) is not None:
+            broken.append(seen)
+    return broken
+
+
+def drawn(rate: float, number: int, seed: int) -> list[bool]:
+    draw = random.Random(seed)
+    return [draw.random() < rate for _ in range(number)]
+
+
+def account(audit: Audit) -> Account:
+    [only] = audit.accounts()
+    return only
+
+
+def test_a_certificate_that_holds_is_called_broken_no_more_often_than_delta() -> None:
+    runs = 200
+    broken = [
+        run(Audit([certified()], LAYERS, share=1, delta=DELTA), drawn(0.05, 2000, seed))
+        for seed in range(runs)
+    ]
+    assert sum(map(bool, broken)) <= binom.ppf(0.999, runs, DELTA)
+
+
+def test_three_times_the_disagreement_is_found_within_hundreds() -> None:
+    found = [run(Audit([certified()], LAYERS, share=1), drawn(0.15, 500, seed)) for seed in range(40)]
+    assert sum(map(bool, found)) >= 38
+    assert all(len(each) <= 1 for each in found)  # told once
+
+
+def test_a_long_good_past_does_not_hide_a_change() -> None:
+    audit = Audit([certified()], LAYERS, share=1)
+    assert run(audit, drawn(0.01, 20 * LATELY, 0)) == []
+    assert account(audit).verdict == "holds"
+    assert run(audit, drawn(0.15, LATELY, 1))
+    now = account(audit)
+    assert now.verdict == "broken"
+    assert now.upper < 0.05  # of all answers since the start it still holds
+
+
+def problem(make_trace: Make, kind: str) -> tuple[Trace, Guarantee, str]:
+    if kind == "regression":
+        rng = np.random.default_rng(3)
+        logits = rng.normal(0, 1, (500, 1, 1)) + rng.normal(0, 0.3, (500, 4, 1)) / np.arange(1, 5)[:, None]
+        rows = np.arange(500)
+        trace = Trace(logits.astype(np.float32), LAYERS, None, rows + 1, rows, problem_type=kind)
+        return trace, Guarantee(0.2, tolerance=0.3), "patience"
+    made = make_trace(500, exits=4, seed=2, label_names=("a", "b", "c"))
+    if kind == "multi_label_classification":
+        labels = np.random.default_rng(0).integers(2, size=(500, 3))
+        return replace(made, problem_type=kind, labels=labels, metrics=()), Guarantee(0.3), "confidence"
+    return made, Guarantee({"a": 0.2, "1": 0.3, "c": 0.2} if kind == "by class" else 0.2), "ensemble"
+
+
+@pytest.mark.parametrize(
+    "kind", ["single_label_classification", "by class", "multi_label_classification", "regression"]
+)
+def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -> None:
+    trace, target, rule = problem(make_trace, kind)
+    policy = calibrate(trace, "patience:1,tolerance=0.3" if rule == "patience" else rule, target)
+    stages: Any = SimpleNamespace(
+        labels=trace.label_names or ("0", "1", "2")[: trace.logits.shape[-1]],
+        problem_type=trace.problem_type,
+        layers=trace.layers,
+    )
+    given = predictions(policy.decide(trace.logits, None, trace.layers, trace.problem_type), stages)
+    last = Decision(np.full(len(trace), 3), trace.logits[:, -1], np.ones(len(trace), bool))
+    full = [*predictions(last, stages)]
+    audit = Audit([policy], trace.layers, share=1, keep=len(trace))
+    for row, prediction in enumerate(given):
+        audit.offer(0, Tokens([row]), prediction)
+    while audit.kept:
+        assert audit.examine(lambda tokens: full[tokens.ids[0]]) is None
+    found, proof = account(audit), policy.certificate or {}
+    assert found.examined == len(trace)
+    assert found.disagreed / found.examined == pytest.approx(proof["observed_risk"])
+    assert 0 < found.lower < proof["observed_risk"] < found.upper
+    assert found.drift == pytest.approx(0, abs=1e-9)
+    for name, (low, high) in found.by_class.items():
+        assert low < proof["by_class"][{"1": "b"}.get(name, name)]["observed_risk"] < high
+
+
+def test_a_bound_of_one_class_is_broken_by_that_class_alone() -> None:
+    policy = certified(epsilon={"no": 0.05, "yes": 0.5})
+    assert not run(Audit([policy], LAYERS, share=1), drawn(0.2, 500, 0), full="yes")
+    assert run(Audit([policy], LAYERS, share=1), drawn(0.2, 500, 0), full="no")
+
+
+def test_accuracy_is_proven_by_few_that_differ_and_never_disproved() -> None:
+    audit = Audit([certified(of="accuracy")], LAYERS, share=1)
+    assert run(audit, drawn(0.01, 500, 0)) == []
+    assert account(audit).verdict == "holds"
+    assert run(audit, drawn(0.5, 500, 0)) == []
+    assert account(audit).verdict == "open"
+    assert account(audit).lower > 0.05
+    for unknown in ({"tolerance": 0.1}, {"epsilon": {"yes": 0.9, "no": 0.9}}):
+        audit = Audit([certified(of="accuracy", **unknown)], LAYERS, share=1)
+        run(audit, [False] * 500)
+        assert account(audit).verdict == "open"
+
+
+def test_without_a_certificate_there_are_bounds_and_no_verdict() -> None:
+    audit = Audit([Policy.parse("entropy:0.2")], LAYERS, share=1)
+    assert run(audit, [True] * 100) == []
+    assert account(audit).verdict is None
+    assert account(audit).lower > 0.8
+
+
+def test_who_went_all_the_way_is_not_run_again_unless_others_spoke_too() -> None:
+    for text, ran in (("entropy:0.2", 0), ("ensemble:0.9", 1)):
+        audit, runs = Audit([certified(text)], LAYERS, share=1), []
+        audit.offer(0, Tokens([1]), answer(layer=4))
+        audit.examine(lambda tokens, runs=runs: runs.append(tokens) or answer())  # type: ignore[misc]
+        assert len(runs) == ran
+        assert account(audit).examined == 1
+
+
+def test_a_share_is_drawn_and_kept_within_bounds_the_oldest_dropped() -> None:
+    audit = Audit([certified()], LAYERS, share=0.1, keep=50, seed=7)
+    for row in range(5000):
+        audit.offer(0, Tokens([row]), answer())
+    assert audit.kept == 50
+    assert audit.dropped == pytest.approx(450, abs=70)
+    seen: list[int] = []
+    audit.examine(lambda tokens: seen.append(tokens.ids[0]) or answer())  # type: ignore[func-returns-value]
+    assert seen[0] > 4000
+    again = Audit([certified()], LAYERS, share=0.1, keep=50, seed=7)
+    for row in range(5000):
+        again.offer(0, Tokens([row]), answer())
+    assert (again.kept, again.dropped) == (50, audit.dropped)
+
+
+def test_a_failing_run_loses_one_answer_and_nothing_else() -> None:
+    audit = Audit([certified()], LAYERS, share=1)
+    audit.offer(0, Tokens([1]), answer())
+    with pytest.raises(ZeroDivisionError):
+        audit.examine(lambda _: answer(score=1 / 0))
+    assert (audit.kept, account(audit).examined) == (0, 0)
+    assert audit.examine(lambda _: answer()) is None
+
+
+def test_drift_is_the_distance_of_the_latest_exits_from_those_at_calibration() -> None:
+    audit = Audit([certified(exits=[0.5, 0.3, 0.2, 0.0]), certified()], LAYERS, share=0)
+    for layer in [1] * 5 + [2] * 3 + [4] * 2:
+        audit.offer(0, Tokens([1]), answer(layer=layer))
+        audit.offer(1, Tokens([1]), answer(layer=layer))
+    known, unknown = audit.accounts()
+    assert known.exits == unknown.exits == (5, 3, 0, 2)
+    assert known.drift == pytest.approx(0.2)
+    assert not known.drifted  # ten answers are too few to say
+    assert unknown.drift is None
+    for _ in range(ENOUGH):
+        audit.offer(0, Tokens([1]), answer(layer=4))
+    assert audit.accounts()[0].drifted
+    assert audit.accounts()[0].drift > 5 * DRIFT
