@@ -14,7 +14,7 @@ from offramp.calibration import Guarantee, calibrate
 from offramp.classifier import Prediction
 from offramp.classifier.prediction import predictions
 from offramp.policy import Decision, Policy
-from offramp.serve.audit import DRIFT, ENOUGH, LATELY, Account, Audit
+from offramp.serve.audit import DRIFT, ENOUGH, LATELY, RECENT, Account, Audit
 from offramp.stages import Tokens
 from offramp.trace import Trace
 
@@ -180,7 +180,9 @@ def test_a_failing_run_loses_one_answer_and_nothing_else() -> None:
     assert audit.examine(lambda _: answer()) is None
 
 
-def test_drift_is_the_distance_of_the_latest_exits_from_those_at_calibration() -> None:
+def test_drift_is_the_distance_of_the_latest_exits_from_those_at_calibration(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     audit = Audit([certified(exits=[0.5, 0.3, 0.2, 0.0]), certified()], LAYERS, share=0)
     for layer in [1] * 5 + [2] * 3 + [4] * 2:
         audit.offer(0, Tokens([1]), answer(layer=layer))
@@ -194,3 +196,10 @@ def test_drift_is_the_distance_of_the_latest_exits_from_those_at_calibration() -
         audit.offer(0, Tokens([1]), answer(layer=4))
     assert audit.accounts()[0].drifted
     assert audit.accounts()[0].drift > 5 * DRIFT
+    assert caplog.text.count("leave elsewhere than at calibration") == 1
+    for layer in ([1] * 5 + [2] * 3 + [3] * 2) * (RECENT // 10):
+        audit.offer(0, Tokens([1]), answer(layer=layer))
+    mended = audit.accounts()[0]
+    assert mended.exits == (RECENT * 0.5, RECENT * 0.3, RECENT * 0.2, 0)
+    assert mended.drift == pytest.approx(0)
+    assert not mended.drifted

@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -169,15 +170,8 @@ class Batcher:
     @property
     def counters(self) -> Counters:
         with self._changed:
-            return Counters(
-                **{
-                    name: self._counts[name]
-                    for name in Counters.__annotations__
-                    if name not in ("layers", "rungs")
-                },
-                layers=dict(self._layers),
-                rungs=dict(self._rung_counts),
-            )
+            counts: dict[str, Any] = {each.name: self._counts[each.name] for each in fields(Counters)}
+            return Counters(**counts | {"layers": dict(self._layers), "rungs": dict(self._rung_counts)})
 
     def _policies(self, named: Policy | None, max_layer: int | None) -> tuple[Policy, ...]:
         if named is None and max_layer is None:
@@ -292,9 +286,12 @@ class Batcher:
             return
         if broken is not None:
             self.ladder.forbid(broken)
+            policy = self.ladder.rungs[broken]
             log.error(
-                "more answers of rung %d differ from full depth than its certificate allows: it is no longer used",
+                "rung %d, %s, differs from full depth more often than its certificate allows, "
+                "and is no longer used, nor is any that leaves earlier",
                 broken,
+                policy,
             )
 
     def _full_depth(self, tokens: Tokens) -> Prediction:

@@ -78,7 +78,7 @@ def check_rungs(rungs: Sequence[Policy]) -> None:
     if not rungs:
         raise BadLadder("a ladder needs a rung: give at least the normal policy.")
     for number, policy in enumerate(rungs[1:], 1):
-        if policy.certificate is None:
+        if not policy.certificate:
             raise BadLadder(
                 f"rung {number}, {policy}, has no certificate, and load must not bend answers past what is proven: "
                 "make it with `offramp calibrate`."

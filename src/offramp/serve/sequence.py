@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 PRIOR = 0.5
-"""Beta(1/2, 1/2) loses least, in the worst case, against knowing q (Krichevsky and Trofimov 1981)."""
+"""Beta(1/2, 1/2) comes within ln(2 sqrt(examples)) of the best q, whichever it is (Krichevsky, Trofimov 1981)."""
 
 
 def bounds(lost: float, examples: int, delta: float) -> tuple[float, float]:
