@@ -17,6 +17,7 @@ from typer import Argument, Option
 from offramp.cli.command import Answer, say
 from offramp.cli.data import Columns, find_task, fitting, texts_in
 from offramp.cli.models import find_model, known
+from offramp.cli.on_ray import Pool, predict_on_ray
 from offramp.cli.progress import counted
 from offramp.cli.writing import whole_file
 from offramp.errors import BadRequest
@@ -32,12 +33,21 @@ BENCHMARKS = ("glue", "elue")
 
 def predict(
     model: Annotated[str, Argument(help="A model with exits.")],
+    pool: Pool,
     texts: Annotated[
         str, Argument(help="A file (txt with a text on each line, csv, tsv, jsonl, parquet), or - for stdin.")
     ] = STDIN,
+    address: Annotated[
+        str | None,
+        Argument(
+            help="After --ray: a cluster, such as auto or 10.0.0.1:6379; by default one is started here."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
-        Option(help="A file (jsonl, csv, tsv), or the folder of a submission; stdout by default."),
+        Option(
+            help="A file (jsonl, csv, tsv), or the folder of a submission or of --ray; stdout by default."
+        ),
     ] = None,
     policy: Annotated[
         str | None, Option(help="When to leave, such as entropy:0.3; the model's own by default.")
@@ -50,8 +60,12 @@ def predict(
         str | None, Option(help="Write the files that a benchmark takes, glue or elue, for --task.")
     ] = None,
     task: Annotated[str | None, Option(help="The task of the submission, such as mrpc.")] = None,
-    data: Annotated[Path | None, Option(help="The folder of the task's files; else the hub.")] = None,
-    threads: Annotated[int | None, Option(help="Threads of PyTorch on the CPU.")] = None,
+    data: Annotated[
+        Path | None, Option(help="The folder of the task's files, else the hub; with --ray, the texts.")
+    ] = None,
+    threads: Annotated[
+        int | None, Option(help="Threads on the CPU; with --ray, of each worker, by default 1.")
+    ] = None,
 ) -> Answer:
     """Answer texts, each at a layer of its own.
 
@@ -63,10 +77,17 @@ def predict(
         echo "a gripping film" | offramp predict runs/mine
         offramp predict runs/mine new.csv --policy patience:3 --out answers.csv
         offramp predict runs/mrpc --submission glue --task mrpc --data glue --out submission
+        offramp predict runs/mine texts/ --ray --out answers
     """
     from offramp.classifier import Classifier
 
     folder = find_model(model)
+    if pool.ray:
+        typed = [str(each) for each in (data, texts, address) if each not in (None, STDIN)]
+        names = {"text": text, "text_pair": text_pair}
+        return predict_on_ray(folder, typed, out, pool, threads, policy=policy, max_layer=max_layer, **names)
+    if address is not None:
+        raise BadRequest(f"{address} is one argument too many; the address of a cluster goes with --ray.")
     if submission is not None:
         if submission not in BENCHMARKS or task is None or out is None:
             raise BadRequest("a submission needs --submission glue or elue, --task NAME and --out FOLDER.")

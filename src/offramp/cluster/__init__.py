@@ -1,0 +1,15 @@
+"""Batch prediction on Ray Data, on one machine or on many."""
+
+from offramp.errors import MissingExtra
+
+try:
+    import pyarrow.dataset  # noqa: F401
+    import ray.data  # noqa: F401
+except ModuleNotFoundError as error:
+    raise MissingExtra(
+        f"a cluster needs {error.name}, which is not installed. Type: pip install 'offramp[ray]'"
+    ) from error
+
+from offramp.cluster.predicting import Done, predict
+
+__all__ = ["Done", "predict"]

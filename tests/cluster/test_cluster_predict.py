@@ -1,0 +1,194 @@
+"""Many workers answer as one process does, every text once, whoever dies; and failures are told."""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from offramp.classifier import Classifier
+from offramp.cluster import predict, predicting
+from offramp.cluster.answering import Answering
+from offramp.errors import BadData, BadPolicy, BadRequest, ClusterFailed, MissingExtra, UnfitRule
+
+POLICY = "confidence:0.775"
+WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film", "unheard"]
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Of one to twelve words, no two alike."""
+    return [
+        " ".join(WORDS[(7 * row + 11 * place * (row // 30 + seed)) % 30] for place in range(1 + row % 12))
+        for row in range(count)
+    ]
+
+
+def write_csv(file: Path, rows: list[str]) -> Path:
+    lines = [f"{file.stem}-{number},{row}" for number, row in enumerate(rows)]
+    file.write_text("\n".join(["id,text", *lines]) + "\n", encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three kinds of files, one of them in a folder of its own, one without rows, and what is no data."""
+    home = tmp_path / "texts"
+    (home / "more").mkdir(parents=True)
+    write_csv(home / "a.csv", texts(300))
+    write_csv(home / "none.csv", [])
+    records = [{"text": text, "id": f"b-{row}"} for row, text in enumerate([*texts(40, 1), "", "\ud800 bad"])]
+    (home / "b.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    table = pyarrow.table({"id": [f"c-{row}" for row in range(50)], "text": texts(50, 2)})
+    pyarrow.parquet.write_table(table, home / "more/c.parquet")
+    (home / "_SUCCESS").write_text("")
+    return home
+
+
+def expected(model: Path) -> dict[tuple[str, int], Any]:
+    """Id, label, layer and score of every row, by one process."""
+    read = {
+        "a.csv": (texts(300), 2),
+        "b.jsonl": ([*texts(40, 1), "", "\ud800 bad"], 1),
+        "more/c.parquet": (texts(50, 2), 1),
+    }
+    classifier = Classifier.from_pretrained(model, POLICY)
+    return {
+        (file, first + row): (
+            f"{Path(file).stem}-{row}",
+            answer.label,
+            answer.layer,
+            pytest.approx(answer.score, abs=1e-4),
+        )
+        for file, (rows, first) in read.items()
+        for row, answer in enumerate(classifier.predict(rows))
+    }
+
+
+def answers(out: Path) -> dict[tuple[str, int], Any]:
+    rows = pyarrow.parquet.read_table(out).to_pylist()
+    found = {(row["file"], row["row"]): (row["id"], row["label"], row["layer"], row["score"]) for row in rows}
+    assert len(found) == len(rows), "a row is answered twice"
+    return found
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some dozens of pieces from these few texts."""
+    monkeypatch.setattr(predicting, "PIECE", 2000)
+
+
+@pytest.mark.usefixtures("cluster", "small_pieces")
+def test_when_a_worker_dies_every_text_is_still_answered_once_and_as_by_one_process(
+    exported: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died, seen = tmp_path / "died", tmp_path / "seen"
+    seen.mkdir()
+
+    class Mortal(Answering):
+        """Two workers; one dies with its third piece answered and not handed over."""
+
+        def __call__(self, piece: pyarrow.Table) -> pyarrow.Table:
+            answers = super().__call__(piece)
+            (seen / f"{os.getpid()}-{Path(piece['file'][0].as_py()).stem}-{piece['row'][0]}").touch()
+            if len(list(seen.glob(f"{os.getpid()}-*"))) == 3 and not died.exists():
+                died.touch()
+                os._exit(1)
+            return answers
+
+    monkeypatch.setattr(predicting, "Answering", Mortal)
+    done = predict(exported, folder, tmp_path / "out", policy=POLICY, workers=2)
+    assert died.exists()
+    pieces = [file.name.split("-", 1) for file in seen.iterdir()]
+    assert len({process for process, _ in pieces}) > 1
+    assert len(pieces) > len({piece for _, piece in pieces}) > 5  # the lost piece was done again
+    assert answers(tmp_path / "out") == expected(exported)
+    assert len(set(done.exits)) > 1
+    kept = json.loads((tmp_path / "out/_done.json").read_text())
+    assert (kept["texts"], kept["files"], kept["workers"], kept["policy"]) == (392, 4, 2, POLICY)
+    assert kept["exits"] == {str(layer): count for layer, count in done.exits.items()}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_model_in_pytorch_answers_on_a_cluster_as_in_one_process(
+    saved: Path, folder: Path, tmp_path: Path
+) -> None:
+    done = predict(saved, folder, tmp_path / "out", policy=POLICY, max_layer=3, workers=1)
+    assert max(done.exits) == 3
+    early = {place: row for place, row in expected(saved).items() if row[2] < 3}
+    found = answers(tmp_path / "out")
+    assert {place: found[place] for place in early} == early
+    assert len(found) == 392
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("z.csv", "id,text\n1,a\n2,b,c\n", "z.csv, line 3: 3 columns"),
+        ("z.jsonl", '{"id": 1, "text": "a"}\n{"id": 2, "text": null}\n', "z.jsonl, line 2: None as text"),
+        ("z.csv", "id,words\n1,a\n", "z.csv: no column named 'text'"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line_before_anything_is_answered(
+    saved: Path, folder: Path, tmp_path: Path, name: str, content: str, where: str
+) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(BadData, match=where):
+        predict(saved, folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("when", ["__init__", "__call__"])
+def test_a_run_that_fails_says_why_and_its_folder_is_not_taken_for_finished(
+    exported: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def fail(self: Answering, *given: Any, **named: Any) -> None:
+        raise OSError("no such model here")
+
+    monkeypatch.setattr(predicting, "Answering", type("Failing", (Answering,), {when: fail}))
+    out = tmp_path / "out"
+    with pytest.raises(ClusterFailed, match=r"OSError: no such model here. .*out is not finished; remove it"):
+        predict(exported, folder, out, workers=1)
+    assert not (out / "_done.json").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(saved: Path, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "half.parquet").write_text("")
+    with pytest.raises(BadRequest, match=r"no run was finished in it"):
+        predict(saved, folder, out)
+    (out / "_done.json").write_text("{}")
+    with pytest.raises(BadRequest, match="holds answers"):
+        predict(saved, folder, out)
+    assert sorted(file.name for file in out.iterdir()) == ["_done.json", "half.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"policy": "entropi:1"}, BadPolicy, "entropy"),
+        ({"workers": 0}, BadRequest, "at least 1"),
+        ({"id": "label"}, BadRequest, "called label"),
+        ({"text": "words"}, BadData, "words"),
+        ({"max_layer": 9}, UnfitRule, "9"),
+    ],
+)
+def test_a_mistake_shows_before_any_work(
+    saved: Path, folder: Path, tmp_path: Path, options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        predict(saved, folder, tmp_path / "out", **options)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "offramp.cluster")
+    with pytest.raises(MissingExtra, match=r"offramp\[ray\]"):
+        importlib.import_module("offramp.cluster")
