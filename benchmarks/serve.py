@@ -31,7 +31,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -384,8 +383,8 @@ def serve_pipeline(model: str, port: int, threads: int) -> None:
     def work() -> None:
         while True:
             taken = [waiting.get()]
-            with suppress(queue.Empty):
-                taken += islice(iter(waiting.get_nowait, None), BATCH - 1)
+            while len(taken) < BATCH and not waiting.empty():
+                taken.append(waiting.get())
             answers = pipe([text for text, _ in taken], batch_size=BATCH, truncation=True)
             for (_, future), answer in zip(taken, answers, strict=True):
                 future.set_result(answer)

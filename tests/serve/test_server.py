@@ -1,5 +1,6 @@
 """Real processes: how a server starts, stops, and outlives a worker."""
 
+import inspect
 import json
 import os
 import signal
@@ -19,9 +20,11 @@ import httpx
 import pytest
 
 from offramp.classifier import Classifier
+from offramp.cli import COMMANDS
 from offramp.errors import BadLadder
 from offramp.policy import Policy
-from offramp.serve.server import Settings, load, read_policy
+from offramp.serve.batcher import Limits
+from offramp.serve.server import Settings, load, read_policy, serve
 
 COMMAND = [sys.executable, "-c", "from offramp.cli import main; main()", "serve"]
 
@@ -130,6 +133,17 @@ def test_a_killed_worker_comes_back_while_the_other_answers(exported: Path) -> N
         assert server.process.wait(timeout=60) == 0
 
 
+def test_flags_default_to_pythons() -> None:
+    flags = {name: each.default for name, each in inspect.signature(COMMANDS["serve"]).parameters.items()}
+    settings, limits = Settings(Path(), ""), Limits()
+    assert (flags["max_waiting"], flags["max_waiting_tokens"]) == (limits.items, limits.tokens)
+    assert (flags["window"], flags["max_body"]) == (limits.window, settings.body_limit)
+    for name in ("audit_share", "drain_seconds", "log_texts", "policy", "threads"):
+        assert flags[name] == getattr(settings, name)
+    server = inspect.signature(serve).parameters
+    assert all(flags[name] == server[name].default for name in ("host", "port", "workers"))
+
+
 def failing(*arguments: Any) -> str:
     """What a server says that cannot start."""
     done = subprocess.run(
@@ -175,7 +189,7 @@ def test_a_ladder_is_read_from_what_calibrate_prints_and_from_saved_policies(
     printed.write_text(json.dumps({"policy": str(lax), "certificate": lax.certificate, "stored": False}))
     stored.write_text(json.dumps(lax.to_json()))
     assert read_policy(printed) == read_policy(stored) == lax
-    batcher, allowed = load(Settings(saved, ladder=(printed,), allow=("never",)))
+    batcher, allowed = load(Settings(saved, "colours", ladder=(printed,), allow=("never",)))
     assert [str(policy) for policy in batcher.ladder.rungs] == ["confidence:0.775", "confidence:0.6"]
     assert list(allowed) == ["confidence:0.775", "confidence:0.6", "never"]
     batcher.drain(10)
@@ -187,7 +201,7 @@ def test_a_rung_that_is_proven_for_another_model_is_refused(
     other = certified(classifier, "confidence:0.6", fingerprint="another")
     (tmp_path / "other.json").write_text(json.dumps(other.to_json()))
     with pytest.raises(BadLadder, match="another"):
-        load(Settings(saved, ladder=(tmp_path / "other.json",)))
+        load(Settings(saved, "colours", ladder=(tmp_path / "other.json",)))
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def serve(
         threads = max(1, (os.cpu_count() or 1) // workers)
     settings = Settings(
         model=find_model(model),
+        name=Path(model).resolve().name,
         policy=policy,
         ladder=tuple(ladder or ()),
         allow=tuple(allow or ()),

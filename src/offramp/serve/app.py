@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException as AnyHTTPException
@@ -87,19 +87,22 @@ def create_app(service: Service) -> FastAPI:
         description="Answers texts, each at a layer of its own.",
         lifespan=endpoints.running,
     )
-    locked = [Depends(endpoints.check_key)]
+    locked = [Depends(endpoints.check_key)] if service.api_key else []
+    refused = [401] if service.api_key else []
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(page)
     app.get("/health", response_model=Health)(health)
     app.get("/ready", response_model=Ready, responses=problems(503))(endpoints.ready)
-    app.get("/info", response_model=dict[str, Any], dependencies=locked, responses=problems(401))(
+    app.get("/info", response_model=dict[str, Any], dependencies=locked, responses=problems(*refused))(
         endpoints.info
     )
-    app.get("/metrics", dependencies=locked, responses=problems(401))(endpoints.tell_metrics)
+    app.get("/metrics", response_class=PlainTextResponse, dependencies=locked, responses=problems(*refused))(
+        endpoints.tell_metrics
+    )
     app.post(
         "/predict",
         response_model=Answer,
         dependencies=locked,
-        responses=problems(400, 401, 413, 415, 422, 429, 500, 503),
+        responses=problems(400, *refused, 413, 415, 422, 429, 500, 503),
         openapi_extra={"requestBody": endpoints.body_schema()},
     )(endpoints.predict)
     app.exception_handler(OfframpError)(explain)
@@ -153,11 +156,9 @@ class Endpoints:
     def check_key(
         self, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
     ) -> None:
-        wanted = self.service.api_key
-        if wanted is None:
-            return
+        wanted = (self.service.api_key or "").encode()
         # headers are read as Latin-1, whatever they are
-        if given is None or not hmac.compare_digest(given.credentials.encode("latin-1"), wanted.encode()):
+        if given is None or not hmac.compare_digest(given.credentials.encode("latin-1"), wanted):
             raise HTTPException(
                 401,
                 "this needs the server's key, as the header `Authorization: Bearer KEY`.",
@@ -204,7 +205,7 @@ class Endpoints:
     def tell_metrics(self) -> Response:
         """In Prometheus' text form."""
         self.metrics.look(self.batcher)
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     def body_schema(self) -> dict[str, Any]:
         schema = question_schema(self.service.allowed, self.batcher.classifier.stages.layers)

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import socket
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -38,6 +37,8 @@ class Settings:
     """What is served, and how. Worker processes get this whole."""
 
     model: Path
+    name: str
+    """What the model is called in answers to /info, and on the page."""
     policy: str | None = None
     ladder: tuple[Path, ...] = ()
     """Files of policies for more and more load."""
@@ -107,13 +108,13 @@ def tell_address(listener: socket.socket) -> None:
 
 
 def make_app(settings: Settings) -> FastAPI:
-    from offramp.serve.app import Service, create_app
+    from offramp.serve.app import Service, create_app  # here, as it loads prometheus_client
 
     batcher, allowed = load(settings)
     return create_app(
         Service(
             batcher,
-            name=settings.model.resolve().name,
+            name=settings.name,
             allowed=allowed,
             api_key=settings.api_key,
             body_limit=settings.body_limit,
@@ -130,7 +131,7 @@ def worker_app(settings: Settings) -> FastAPI:
         return make_app(settings)
     except (OfframpError, OSError) as error:
         log.error("%s", error)
-        sys.exit(STARTUP_FAILURE)
+        os._exit(STARTUP_FAILURE)  # at once: the parent waits long for one who is alive and says nothing
 
 
 def load(settings: Settings) -> tuple[Batcher, dict[str, Policy]]:

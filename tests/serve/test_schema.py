@@ -1,0 +1,46 @@
+"""The server does what its OpenAPI description says, for requests made up from it."""
+
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+
+GOOD, BAD = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "mode"),
+    [
+        ("POST", "/predict", GOOD),
+        ("POST", "/predict", BAD),
+        ("GET", "/health", GOOD),
+        ("GET", "/ready", GOOD),
+        ("GET", "/info", GOOD),
+        ("GET", "/metrics", GOOD),
+    ],
+)
+def test_answers_are_as_described(server: Any, method: str, path: str, mode: GenerationMode) -> None:
+    described = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+    @given(described[path][method].as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=50 if path == "/predict" else 1,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    def check(case: schemathesis.Case) -> None:
+        case.call_and_validate()
+
+    check()
+
+
+def test_everything_is_described_but_the_page(server: Any) -> None:
+    described = server.client.get("/openapi.json").json()
+    assert set(described["paths"]) == {"/predict", "/health", "/ready", "/info", "/metrics"}
+    asked = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert asked["properties"]["policy"]["enum"] == ["confidence:0.775", "never", None]
+    assert asked["properties"]["max_layer"]["enum"] == [1, 2, 3, 4, None]
