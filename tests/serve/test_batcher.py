@@ -498,6 +498,16 @@ def test_a_rung_whose_certificate_the_audit_breaks_is_no_longer_used(
     assert account.verdict == "broken"
 
 
+def test_when_no_rung_is_left_everybody_goes_to_full_depth(make: Make) -> None:
+    bench = make(audit=1.0)
+    bench.batcher.ladder.forbid(0)
+    reply = bench.submit(["a b", "c"]).result(WAIT)
+    assert (reply.rung, reply.policy) == (-1, "never")
+    assert reply.predictions == bench.classifier.predict(["a b", "c"], policy="never")
+    assert bench.batcher.counters.rungs == {-1: 2}
+    assert bench.submit("a", max_layer=4).result(WAIT).policy == "never,max_layer=4"
+
+
 def test_texts_are_audited_only_while_nobody_waits(make: Make) -> None:
     bench, waiting, audited = make(audit=1.0, window=3), [], threading.Event()
     first = bench.shut()

@@ -112,7 +112,7 @@ class Batcher:
         now = time.monotonic()
         texts = check_request(request)
         with self._changed:
-            self._check_room(len(texts), tokens=0)  # before any work is done for it
+            self._check_room(len(texts), tokens=len(texts))  # at least; before any work is done for it
         ticket = Ticket(
             self.classifier.tokeniser(texts, whole=not request.truncate),
             rungs=self._policies(request.policy, request.max_layer),

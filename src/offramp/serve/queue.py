@@ -147,8 +147,8 @@ class Queue:
         limits = self.limits
         if items > limits.items or tokens > limits.tokens:
             raise TooLarge(
-                f"{items} texts of together {tokens} tokens, padding included, are more than ever wait here, "
-                f"which is {limits.items} texts and {limits.tokens} tokens; send them in parts."
+                f"{items} texts with at least {tokens} tokens, padding included, are more than may ever wait here: "
+                f"{limits.items} texts and {limits.tokens} tokens. Send them in parts."
             )
         return self.items + items <= limits.items and self.tokens + tokens <= limits.tokens
 
