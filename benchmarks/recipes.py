@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from offramp import RECIPES, ExitModel, Task, train
+from offramp import ExitModel, Task, train
+from offramp.cli.settings import parse_recipe
 from offramp.training import default_arguments
 
 RECIPES_OF_TABLE = ["final", "deebert", "pabee", "elbert", "romebert", "elasticbert"]
@@ -31,7 +32,12 @@ def main() -> None:
     parser.add_argument("glue", help="a folder with the GLUE tasks in it")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--tasks", nargs="+", default=["cola", "mrpc"])
-    parser.add_argument("--recipes", nargs="+", default=RECIPES_OF_TABLE, choices=list(RECIPES))
+    parser.add_argument(
+        "--recipes",
+        nargs="+",
+        default=RECIPES_OF_TABLE,
+        help="with settings if wanted: romebert:anchor=final",
+    )
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
@@ -46,7 +52,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace, name: str, recipe: str) -> dict[str, Any]:
-    folder = options.out / f"{name}-{recipe}"
+    folder = options.out / f"{name}-{recipe.replace(':', '-')}"
     found = folder / "result.json"
     if not found.exists():
         set_seed(options.seed)
@@ -61,7 +67,7 @@ def run(options: argparse.Namespace, name: str, recipe: str) -> dict[str, Any]:
             disable_tqdm=True,
         )
         start = time.perf_counter()
-        trained = train(model, task, recipe, args)
+        trained = train(model, task, parse_recipe(recipe), args)
         scores = {metric: [round(100 * s, 1) for s in each] for metric, each in trained.scores.items()}
         result = {
             "task": name,
