@@ -7,6 +7,7 @@ holds no state: each method takes the transformers model.
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
 
@@ -37,6 +38,10 @@ class Backbone:
     def context(self, model: Any, hidden: Tensor, attention_mask: Tensor | None) -> Any:
         """What the layers need besides the hidden states. When rows or padding have gone it is built anew:
         a mask may be None, 4-D, 2-D or a BlockMask, so it is never indexed."""
+        if torch.compiler.is_exporting() and attention_mask is not None:
+            # the same in 3 operations instead of 24, which the graph of every stage would repeat
+            lowest = torch.finfo(hidden.dtype).min
+            return torch.where(attention_mask[:, None, None, :].bool(), 0.0, lowest)
         return create_bidirectional_mask(
             config=model.config, inputs_embeds=hidden, attention_mask=attention_mask
         )

@@ -88,7 +88,7 @@ def entropy(logits: Array) -> Array:
     odds = np.exp(below)
     total = odds.sum(-1)
     with np.errstate(invalid="ignore"):  # 0 * inf
-        nats: Array = np.log(total) - (odds * below).sum(-1) / total
+        nats: Array = np.log(total) - np.vecdot(odds, below) / total
     return nats
 
 

@@ -109,7 +109,8 @@ def advance(
     criterion: Criterion, state: Any, logits: Array, gate: Array | None, layer: int, problem_type: str | None
 ) -> Seen:
     """Step a criterion over one exit, from state None at the first. What is not finite is not ready."""
-    _check_fit(criterion, logits.shape[-1], gate, problem_type)
+    if state is None:
+        _check_fit(criterion, logits.shape[-1], gate, problem_type)
     finite = finite_rows(logits)
     choices = _choices(logits, problem_type)
     if criterion.reads == "gate":

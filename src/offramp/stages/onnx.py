@@ -100,8 +100,9 @@ def session_options(threads: int | None) -> Any:
         raise BadRequest(f"threads={threads} must be at least 1.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
-    # each graph has threads of its own, and those that wait would keep the cores from those that work
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # each graph has threads of its own, which spin between its operations: faster than to sleep and be woken. When
+    # it is done they must not go on, as they would keep the cores from the graph that is next, and from torch.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 
