@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -22,6 +23,10 @@ from transformers import (
 from offramp.trace import Trace
 
 torch.set_num_threads(1)
+
+# a busy machine must not fail a property
+settings.register_profile("offramp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("offramp")
 
 VOCABULARY = 60
 PAD = 1

@@ -101,7 +101,7 @@ def assert_same(left: Any, right: Any) -> None:
 
 
 @pytest.mark.parametrize("text", POLICIES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=40),
     window=st.integers(1, 50),
@@ -116,7 +116,7 @@ def test_no_window_budget_or_neighbour_changes_an_answer(
     assert_same(Engine(stages, window, budget).run(texts, policy), offline(texts, policy, stages))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(order=st.permutations(range(30)))
 def test_order_moves_answers_and_does_not_change_them(order: list[int]) -> None:
     engine, texts, policy = Engine(NumpyStages(), 8), examples(range(1, 31)), Policy.parse("entropy:0.4")
@@ -130,7 +130,7 @@ def test_numpy_stages_are_stages() -> None:
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), budget=st.integers(1, 100))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_micro_batches_keep_to_the_budget_unless_one_text_is_longer(lengths: list[int], budget: int) -> None:
     stages = NumpyStages()
     Engine(stages, budget=budget).run(examples(lengths), Policy.parse("entropy:0.4"))

@@ -86,7 +86,7 @@ def policy_between(rule: str, levels: np.ndarray, share: float) -> Policy:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("backbone", "runtime"), RUNS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(
     order=st.permutations(range(EXAMPLES)),
     window=st.sampled_from([1, 3, 24]),

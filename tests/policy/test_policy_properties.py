@@ -77,7 +77,7 @@ def test_every_rule_is_tried() -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(batch=batches(), seed=st.integers(0, 99))
 def test_later_exits_never_change_an_earlier_decision(text: str, batch: dict[str, Any], seed: int) -> None:
     before = decide(text, batch)
@@ -89,7 +89,7 @@ def test_later_exits_never_change_an_earlier_decision(text: str, batch: dict[str
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(batch=batches())
 def test_thresholds_on_the_whole_fold_give_the_same_exits_and_answers(
     text: str, batch: dict[str, Any]
@@ -107,7 +107,7 @@ def test_thresholds_on_the_whole_fold_give_the_same_exits_and_answers(
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(batch=batches(), seed=st.integers(0, 99))
 def test_order_of_examples_does_not_matter(text: str, batch: dict[str, Any], seed: int) -> None:
     rows = np.random.default_rng(seed).permutation(len(batch["logits"]))
@@ -117,7 +117,7 @@ def test_order_of_examples_does_not_matter(text: str, batch: dict[str, Any], see
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(batch=batches(), seed=st.integers(0, 99))
 def test_dropping_rows_at_any_time_leaves_the_others_as_they_were(
     text: str, batch: dict[str, Any], seed: int
@@ -138,7 +138,7 @@ def test_dropping_rows_at_any_time_leaves_the_others_as_they_were(
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if text not in ("never", "oracle")])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(batch=batches(), numbers=st.tuples(st.integers(1, 6), st.integers(1, 6)))
 def test_a_laxer_threshold_never_leaves_later(
     text: str, batch: dict[str, Any], numbers: tuple[int, int]
@@ -151,7 +151,7 @@ def test_a_laxer_threshold_never_leaves_later(
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(batch=batches())
 def test_nobody_leaves_early_where_logits_are_broken_and_all_are_reported(
     text: str, batch: dict[str, Any]
