@@ -252,6 +252,17 @@ def test_a_failing_run_is_a_500_and_the_next_request_works(serve: Serve, door: A
     assert server.ask(TEXTS).status_code == 200
 
 
+def test_a_bug_is_a_500_in_json_too(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve()
+    with monkeypatch.context() as broken:
+        broken.setattr(server.batcher, "submit", lambda request: 1 / 0)
+        failed = server.ask("good")
+    assert failed.status_code == 500
+    assert failed.json()["id"] == failed.headers["x-request-id"]
+    assert "division" not in failed.text
+    assert server.ask("good").status_code == 200
+
+
 def test_a_server_that_drains_says_so(serve: Serve) -> None:
     server = serve()
     assert server.batcher.drain(10)

@@ -6,8 +6,6 @@ event loop is always free for the next request and for /health.
 
 import asyncio
 import hmac
-import json
-import math
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -19,42 +17,19 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic_core import to_json
-from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
 
 from offramp import __version__
-from offramp.errors import (
-    BadPolicy,
-    BadRequest,
-    BadText,
-    Draining,
-    Failed,
-    MalformedJson,
-    OfframpError,
-    Overloaded,
-    TooLarge,
-    TooLong,
-    UnfitRule,
-)
+from offramp.errors import BadRequest, Overloaded
 from offramp.policy import Policy
 from offramp.serve import batcher
 from offramp.serve.batcher import Batcher, Reply
-from offramp.serve.logs import Watched, log
+from offramp.serve.logs import Watched
 from offramp.serve.metrics import Metrics
-from offramp.serve.schema import Answer, Health, Problem, Question, Ready, question_schema
+from offramp.serve.refusals import EXPLANATIONS, problem, problems
+from offramp.serve.schema import Answer, Health, Question, Ready, question_schema
 
-STATUS: dict[type[OfframpError], int] = {
-    MalformedJson: 400,
-    TooLarge: 413,
-    BadText: 422,
-    BadRequest: 422,
-    BadPolicy: 422,
-    UnfitRule: 422,
-    TooLong: 422,
-    Overloaded: 429,
-    Failed: 500,
-    Draining: 503,
-}
 CLIENT_GONE = 499
 """As other servers log it; nobody receives it."""
 READERS = 2
@@ -79,7 +54,7 @@ class Service:
     drain_seconds: float = 30.0
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service) -> ASGIApp:
     endpoints = Endpoints(service)
     app = FastAPI(
         title=f"offramp: {service.name}",
@@ -105,15 +80,9 @@ def create_app(service: Service) -> FastAPI:
         responses=problems(400, *refused, 413, 415, 422, 429, 500, 503),
         openapi_extra={"requestBody": endpoints.body_schema()},
     )(endpoints.predict)
-    app.exception_handler(OfframpError)(explain)
-    app.exception_handler(AnyHTTPException)(explain_status)
-    app.exception_handler(Exception)(explain_bug)
-    app.add_middleware(Watched, count=endpoints.metrics.request)
-    return app
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": Problem} for status in statuses}
+    for kind, explanation in EXPLANATIONS.items():
+        app.exception_handler(kind)(explanation)
+    return Watched(app, endpoints.metrics.request)
 
 
 def page() -> Response:
@@ -153,7 +122,7 @@ class Endpoints:
             await asyncio.to_thread(self.metrics.look, self.batcher)
             await asyncio.sleep(1)
 
-    def check_key(
+    async def check_key(
         self, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
     ) -> None:
         wanted = (self.service.api_key or "").encode()
@@ -291,39 +260,3 @@ async def unless_gone(request: Request, future: Future[Reply]) -> Reply:
     finally:
         gone.cancel()
         reply.cancel()  # also in the batcher
-
-
-async def explain(request: Request, error: Exception) -> Response:
-    """A mistake of the request's, or of the model's."""
-    request.state.told["error"] = type(error).__name__
-    status = STATUS.get(type(error), 500)  # type: ignore[arg-type]
-    if type(error) not in STATUS:
-        log.error("no answer", exc_info=error, extra={"fields": {"id": request.state.id}})
-    headers = {}
-    if isinstance(error, Overloaded):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    return problem(request, status, str(error), headers)
-
-
-async def explain_status(request: Request, error: Exception) -> Response:
-    assert isinstance(error, AnyHTTPException)
-    sentence = {404: "there is nothing here; /docs tells what there is."}.get(error.status_code, error.detail)
-    return problem(request, error.status_code, sentence, error.headers)
-
-
-async def explain_bug(request: Request, error: Exception) -> Response:
-    request.state.told["error"] = type(error).__name__
-    return problem(request, 500, "the server failed; its log says how, under this id.")
-
-
-def problem(
-    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    return EscapedResponse({"error": sentence, "id": request.state.id}, status, headers)
-
-
-class EscapedResponse(JSONResponse):
-    """A sentence may quote what is not valid Unicode."""
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content).encode()

@@ -67,6 +67,8 @@ class Watched:
 
         try:
             await self.app(scope, receive, send_with_id)
+        except Exception:  # it has been answered with 500; from here on it would only cut the connection
+            log.exception("a bug", extra={"fields": {"id": name}})
         finally:
             seconds = time.perf_counter() - start
             self.count(scope["path"], status, seconds)

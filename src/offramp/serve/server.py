@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
@@ -107,7 +107,7 @@ def tell_address(listener: socket.socket) -> None:
     log.info("serving at %s", url, extra={"fields": {"url": url}})
 
 
-def make_app(settings: Settings) -> FastAPI:
+def make_app(settings: Settings) -> ASGIApp:
     from offramp.serve.app import Service, create_app  # here, as it loads prometheus_client
 
     batcher, allowed = load(settings)
@@ -124,7 +124,7 @@ def make_app(settings: Settings) -> FastAPI:
     )
 
 
-def worker_app(settings: Settings) -> FastAPI:
+def worker_app(settings: Settings) -> ASGIApp:
     """In a process of its own, where nobody catches an error: the exit code tells the parent not to try again."""
     logging.captureWarnings(True)
     try:
