@@ -47,7 +47,7 @@ class WordStages:
     problem_type: str = "single_label_classification"
     precision: str = "fp32"
     policy: Policy | None = None
-    max_length: int = 20
+    max_length: int = 300
     budget: int = 64
     overhead: int = 16
     door: threading.Event = field(default_factory=threading.Event)
@@ -161,7 +161,7 @@ def requests(seed: int) -> list[tuple[list[Any], dict[str, Any]]]:
 
 
 def test_every_request_of_every_thread_is_answered_once_as_the_classifier_answers(make: Make) -> None:
-    bench, found = make(items=10_000, tokens=10**6, window=7, window_tokens=40), []
+    bench, found = make(items=10_000, tokens=10**6, window=7), []
 
     def client(seed: int) -> None:
         for texts, options in requests(seed):
@@ -225,12 +225,9 @@ def test_deadlines_of_different_requests_run_together(make: Make) -> None:
 
 
 def test_a_window_ends_at_its_texts_and_at_its_tokens(make: Make) -> None:
-    bench = make(window=4, window_tokens=12)
+    bench = make(window=4)
     first = bench.shut()
-    short, long = (
-        bench.submit(["a"] * 6),
-        bench.submit(["a b c d e f g h i j k l"] * 2),
-    )  # 3 and 14 tokens each
+    short, long = bench.submit(["a"] * 6), bench.submit(["a " * 254] * 2)  # of 3 tokens and of 4 x 64
     bench.open()
     for future in (first, short, long):
         said(future)
@@ -551,7 +548,7 @@ def test_answers_under_limits_of_their_own_are_not_held_against_a_rung(make: Mak
         (UnfitRule, ["a"], {"max_layer": 3}),
         (UnfitRule, ["a"], {"policy": Policy.parse("layer:5")}),
         (BadPolicy, ["a"], {"policy": Policy.parse("entropy:0.3,min_layer=4"), "max_layer": 2}),
-        (TooLong, ["a", "b " * 19], {"truncate": False}),
+        (TooLong, ["a", "b " * 299], {"truncate": False}),
     ],
 )
 def test_mistakes_are_told_at_once(
@@ -561,7 +558,7 @@ def test_mistakes_are_told_at_once(
     with pytest.raises(error):
         bench.submit(texts, **options)
     assert bench.batcher.counters.accepted == 0
-    assert said(bench.submit("b " * 19))
+    assert said(bench.submit("b " * 299))
 
 
 def test_a_text_for_a_list_of_them_is_a_mistake(make: Make) -> None:

@@ -13,6 +13,9 @@ from offramp.errors import BadRequest, TooLarge
 from offramp.policy import Policy
 from offramp.stages import Tokens
 
+LONG = 64
+"""Tokens for each text of a window, on average, at which it ends; a single longer text still runs."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -23,9 +26,7 @@ class Limits:
     tokens: int = 32_768
     """Tokens that may wait, padding included: texts of a request x the longest of them. 512 texts of 64."""
     window: int = 32
-    """Texts that run together: whoever comes while they run waits for them."""
-    window_tokens: int = 2048
-    """Tokens that run together; a single longer text still runs."""
+    """Texts that run together, fewer if they are long: whoever comes while they run waits for them."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -170,7 +171,7 @@ class Queue:
             ticket = self.tickets[0]
             item = Item(ticket, ticket.begun)
             tokens += len(item.tokens.ids)
-            if window and tokens > self.limits.window_tokens:
+            if window and tokens > LONG * self.limits.window:
                 break
             if not ticket.begun:
                 ticket.begin(rung, now)
