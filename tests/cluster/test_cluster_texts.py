@@ -13,7 +13,7 @@ from offramp.errors import BadData, BadRequest
 def test_a_file_gives_its_texts_in_order_with_line_and_id(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text('ID,Sentence1,Sentence2\n7,"two\nlines",b\n8,c,d\n')
-    found = find_texts(file, None, None, None)
+    found, _ = find_texts(file, None, None, None)
     (piece,) = found.pieces(file)
     assert piece.to_pylist() == [
         {"file": "a.csv", "row": 2, "text": "two\nlines", "text_pair": "b", "ID": "7"},
@@ -26,7 +26,7 @@ def test_pieces_of_a_long_file_join_up(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     rows = [f"text {number}" for number in range(2500)]
     pyarrow.parquet.write_table(pyarrow.table({"text": rows}), file)
-    table = pyarrow.concat_tables(find_texts(file, None, None, None).pieces(file))
+    table = pyarrow.concat_tables(find_texts(file, None, None, None)[0].pieces(file))
     assert table["text"].to_pylist() == rows
     assert table["row"].to_pylist() == [*range(1, 2501)]
     assert table.column_names == ["file", "row", "text"]
@@ -35,7 +35,7 @@ def test_pieces_of_a_long_file_join_up(tmp_path: Path) -> None:
 def test_ids_of_any_kind_become_text(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a", "key": 1}\n{"text": "b", "key": "two"}\n{"text": "c"}\n')
-    (piece,) = find_texts(file, None, None, "key").pieces(file)
+    (piece,) = find_texts(file, None, None, "key")[0].pieces(file)
     assert piece["key"].to_pylist() == ["1", "two", None]
 
 
@@ -52,7 +52,7 @@ def test_a_folder_may_hold_only_what_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text\na\n")
     (tmp_path / ".hidden").write_text("")
     (tmp_path / "_done.json").write_text("{}")
-    assert find_texts(tmp_path, None, None, None).files == (tmp_path / "a.csv",)
+    assert find_texts(tmp_path, None, None, None)[1] == [tmp_path / "a.csv"]
     (tmp_path / "b.csv.gz").write_text("")
     with pytest.raises(BadRequest, match=r"b\.csv\.gz: expected only"):
         find_texts(tmp_path, None, None, None)

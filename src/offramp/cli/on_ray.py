@@ -42,6 +42,5 @@ def predict_on_ray(
     source, address = typed[0], typed[1] if len(typed) > 1 else None
     options |= {"id": pool.id, "workers": pool.workers, "threads": threads or 1}
     done = predict(model, source, out, address=address, **options)
-    rate = done.texts / done.seconds
-    line = f"{out}: {done.texts} answers, mean layer {done.mean_layer:.2f}, {rate:.0f} texts a second"
+    line = f"{out}: {done.texts} answers, mean layer {done.mean_layer:.2f}, in {done.seconds:.0f} seconds"
     return Answer({"out": str(out), **asdict(done)}, line)

@@ -15,7 +15,8 @@ class Assumptions:
     """How many texts, and what the measuring here cannot tell of them or of the machines."""
 
     project: Annotated[
-        float | None, Option(help="Reckon what so many texts would take, such as 1e9; best with --threads 1.")
+        float | None,
+        Option(min=1, help="Reckon what so many texts would take, such as 1e9; best with --threads 1."),
     ] = None
     tokens: Annotated[
         float | None, Option(help="Mean tokens of those texts; by default as many as the given ones have.")

@@ -14,6 +14,7 @@ from offramp.errors import BadRequest
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # a cluster of our own tells nobody about itself
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # what matters comes back as an error
+    "RAY_worker_niceness": "0",  # the workers are the work here, not something in its background
 }
 MEMORY = 256 * 2**20
 """For what is on its way between processes, in a cluster of our own: a few pieces for each worker."""

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,26 +88,26 @@ def predict(
     model, source, out = Path(model).absolute(), Path(source).absolute(), Path(out).absolute()
     check_counts(workers, threads)
     check_empty(out)
-    texts = find_texts(source, text, text_pair, id)
+    texts, files = find_texts(source, text, text_pair, id)
     asked = Classifier.from_pretrained(model, policy)  # a mistake shows here, before anything is started
     used, policy = asked.fitting(asked.policy, max_layer), asked.policy
     del asked
     here = max(1, len(os.sched_getaffinity(0)) // threads)
     with joined(address, cores=threads * (workers or here)), failures(out):
         workers = workers or as_many_as_fit(threads)
-        counts = counted(texts)
-        total = sum(counts.values())
+        counts = counted(texts, files)
+        total = sum(counts)
         if not total:
             raise BadData(f"{source}: no texts there.")
-        full = replace(texts, files=tuple(file for file in texts.files if counts[file]))
+        full = [file for file, count in zip(files, counts, strict=True) if count]
         work = {"model": str(model), "policy": policy, "max_layer": max_layer, "threads": threads}
-        answer(full, out, workers, work)
+        answer(texts, full, out, workers, work)
         exits = leaving(out)
     if exits.total() != total:
         raise ClusterFailed(f"{exits.total()} answers to {total} texts. {again(out)}")
     done = Done(
         texts=total,
-        files=len(texts.files),
+        files=len(files),
         mean_layer=sum(layer * count for layer, count in exits.items()) / total,
         exits=dict(sorted(exits.items())),
         policy=str(used),
@@ -142,23 +142,22 @@ def as_many_as_fit(threads: int) -> int:
     return cores // threads
 
 
-def counted(texts: Texts) -> dict[Path, int]:
+def counted(texts: Texts, files: list[Path]) -> list[int]:
     """How many texts each file has. One with a bad row is an error."""
     count = ray.remote(Texts.count)
-    return dict(zip(texts.files, ray.get([count.remote(texts, file) for file in texts.files]), strict=True))
+    counts: list[int] = ray.get([count.remote(texts, file) for file in files])
+    return counts
 
 
-def answer(texts: Texts, out: Path, workers: int, work: dict[str, Any]) -> None:
+def answer(texts: Texts, files: list[Path], out: Path, workers: int, work: dict[str, Any]) -> None:
     """Runs the workers until every text has its answer in a file."""
-    files = ray.data.from_items(
-        [{"file": str(file)} for file in texts.files], override_num_blocks=len(texts.files)
-    )
-    files.context.target_max_block_size = PIECE
-    files.context.raise_original_map_exception = True
-    files.context.enable_progress_bars = sys.stderr.isatty()
+    paths = ray.data.from_items([{"file": str(file)} for file in files], override_num_blocks=len(files))
+    paths.context.target_max_block_size = PIECE
+    paths.context.raise_original_map_exception = True
+    paths.context.enable_progress_bars = sys.stderr.isatty()
     # reading and writing reserve no cores, or workers that have them all would wait for ever for something to do
     helpers = 1 + workers // 64
-    pieces = files.map_batches(
+    pieces = paths.map_batches(
         texts.pieces_of, batch_size=1, compute=ray.data.TaskPoolStrategy(size=helpers), num_cpus=0
     )
     answers = pieces.map_batches(

@@ -20,10 +20,9 @@ ROWS = 1024
 
 @dataclass(frozen=True)
 class Texts:
-    """Which files hold the texts, and in which of their columns."""
+    """Where in the files of a folder the texts are."""
 
     home: Path
-    files: tuple[Path, ...]
     columns: Columns
 
     def count(self, file: Path) -> int:
@@ -65,8 +64,10 @@ class Texts:
         return rows
 
 
-def find_texts(source: Path, text: str | None, text_pair: str | None, id: str | None) -> Texts:
-    """The texts of a file, or of all files in a folder; the first file says which columns there are."""
+def find_texts(
+    source: Path, text: str | None, text_pair: str | None, id: str | None
+) -> tuple[Texts, list[Path]]:
+    """How to read a file, or all files in a folder, and which they are; the first says which columns there are."""
     files = files_in(source)
     names = column_names(files[0])
     found = guess(str(files[0]), names, text, text_pair, label="")  # any label will do, as it is not read
@@ -80,15 +81,15 @@ def find_texts(source: Path, text: str | None, text_pair: str | None, id: str | 
         if name not in names:
             raise BadData(f"{files[0]}: no column named {name!r}, expected one of {', '.join(names)}")
     home = source if source.is_dir() else source.parent
-    return Texts(home, files, columns)
+    return Texts(home, columns), files
 
 
-def files_in(source: Path) -> tuple[Path, ...]:
+def files_in(source: Path) -> list[Path]:
     """Names that start with a dot or an underscore are not data, as everywhere in this field."""
     if not source.exists():
         raise BadRequest(f"{source}: no such file or folder.")
     if source.is_file():
-        return (source,)
+        return [source]
     inside = (file.relative_to(source) for file in sorted(source.rglob("*")) if file.is_file())
     files = [source / file for file in inside if not any(part.startswith((".", "_")) for part in file.parts)]
     other = [file for file in files if file.suffix.lower() not in READERS]
@@ -96,7 +97,7 @@ def files_in(source: Path) -> tuple[Path, ...]:
         raise BadRequest(f"{other[0]}: expected only files that end in {', '.join(READERS)}; move it away.")
     if not files:
         raise BadRequest(f"{source}: no files there that end in {', '.join(READERS)}.")
-    return tuple(files)
+    return files
 
 
 def strings(cells: list[Any]) -> Any:
