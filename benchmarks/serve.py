@@ -74,6 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="of each server, on the CPU"
     )
+    parser.add_argument("--max-waiting", type=int, default=512, help="texts that may wait in `offramp serve`")
     parser.add_argument("--quick", action="store_true", help="a minute or two, to see that it runs")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="also watch memory for so long")
     parser.add_argument("--soak-only", action="store_true", help="leave the comparison out")
@@ -147,14 +148,14 @@ def compare(args: argparse.Namespace, policies: dict[str, Any], load: list[bytes
 
 def servers(args: argparse.Namespace, policies: dict[str, Any]) -> dict[str, list[str]]:
     ours = [sys.executable, "-c", "from offramp.cli import main; main()", "serve", args.model]
-    ours += ["--threads", str(args.threads), "--port"]
+    ours += ["--threads", str(args.threads), "--max-waiting", str(args.max_waiting), "--port", "PORT"]
     rungs = [part for file in policies["rungs"] for part in ("--ladder", str(file))]
     pipeline = [sys.executable, __file__, "--model", args.model, "--threads", str(args.threads)]
     return {
-        "pipeline": [*pipeline, "--pipeline-port"],
-        "full depth": [*ours, "PORT", "--policy", "never", "--audit-share", "0"],
-        "policy": [*ours, "PORT", "--policy", policies["normal"]],
-        "ladder": [*ours, "PORT", "--policy", policies["normal"], *rungs],
+        "pipeline": [*pipeline, "--pipeline-port", "PORT"],
+        "full depth": [*ours, "--policy", "never", "--audit-share", "0"],
+        "policy": [*ours, "--policy", policies["normal"]],
+        "ladder": [*ours, "--policy", policies["normal"], *rungs],
     }
 
 
@@ -172,10 +173,9 @@ class Server:
 @contextmanager
 def started(command: list[str]) -> Iterator[Server]:
     port = free_port()
-    filled = [str(port) if part == "PORT" else part for part in command]
-    filled += [] if "PORT" in command else [str(port)]
+    command = [str(port) if part == "PORT" else part for part in command]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(filled, stderr=log, stdout=log)
+        process = subprocess.Popen(command, stderr=log, stdout=log)
         server = Server(f"http://127.0.0.1:{port}", process)
         try:
             wait_for(server, log)
@@ -438,6 +438,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads of a server": args.threads,
         "seconds of arrivals": args.seconds,
+        "texts that may wait": args.max_waiting,
         "python": platform.python_version(),
     }
 

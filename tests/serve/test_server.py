@@ -67,7 +67,7 @@ def running(*arguments: Any) -> Iterator[Running]:
     process = subprocess.Popen(
         [*COMMAND, *map(str, arguments), "--port", "0"],
         stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
@@ -79,13 +79,16 @@ def running(*arguments: Any) -> Iterator[Running]:
         yield server
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.wait(timeout=60)
 
 
 def until(happened: Callable[[], bool]) -> None:
     pause = threading.Event()
-    while not happened():
+    for _ in range(4000):
+        if happened():
+            return
         pause.wait(0.05)
+    pytest.fail("it never happened")
 
 
 def ask(url: str, texts: Any) -> httpx.Response:
