@@ -116,8 +116,9 @@ def project(
 
     *Example*
     >>> seen = Measured(seconds=9, cores=2, texts=1000, mean_layer=4, mean_tokens=25)
-    >>> project(seen, 1e6, mean_tokens=50, hours=1, cores_per_machine=4, price_per_core_hour=0.25)
-    Projection(core_hours=10.0, machines=3, money=2.5)
+    >>> found = project(seen, 1e6, mean_tokens=50, hours=1, cores_per_machine=4, price_per_core_hour=0.25)
+    >>> round(found.core_hours, 6), found.machines, round(found.money, 6)
+    (10.0, 3, 2.5)
     """
     needed = {
         "texts": texts,
@@ -130,7 +131,7 @@ def project(
         if not 0 < value < math.inf:
             raise BadCost(f"{name}={value:g}: a projection needs a number above 0")
     core_hours = measured.per_layer_and_token * measured.mean_layer * mean_tokens * texts / 3600
-    machines = math.ceil(core_hours / (hours * cores_per_machine))
+    machines = math.ceil(round(core_hours / (hours * cores_per_machine), 9))  # noise is no machine
     return Projection(core_hours, machines, core_hours * price_per_core_hour)
 
 

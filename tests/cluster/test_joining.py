@@ -31,5 +31,5 @@ def settings() -> dict[str, str | None]:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:6379"])
 def test_where_nobody_listens_there_is_no_cluster(address: str) -> None:
-    with pytest.raises(BadRequest, match=f"no cluster answers at {address}"), joined(address, cores=1):
+    with pytest.raises(BadRequest, match=f"no cluster can be joined at {address}"), joined(address, cores=1):
         pass

@@ -50,7 +50,7 @@ def start(address: str | None, cores: int) -> None:
         with environment(SETTINGS):
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **settings)
     except (OSError, RuntimeError, ValueError) as error:
-        where = f"no cluster answers at {address}" if address else "no cluster can be started here"
+        where = f"no cluster can be joined at {address}" if address else "no cluster can be started here"
         raise BadRequest(f"{where} ({' '.join(str(error).split())}).") from error
 
 
