@@ -20,7 +20,7 @@ from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from offramp import __version__
+import offramp
 from offramp.errors import BadRequest, Overloaded
 from offramp.policy import Policy
 from offramp.serve import batcher
@@ -58,7 +58,7 @@ def create_app(service: Service) -> ASGIApp:
     endpoints = Endpoints(service)
     app = FastAPI(
         title=f"offramp: {service.name}",
-        version=__version__,
+        version=offramp.__version__,
         description="Answers texts, each at a layer of its own.",
         lifespan=endpoints.running,
     )
@@ -145,7 +145,7 @@ class Endpoints:
         return Response(
             to_json(
                 {
-                    "offramp": __version__,
+                    "offramp": offramp.__version__,
                     "model": self.service.name,
                     **self.about,
                     "precision": stages.precision,
