@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import platform
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -42,6 +43,8 @@ BATCH = 32
 EPSILONS = (0.02, 0.05, 0.10)
 AT_ONCE = 64
 """Clients that measure capacity, each with one request at a time."""
+KEPT = 2.0
+"""Seconds for which an idle connection is kept."""
 PATIENCE = 60.0
 """Seconds after the last arrival in which answers still count."""
 
@@ -50,6 +53,7 @@ def main() -> None:
     args = arguments()
     if args.pipeline_port:
         return serve_pipeline(args.model, args.pipeline_port, args.threads)
+    allow_many_connections()
     texts = read(args.texts)
     half = len(texts) // 2
     with tempfile.TemporaryDirectory() as folder:
@@ -82,6 +86,12 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     args.seconds = args.seconds or (3 if args.quick else 20)
     return args
+
+
+def allow_many_connections() -> None:
+    """Also to the processes that are started: a server that refuses nothing holds one for each that waits."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def read(path: Path) -> list[str]:
@@ -253,13 +263,22 @@ def open_loop(url: str, load: list[bytes], seconds: float, rate: float) -> dict[
     return client.summary(seconds)
 
 
+class Connection(NamedTuple):
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    since: float
+    """When it fell idle."""
+
+
 class Client:
     """Plain HTTP/1.1 over connections that are kept: little work for each request, as both share a machine."""
 
     def __init__(self, url: str, load: list[bytes]) -> None:
         place = urlsplit(url)
         self.host, self.port, self.load = place.hostname, place.port, load
-        self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.idle: list[Connection] = []
+        self.surplus = 0
+        """Answers that nobody asked for, found waiting in a connection."""
         self.asked = 0
         self.outcomes: Counter[str] = Counter()
         self.layers: list[int] = []
@@ -289,7 +308,7 @@ class Client:
             self.outcomes[outcome] += 1
 
     async def exchange(self, number: int) -> tuple[int, str, bytes]:
-        reader, writer = self.idle.pop() if self.idle else await self.connect()
+        reader, writer = await self.connection()
         body = self.load[number % len(self.load)]
         head = f"POST /predict HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: application/json\r\n"
         writer.write(f"{head}X-Request-ID: {number}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -303,20 +322,25 @@ class Client:
         if headers.get("connection") == "close":
             writer.close()
         else:
-            self.idle.append((reader, writer))
+            self.idle.append(Connection(reader, writer, time.perf_counter()))
         return int(first.split()[1]), headers["x-request-id"], found
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """One that is kept, or a new one; servers close those that were idle for long."""
+        while self.idle:
+            reader, writer, since = self.idle.pop()
+            self.surplus += bool(reader._buffer)  # type: ignore[attr-defined]
+            if time.perf_counter() - since < KEPT and not reader.at_eof():
+                return reader, writer
+            writer.close()
         return await asyncio.open_connection(self.host, self.port)
 
     def summary(self, seconds: float) -> dict[str, Any]:
-        # an answer that nobody asked for is still in the buffer of its connection
-        surplus = sum(bool(reader._buffer) for reader, _ in self.idle)  # type: ignore[attr-defined]
         return {
             "asked": self.asked,
             "asked a second": self.asked / seconds,
             **{name: self.outcomes[name] for name in ("answered", "refused", "failed", "lost", "mixed up")},
-            "double": sum(count - 1 for count in self.seen.values()) + surplus,
+            "double": sum(count - 1 for count in self.seen.values()) + self.surplus,
             "answered a second": self.outcomes["answered"] / seconds,
             "mean layer": float(np.mean(self.layers)) if self.layers else None,
             "rungs": dict(sorted(self.rungs.items())),
