@@ -44,17 +44,20 @@ def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
     bench = Bench(args.model, read(args.texts)[: args.limit], args.speedup, args.repeats)
-    report = {
-        "machine": machine(),
-        "workload": bench.workload(),
-        "windows": {str(window): bench.window(window) for window in (32, 256, 1024)},
-        "one text at a time": bench.one_text(50 if args.quick else 200),
-        "pipeline": bench.pipeline(),
-        "older way": bench.older_way(10 if args.quick else 100),
-        "shares": {"window": bench.shares(1024), "one text": bench.shares(1)},
-        "sizes": bench.sizes([512, 1024, 2048, 4096], [0, 16, 64]),
-        "growth": bench.growth([100, 1000] if args.quick else [100, 1000, 10_000, 100_000]),
+    parts: dict[str, Callable[[], Any]] = {
+        "windows": lambda: {str(window): bench.window(window) for window in (32, 256, 1024)},
+        "one text at a time": lambda: bench.one_text(50 if args.quick else 200),
+        "pipeline": bench.pipeline,
+        "older way": lambda: bench.older_way(10 if args.quick else 100),
+        "shares": lambda: {"window": bench.shares(1024), "one text": bench.shares(1)},
+        "sizes": lambda: bench.sizes([512, 1024, 2048, 4096], [0, 16, 64]),
+        "growth": lambda: bench.growth([100, 1000] if args.quick else [100, 1000, 10_000, 100_000]),
     }
+    report = {"machine": machine(), "workload": bench.workload()}
+    for name, part in parts.items():
+        if not args.only or name.split()[0] in args.only:
+            print(f"{name} ...", file=sys.stderr)
+            report[name] = part()
     show(report)
     print(json.dumps(report, indent=2))
 
@@ -67,6 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, help="turns of each comparison")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--limit", type=int, help="take only so many texts")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="windows, one, pipeline, older, ...")
     parser.add_argument("--quick", action="store_true", help="a minute or two, to see that it runs")
     args = parser.parse_args()
     args.repeats = args.repeats or (2 if args.quick else 9)
