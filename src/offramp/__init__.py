@@ -50,6 +50,10 @@ _EXTRAS = {
     "onnxruntime": "onnx",
     "onnx": "export",
     "onnxscript": "export",
+    "fastapi": "serve",
+    "prometheus_client": "serve",
+    "uvicorn": "serve",
+    "ray": "ray",
 }
 
 __all__ = ["MissingExtra", "OfframpError", *_HOMES]
