@@ -24,7 +24,7 @@ from offramp.cli import COMMANDS
 from offramp.errors import BadLadder
 from offramp.policy import Policy
 from offramp.serve.batcher import Limits
-from offramp.serve.server import Settings, load, read_policy, serve
+from offramp.serve.server import Settings, bind, load, read_policy, serve
 
 COMMAND = [sys.executable, "-c", "from offramp.cli import main; main()", "serve"]
 
@@ -215,3 +215,8 @@ def test_a_file_that_holds_no_policy_is_refused(tmp_path: Path, content: str) ->
     with pytest.raises(Exception, match=r"polic|rule") as refusal:
         read_policy(tmp_path / "rung.json")
     assert type(refusal.value).__module__ == "offramp.errors"
+
+
+def test_answers_are_sent_at_once_and_not_gathered() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY where it sees this
