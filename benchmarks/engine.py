@@ -10,7 +10,6 @@ within a turn.
 
 import argparse
 import copy
-import csv
 import gc
 import json
 import platform
@@ -27,6 +26,7 @@ from unittest import mock
 import numpy as np
 import torch
 import transformers
+from texts import read
 
 from offramp.classifier import Classifier
 from offramp.config import ExitConfig
@@ -76,14 +76,6 @@ def arguments() -> argparse.Namespace:
     args.repeats = args.repeats or (2 if args.quick else 9)
     args.limit = args.limit or (100 if args.quick else None)
     return args
-
-
-def read(path: Path) -> list[str]:
-    with path.open(encoding="utf-8", newline="") as file:
-        if path.suffix != ".tsv":
-            return [line.strip() for line in file if line.strip()]
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [row.get("sentence") or row["text"] for row in rows]
 
 
 class Bench:

@@ -13,7 +13,6 @@ A table goes to stderr and JSON to stdout.
 
 import argparse
 import asyncio
-import csv
 import json
 import multiprocessing
 import os
@@ -37,6 +36,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+from texts import read
 
 TIMES = (0.5, 1.0, 3.0)
 BATCH = 32
@@ -92,14 +92,6 @@ def allow_many_connections() -> None:
     """Also to the processes that are started: a server that refuses nothing holds one for each that waits."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def read(path: Path) -> list[str]:
-    with path.open(encoding="utf-8", newline="") as file:
-        if path.suffix != ".tsv":
-            return [line.strip() for line in file if line.strip()]
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [row.get("sentence") or row["text"] for row in rows]
 
 
 def calibrated(args: argparse.Namespace, texts: list[str], folder: Path) -> dict[str, Any]:

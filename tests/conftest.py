@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from offramp.model import ExitModel
 from offramp.trace import Trace
 
 torch.set_num_threads(1)
@@ -86,6 +87,20 @@ def tiny_encoder() -> Callable[..., PreTrainedModel]:
 def tiny_classifier() -> Callable[..., PreTrainedModel]:
     """tiny_classifier("bert", ...) -> a random `...ForSequenceClassification`."""
     return lambda model_type, **options: make(AutoModelForSequenceClassification, model_type, **options)
+
+
+@pytest.fixture(scope="session")
+def make_model(tiny_encoder: Callable[..., Any]) -> Callable[..., ExitModel]:
+    """make_model(num_labels=3, ...) -> a random model whose exits disagree."""
+
+    def make(backbone: str = "bert", **options: Any) -> ExitModel:
+        model = ExitModel.from_encoder(tiny_encoder(backbone), **options)
+        torch.manual_seed(5)
+        for head in model.heads.classifiers:
+            torch.nn.init.normal_(head.weight, std=0.3)
+        return model
+
+    return make
 
 
 @pytest.fixture(scope="session")

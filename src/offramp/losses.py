@@ -21,29 +21,28 @@ from torch.nn import functional
 
 from offramp.errors import UnfitRecipe
 from offramp.model import task_loss
+from offramp.problems import REGRESSION, SINGLE
 
 Terms = tuple[Tensor, ...]
 Loss = Callable[..., Terms]
 
-SINGLE_LABEL = "single_label_classification"
 
-
-def final(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
+def final(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE, **_: Any) -> Terms:
     """The last exit alone: plain fine-tuning."""
     return (task_loss(logits[:, -1:], labels, problem_type).sum(),)
 
 
-def inner(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
+def inner(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE, **_: Any) -> Terms:
     """The sum over all exits but the last: DeeBERT's second phase."""
     return (task_loss(logits[:, :-1], labels, problem_type).sum(),)
 
 
-def total(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
+def total(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE, **_: Any) -> Terms:
     """The sum over all exits: ElasticBERT, and ELBERT with equal weights."""
     return (task_loss(logits, labels, problem_type).sum(),)
 
 
-def index_weighted(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
+def index_weighted(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE, **_: Any) -> Terms:
     """The mean over exits, each weighed by its number from 1: PABEE."""
     losses = task_loss(logits, labels, problem_type)
     numbers = torch.arange(1, len(losses) + 1, device=losses.device, dtype=losses.dtype)
@@ -51,7 +50,7 @@ def index_weighted(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE
 
 
 def learned(
-    logits: Tensor, labels: Tensor, *, weights: Tensor, problem_type: str = SINGLE_LABEL, **_: Any
+    logits: Tensor, labels: Tensor, *, weights: Tensor, problem_type: str = SINGLE, **_: Any
 ) -> Terms:
     """The sum over exits by learned weights that add up to their number: ELBERT.
 
@@ -63,7 +62,7 @@ def learned(
 
 
 def grouped(
-    logits: Tensor, labels: Tensor, *, groups: int, step: int, problem_type: str = SINGLE_LABEL, **_: Any
+    logits: Tensor, labels: Tensor, *, groups: int, step: int, problem_type: str = SINGLE, **_: Any
 ) -> Terms:
     """One group of exits in turn, the last exit always among them: ElasticBERT's grouped training."""
     member = in_group(logits.shape[1], groups, step)
@@ -76,9 +75,7 @@ def in_group(exits: int, groups: int, step: int) -> list[bool]:
     return [exit % groups == step % groups or exit == exits - 1 for exit in range(exits)]
 
 
-def alternating(
-    logits: Tensor, labels: Tensor, *, step: int, problem_type: str = SINGLE_LABEL, **_: Any
-) -> Terms:
+def alternating(logits: Tensor, labels: Tensor, *, step: int, problem_type: str = SINGLE, **_: Any) -> Terms:
     """The last exit in one step, all exits in the next: BERxiT."""
     losses = task_loss(logits, labels, problem_type)
     # times nought rather than left out: every exit has a gradient, which data-parallel training waits for
@@ -86,7 +83,7 @@ def alternating(
 
 
 def gate_error(
-    logits: Tensor, labels: Tensor, *, gates: Tensor, problem_type: str = SINGLE_LABEL, **_: Any
+    logits: Tensor, labels: Tensor, *, gates: Tensor, problem_type: str = SINGLE, **_: Any
 ) -> Terms:
     """How far the gates are from knowing whether their exit is right: BERxiT's learning to exit."""
     return (functional.mse_loss(gates, rightness(logits.detach(), labels, problem_type)),)
@@ -94,10 +91,10 @@ def gate_error(
 
 def rightness(logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
     """(examples, exits), from 0 to 1."""
-    if problem_type == SINGLE_LABEL:
+    if problem_type == SINGLE:
         return (logits.argmax(-1) == labels.view(-1, 1)).to(logits.dtype)
     target = labels.view(len(labels), 1, -1)
-    if problem_type == "regression":
+    if problem_type == REGRESSION:
         return 1 - (logits - target).abs().mean(-1).tanh()
     return ((logits > 0) == (target > 0.5)).to(logits.dtype).mean(-1)
 
@@ -112,7 +109,7 @@ def self_distilled(
     beta: float = 0.1,
     span: int = 2,
     teacher: Tensor | None = None,
-    problem_type: str = SINGLE_LABEL,
+    problem_type: str = SINGLE,
     **_: Any,
 ) -> Terms:
     """RomeBERT: the last exit learns from the labels, the inner ones from labels and a teacher as well.
@@ -122,7 +119,7 @@ def self_distilled(
     `span` neighbouring logits, weighed by `beta`; "bidir": the inner product with the last logits, which is summed
     over the batch, so its weight grows with the batch of one process.
     """
-    if kind == "group" and (problem_type != SINGLE_LABEL or logits.shape[1] <= span):
+    if kind == "group" and (problem_type != SINGLE or logits.shape[1] <= span):
         raise UnfitRecipe(
             f"romebert's kind 'group' is for one label of several and more than {span} exits; "
             "take 'raw' or 'ta', or the recipe 'pabee'"
@@ -152,7 +149,7 @@ def distilled(
     labels: Tensor | None = None,
     *,
     temperature: float = 1.0,
-    problem_type: str = SINGLE_LABEL,
+    problem_type: str = SINGLE,
     **_: Any,
 ) -> Terms:
     """Inner exits learn the last one's answers: FastBERT's self-distillation, which needs no labels."""
@@ -166,10 +163,10 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float, problem_typ
     Divergences are means over examples and outputs, as RomeBERT's reduction was: KL divided by the number of
     classes. Numbers have no temperature, so regression takes the squared distance.
     """
-    if problem_type == "regression":
+    if problem_type == REGRESSION:
         return functional.mse_loss(student, teacher, reduction="none").mean(dim=(0, 2))
     student, teacher = student / temperature, teacher / temperature
-    if problem_type == SINGLE_LABEL:
+    if problem_type == SINGLE:
         away = functional.kl_div(
             student.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True
         )

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from offramp.cluster.joining import joined
 from offramp.export import export
@@ -14,16 +13,13 @@ from offramp.model import ExitModel
 
 @pytest.fixture(scope="session")
 def saved(
-    tiny_encoder: Callable[..., PreTrainedModel],
+    make_model: Callable[..., ExitModel],
     tokenizer: PreTrainedTokenizerFast,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """Four layers, two labels; texts leave at several layers under `POLICY`."""
     folder = tmp_path_factory.mktemp("cluster") / "model"
-    model = ExitModel.from_encoder(tiny_encoder("bert"), labels=["bad", "good"])
-    torch.manual_seed(5)
-    for head in model.heads.classifiers:
-        torch.nn.init.normal_(head.weight, std=0.3)
+    model = make_model(labels=["bad", "good"])
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 import uvicorn
 from transformers import PreTrainedTokenizerFast
 
@@ -27,16 +26,13 @@ POLICY = "confidence:0.775"
 
 @pytest.fixture(scope="session")
 def saved(
-    tiny_encoder: Callable[..., Any],
+    make_model: Callable[..., ExitModel],
     tokenizer: PreTrainedTokenizerFast,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """A folder with a random model of four layers and three labels, whose exits disagree, and its policy."""
     folder = tmp_path_factory.mktemp("served") / "colours"
-    model = ExitModel.from_encoder(tiny_encoder("bert"), labels=["red", "green", "blue"])
-    torch.manual_seed(5)
-    for head in model.heads.classifiers:
-        torch.nn.init.normal_(head.weight, std=0.3)
+    model = make_model(labels=["red", "green", "blue"])
     model.config.policy = Policy.parse(POLICY).to_json()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

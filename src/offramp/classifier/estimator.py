@@ -7,9 +7,10 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from offramp.classifier.classifier import Classifier
-from offramp.classifier.prediction import MULTI_LABEL, REGRESSION, probabilities
+from offramp.classifier.prediction import probabilities
 from offramp.errors import BadRequest, NotFinite
 from offramp.policy import Policy
+from offramp.problems import MANY, REGRESSION
 from offramp.stages import Array
 
 
@@ -20,7 +21,7 @@ def estimator(
     labels = classifier.stages.labels
     if classes is not None and len(classes) != len(labels):
         raise BadRequest(f"{len(classes)} classes for {len(labels)} labels: {', '.join(labels)}.")
-    kinds = {REGRESSION: ExitRegressor, MULTI_LABEL: ExitMultiLabelClassifier}
+    kinds = {REGRESSION: ExitRegressor, MANY: ExitMultiLabelClassifier}
     kind = kinds.get(classifier.stages.problem_type, ExitClassifier)
     return kind(classifier, policy, classes)
 

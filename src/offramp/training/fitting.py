@@ -8,6 +8,7 @@ from transformers import TrainingArguments
 
 from offramp.errors import CannotTrain, UnfitRecipe
 from offramp.model import ExitModel
+from offramp.problems import SINGLE
 from offramp.recipes import Phase, Recipe
 from offramp.tasks import Task
 from offramp.training.trainer import freeze
@@ -78,7 +79,7 @@ def try_phase(model: ExitModel, phase: Phase) -> None:
     freeze(model, phase.trainable)
     exits, outputs = len(model.config.exits), model.config.num_labels or 1
     labels: Any = torch.zeros(2, dtype=torch.long)
-    if model.config.problem_type != "single_label_classification":
+    if model.config.problem_type != SINGLE:
         labels = torch.zeros(2, outputs)
     terms = phase.loss(
         torch.zeros(2, exits, outputs, requires_grad=True),
