@@ -1,5 +1,7 @@
 """Exported graphs against the model they come from, and folders that are whole or not there."""
 
+import ast
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -214,6 +216,22 @@ def test_what_torch_cannot_export_is_refused_with_its_reason(
     monkeypatch.setattr(torch.onnx, "export", unable)
     with pytest.raises(CannotExport, match=r"Embedding: no such operator$"):
         export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
+
+
+def test_tracing_does_not_mind_source_that_is_parsed_whenever_garbage_is_collected(
+    models: Callable[[str], ExitModel],
+) -> None:
+    """As another thread may: up to 3.11.7 that confuses Python's own count of the depth at which it parses."""
+
+    def parse(phase: str, info: dict[str, int]) -> None:
+        ast.parse("0")
+
+    gc.callbacks.append(parse)
+    try:
+        assert next(tracing(exporting.prepared(models("bert")))).graph.node
+    finally:
+        gc.callbacks.remove(parse)
+    assert gc.isenabled()
 
 
 def test_what_makes_no_sense_is_refused(

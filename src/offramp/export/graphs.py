@@ -4,6 +4,7 @@ Tracing takes seconds, so stages that do the same with other weights are traced 
 of each.
 """
 
+import gc
 import logging
 import warnings
 from collections.abc import Iterator
@@ -77,7 +78,7 @@ def traced(module: nn.Module, inputs: dict[str, Tensor], outputs: list[str]) -> 
     """A graph for any number of rows of any length, in which weights have their names."""
     any_size = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet(), uncollected():
             program = torch.onnx.export(
                 module.eval(),
                 (*inputs.values(),),
@@ -138,3 +139,16 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector, which while the exporter parses source may let another thread parse too: up to
+    3.11.7 Python then loses count of its depth and fails."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
