@@ -88,3 +88,9 @@ def test_projection_takes_all_layers_where_they_share_weights(
 ) -> None:
     model = ExitModel.from_encoder(tiny_encoder("albert", num_hidden_groups=1))
     assert len(conflicting(model)) == 6
+
+
+def test_an_anchor_too_small_to_be_squared_leaves_the_plain_sum() -> None:
+    anchor, other = torch.tensor([1e-25, 0.0]), torch.tensor([-1.0, 1.0])
+    (found,) = without_conflict([anchor + other], [anchor])
+    assert found.tolist() == [-1.0, 1.0]

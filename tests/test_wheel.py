@@ -1,26 +1,40 @@
 """The wheel, installed into an environment that has nothing but what it declares."""
 
+import json
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from transformers import PreTrainedTokenizerFast
+
+from offramp.classifier import Classifier
+from offramp.export import export
+from offramp.model import ExitModel
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty environment with the wheel, and links to the base dependencies that this one has."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(place)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = place.glob("*.whl")
-    home = place / "environment"
+    (file,) = place.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path) -> Path:
+    return made(wheel.parent / "environment", wheel)
+
+
+def made(home: Path, wheel: Path, *extras: str) -> Path:
+    """An empty environment with the wheel, and links to the dependencies of it that this one has."""
     venv.create(home, with_pip=False, symlinks=True)
     install = [
         "--python",
@@ -33,7 +47,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     subprocess.run([sys.executable, "-m", "pip", *install], check=True, capture_output=True)
     (packages,) = home.glob("lib/python*/site-packages")
-    for needed in {each.metadata["Name"]: each for each in required("offramp")}.values():
+    for needed in {each.metadata["Name"]: each for each in required("offramp", extras)}.values():
         link(needed, packages)
     return home
 
@@ -74,6 +88,26 @@ def test_what_needs_an_extra_says_which(environment: Path) -> None:
     assert missing.returncode == 1
     assert "pip install 'offramp[train]'" in missing.stderr
     assert "Traceback" not in missing.stderr
+
+
+def test_an_exported_model_runs_where_the_extra_onnx_alone_is_installed(
+    wheel: Path, make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = make_model(labels=["red", "green", "blue"])
+    folder = export(model, tmp_path / "exported", tokenizer=tokenizer)
+    environment = made(wheel.parent / "with-onnx", wheel, "onnx")
+    for absent in ("torch", "transformers", "onnx", "datasets"):
+        assert called(environment, "python", "-c", f"import {absent}").returncode == 1
+    texts = ["good film", "bad bad bad", "a b c d e f g"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    question = ["predict", str(folder), str(tmp_path / "texts.txt"), "--policy", "confidence:0.775", "--json"]
+    asked = called(environment, "offramp", *question)
+    assert asked.returncode == 0, asked.stderr
+    expected = Classifier(model, tokenizer, "confidence:0.775").predict(texts)
+    told = [json.loads(line) for line in asked.stdout.splitlines()]
+    assert [(each["label"], each["layer"]) for each in told] == [
+        (each.label, each.layer) for each in expected
+    ]
 
 
 def test_the_wheel_is_what_the_checkout_holds(environment: Path) -> None:

@@ -59,7 +59,7 @@ def without_conflict(total: Sequence[Tensor], anchor: Sequence[Tensor]) -> list[
     """
     size = sum((a * a).sum() for a in anchor)
     along = sum((t * a).sum() for t, a in zip(total, anchor, strict=True)) - size
-    pull = torch.as_tensor(along / size).clamp(max=0).nan_to_num()
+    pull = torch.as_tensor(along / size).clamp(max=0).nan_to_num(nan=0.0, neginf=0.0)
     return [t - pull * a for t, a in zip(total, anchor, strict=True)]
 
 

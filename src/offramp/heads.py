@@ -158,7 +158,7 @@ class Head(NamedTuple):
             vector = self.pooler(vector)
         # the gate judges the exits, it does not move them
         gate = None if self.gate is None else self.gate(vector.detach()).sigmoid().squeeze(-1)
-        if self.dropout.training:
+        if self.classifier.training:  # one that is frozen answers as it will
             vector = self.dropout(vector)
         if self.hidden is not None:
             vector = self.hidden(vector).tanh()

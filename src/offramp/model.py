@@ -82,6 +82,15 @@ class ExitModel(PreTrainedModel):
     def adapter(self) -> Backbone:
         return backbone_for(self.config.encoder_config.model_type)
 
+    @property
+    def max_length(self) -> int:
+        """How many tokens the table of positions has room for; without such a table, what the config says."""
+        table = getattr(self.backbone.embeddings, "position_embeddings", None)
+        if not isinstance(table, nn.Embedding):
+            return int(self.backbone.config.max_position_embeddings)
+        # RoBERTa's kind counts places from behind the padding token's
+        return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+
     def forward(
         self,
         input_ids: Tensor,

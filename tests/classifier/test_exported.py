@@ -1,7 +1,5 @@
 """Classifiers of exported models: the same answers as in PyTorch, and no torch."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,39 +130,3 @@ def test_a_certificate_names_runtime_and_precision_and_is_warned_of_elsewhere(
     Classifier.from_pretrained(fast, policy)
     with pytest.warns(OtherThanProven, match="int8, which is fp32 here"):
         Classifier.from_pretrained(saved, policy)
-
-
-WITHOUT = """
-import sys
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {missing}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Missing())
-from offramp import Classifier
-
-classifier = Classifier.from_pretrained({folder!r}, threads=1)
-for prediction in classifier.predict({texts!r}):
-    print(prediction.label, prediction.layer)
-"""
-
-
-def test_an_exported_model_needs_no_torch(saved: Path, exported: Path) -> None:
-    missing = {
-        "torch",
-        "transformers",
-        "scipy",
-        "sklearn",
-        "datasets",
-        "onnx",
-        "onnxscript",
-        "matplotlib",
-        "pandas",
-    }
-    code = WITHOUT.format(missing=missing, folder=str(exported), texts=TEXTS)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    expected = Classifier.from_pretrained(saved).predict(TEXTS)
-    assert done.stdout.split("\n")[:-1] == [f"{each.label} {each.layer}" for each in expected]

@@ -182,6 +182,22 @@ def test_labels_are_those_of_the_config(deebert: Make) -> None:
     assert config.problem_type == "single_label_classification"
 
 
+@pytest.mark.parametrize(
+    ("family", "told", "expected"),
+    [
+        ("roberta", {}, ["contradiction", "neutral", "entailment"]),
+        ("roberta", {"id2label": {"0": "a", "1": "b", "2": "c"}}, ["a", "b", "c"]),
+        ("bert", {}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
+    ],
+)
+def test_a_roberta_of_mnli_has_the_labels_that_the_older_scripts_exchanged(
+    family: str, told: dict[str, Any], expected: list[str], deebert: Make
+) -> None:
+    old = deebert(family, labels=3)
+    config = import_weights(old.weights, old.config | {"finetuning_task": "mnli"} | told).model.config
+    assert [*config.id2label.values()] == expected
+
+
 def test_labels_of_another_task_do_not_name_the_outputs(deebert: Make) -> None:
     old = deebert(labels=3)
     config = import_weights(old.weights, old.config | {"id2label": {"0": "no", "1": "yes"}}).model.config

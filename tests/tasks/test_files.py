@@ -221,6 +221,16 @@ def test_numbers_with_fractions_are_regression(ending: str, tmp_path: Path) -> N
     assert task.load()["train"]["label"] == [0.5, 3.0]
 
 
+@pytest.mark.parametrize("cell", ["n/a", "nan"])
+def test_a_word_among_numbers_with_fractions_is_named_and_no_class(cell: str, tmp_path: Path) -> None:
+    rows = [{"text": "t", "score": score} for score in ("0.5", "3.0", cell)]
+    file = written(tmp_path, ".csv", rows)
+    with pytest.raises(BadData, match=f"line 4: label '{cell}', expected a number"):
+        Task.from_files(train=file)
+    named = Task.from_files(train=file, problem_type="single_label_classification")
+    assert len(named.labels or ()) == 3
+
+
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_lists_are_many_labels(ending: str, tmp_path: Path) -> None:
     rows = [{"text": "t", "labels": labels} for labels in (["b", "a"], [], ["c"])]

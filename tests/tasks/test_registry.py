@@ -187,6 +187,7 @@ def test_every_metric_of_every_task_exists() -> None:
         ("diagnostic", "ax"),
         ("ELUE/SST-2", "elue/sst-2"),
         ("elue/stsb", "elue/sts-b"),
+        ("SciTail", "elue/scitail"),
         ("20news", "news20"),
         ("yelp", "yelp_f"),
         ("ag_news", "ag"),
@@ -241,3 +242,28 @@ def test_a_split_that_a_task_lacks_is_refused(tmp_path: Path) -> None:
     write(tmp_path, FOLDERS["ax"])
     with pytest.raises(BadData, match=r"ax has no split 'train' here; have test"):
         Task.named("ax", folder=tmp_path).load("train")
+
+
+def test_labels_take_the_order_of_the_model_that_names_them() -> None:
+    names = ("contradiction", "neutral", "entailment")
+    assert Task.named("mnli").counted_by(names, "roberta").labels == names
+    assert Task.named("sts-b").counted_by(["LABEL_0"], "roberta").labels is None
+
+
+@pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1"), ("negative", "positive")])
+def test_labels_that_are_numbers_are_places(names: tuple[str, ...]) -> None:
+    assert Task.named("sst-2").counted_by(names, "bert").labels == ("0", "1")
+
+
+def test_a_model_without_names_counts_as_the_task_does_unless_it_may_be_an_older_roberta() -> None:
+    names = [f"LABEL_{index}" for index in range(3)]
+    assert Task.named("mnli").counted_by(names, "bert").labels == ("contradiction", "entailment", "neutral")
+    with pytest.raises(BadData, match="contradiction, neutral, entailment"):
+        Task.named("ax").counted_by(names, "roberta")
+    assert Task.named("elue/snli").counted_by(names, "roberta").labels == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1"), ("yes", "no", "maybe")])
+def test_labels_that_the_model_does_not_have_are_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(BadData, match="the labels do not match"):
+        Task.named("mnli").counted_by(names, "bert")

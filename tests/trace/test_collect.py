@@ -23,6 +23,7 @@ class Telling(torch.nn.Module):
     def __init__(self, gates: bool = False, problem_type: str = "single_label_classification") -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.max_length = 6
         self.gates = gates
         self.batches: list[tuple[int, int]] = []
         encoder = SimpleNamespace(
@@ -31,7 +32,6 @@ class Telling(torch.nn.Module):
             num_attention_heads=2,
             num_hidden_layers=4,
             pad_token_id=PAD,
-            max_position_embeddings=6,
         )
         self.config = SimpleNamespace(
             exits=[2, 4],
@@ -154,6 +154,8 @@ def test_text_and_pairs_are_tokenised_and_cut_at_the_models_positions() -> None:
     assert trace.lengths.tolist() == [3, 6]
     shorter = collect(Telling(), dataset, Words(), max_length=2, progress=False)
     assert shorter.lengths.tolist() == [2, 2]
+    longer = collect(Telling(), dataset, Words(), max_length=100, progress=False)
+    assert longer.lengths.tolist() == [3, 6]
 
 
 def test_padding_in_the_data_is_no_part_of_an_example() -> None:

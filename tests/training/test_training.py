@@ -18,7 +18,8 @@ from torch import Tensor
 from transformers import BertTokenizer, TrainerCallback, TrainingArguments
 
 from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses, train
-from offramp.errors import CannotTrain, UnfitRecipe, UnknownRecipe
+from offramp.errors import BadData, CannotTrain, UnfitRecipe, UnknownRecipe
+from offramp.trace import collect
 from offramp.training.fitting import in_order
 from offramp.training.trainer import PhaseTrainer, anchor, freeze
 
@@ -135,6 +136,35 @@ def test_a_frozen_backbone_has_neither_dropout_nor_a_backward_pass(
     first.backward()
     assert all(parameter.grad is None for parameter in model.backbone.parameters())
     assert model.heads.classifiers[0].weight.grad is not None
+
+
+def test_a_frozen_teacher_says_in_training_what_it_says_afterwards(
+    tiny_model: Make, quick: Quick, tmp_path: Path
+) -> None:
+    model = tiny_model(dropout=0.5)
+    trainer = PhaseTrainer(
+        model, Phase(losses.inner, trainable="exits"), "films", args=quick(tmp_path / "run")
+    )
+    batch = {"input_ids": torch.tensor([[5, 6, 7]] * 8), "labels": torch.tensor([1] * 8)}
+    model.train()
+    _, taught = trainer.compute_loss(model, batch, return_outputs=True)
+    with torch.no_grad():
+        expected = model.eval()(input_ids=batch["input_ids"]).exit_logits
+    torch.testing.assert_close(taught.exit_logits[:, -1], expected[:, -1])
+    assert not torch.allclose(taught.exit_logits[:, 0], expected[:, 0]), "the learners keep their dropout"
+
+
+@pytest.mark.parametrize("backbone", ["roberta", "mpnet"])
+def test_texts_are_cut_where_positions_end_also_where_they_are_counted_from_behind_the_padding(
+    backbone: str, make_model: Make, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    file = tmp_path / "long.csv"
+    file.write_text("text,label\n" + "good film " * 60 + ",yes\n" + "bad film " * 60 + ",no\n")
+    task = Task.from_files(train=file, validation=file)
+    model = make_model(backbone, labels=task.labels)
+    trained = train(model, task, "pabee", quick(tmp_path / "run"), tokenizer=tokenizer, max_length=512)
+    assert len(trained.scores["acc"]) == len(model.config.exits)
+    assert set(collect(model, task.load()["train"], tokenizer, progress=False).lengths) == {38}
 
 
 @pytest.mark.parametrize(
@@ -458,7 +488,7 @@ def test_labels_that_the_model_does_not_know_are_refused(
     tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
 ) -> None:
     model = tiny_model(labels=["ham", "spam"])
-    with pytest.raises(CannotTrain, match="ham, spam and films has no, yes"):
+    with pytest.raises(BadData, match="ham, spam and films has no, yes"):
         train(model, tiny_task(), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
 
 

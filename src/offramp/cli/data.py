@@ -1,7 +1,7 @@
 """Which examples a command works on: a task by name, a person's own files, or a data set of the hub."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,6 +85,7 @@ class Known:
 
     labels: Sequence[str]
     problem_type: str
+    encoder: str
 
 
 def find_task(name: str | None, folder: Path | None, hub: str | None, columns: Columns) -> "Task":
@@ -108,15 +109,7 @@ def fitting(task: "Task", model: Known) -> "Task":
     """The task as this model knows it: the same labels, counted as the model counts them."""
     if task.problem_type != model.problem_type:
         raise BadData(f"{task.name} is {task.problem_type}, and the model was made for {model.problem_type}.")
-    if task.labels is None or set(task.labels) == set(model.labels):
-        return replace(task, labels=None if task.labels is None else tuple(model.labels))
-    nameless = all(name == f"LABEL_{index}" for index, name in enumerate(model.labels))
-    if nameless and len(model.labels) == len(task.labels):
-        return task  # older checkpoints count labels as the older scripts did, and so do the tasks
-    raise BadData(
-        f"the labels do not match: {task.name} has {', '.join(task.labels)}, "
-        f"and the model answers {', '.join(model.labels)}."
-    )
+    return task.counted_by(model.labels, model.encoder)
 
 
 def texts_in(rows: Any) -> list[Any]:

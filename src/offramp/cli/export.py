@@ -10,8 +10,9 @@ from offramp.cli.card import store_policy, write_card
 from offramp.cli.command import Answer
 from offramp.cli.data import Columns, Data
 from offramp.cli.measuring import on_trace
-from offramp.cli.models import find_model, stored_policy
+from offramp.cli.models import find_model, known, stored_policy
 from offramp.cli.trace import traced
+from offramp.cli.writing import whole_folder
 from offramp.errors import BadRequest
 
 
@@ -49,15 +50,20 @@ def export(
         raise BadRequest(
             "setting thresholds again takes both examples and a target: --data and --max-loss, say."
         )
+    if again:
+        data.task_for(known(folder), columns).load(data.part)  # what is wrong with it shows before the work
     policy = stored_policy(folder)
-    exporter.export(folder, out, precision)
+    with whole_folder(out) as half:
+        exporter.export(folder, half, precision)
+        if again:
+            seen = traced(half, data, columns)
+            rules = rule or ([criterion_name(policy.criterion)] if policy else ["entropy"])
+            policy = chosen(half, wanted, seen, rules, None)
     write_card(out)
     values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]
     if again:
-        seen = traced(out, data, columns)
-        rules = rule or ([criterion_name(policy.criterion)] if policy else ["entropy"])
-        policy = chosen(out, wanted, seen, rules, None)
+        assert policy is not None
         store_policy(out, policy, seen)
         values |= {"policy": str(policy), "certificate": policy.certificate, **on_trace(policy, seen)}
         lines.append(f"policy: {policy}, {values['mean_layer']:.2f} of {values['layers']} layers on average")

@@ -69,7 +69,8 @@ def known(folder: Path) -> Known:
     """What the model in a folder answers with."""
     config = read_config(folder)
     labels = config.get("id2label") or {}
-    return Known([labels[key] for key in sorted(labels, key=int)], config["problem_type"])
+    names = [labels[key] for key in sorted(labels, key=int)]
+    return Known(names, config["problem_type"], config["encoder_config"]["model_type"])
 
 
 def stored_policy(folder: Path) -> "Policy | None":

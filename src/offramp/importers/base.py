@@ -13,6 +13,7 @@ from offramp.config import ExitConfig
 from offramp.errors import BadCheckpoint
 from offramp.heads import HeadConfig
 from offramp.model import ExitModel, label_names
+from offramp.tasks.base import NLI_OF_ROBERTA, ROBERTAS
 
 # The values of a foreign config.json that reach the encoder. Not `pad_token_id`: older files give RoBERTa 0,
 # or null, while its code had 1 written into it, and counts positions from there.
@@ -111,7 +112,7 @@ def build(
     labels: Sequence[str] | None,
 ) -> Imported:
     count = count_labels(plan, checkpoint, num_labels, labels)
-    names = label_names(labels or saved_labels(checkpoint.config, count), None, count)
+    names = label_names(labels or saved_labels(plan, checkpoint.config, count), None, count)
     model = empty(plan, names)
     sources = {name: plan.source(name) for name in model.state_dict()}
     used = {theirs for theirs in sources.values() if theirs is not None}
@@ -144,14 +145,16 @@ def count_labels(
     return count
 
 
-def saved_labels(config: Mapping[str, Any], count: int) -> list[str] | None:
+def saved_labels(plan: Plan, config: Mapping[str, Any], count: int) -> list[str] | None:
     """The names in config.json, unless they are of another task than the weights."""
-    saved = config.get("id2label")
     wanted = [str(index) for index in range(count)]
-    if not isinstance(saved, dict) or {str(index) for index in saved} != set(wanted):
-        return None
-    names = {str(index): str(name) for index, name in saved.items()}
-    return [names[index] for index in wanted]
+    told = config.get("id2label")
+    saved = {str(key): str(name) for key, name in told.items()} if isinstance(told, dict) else {}
+    nameless = set(saved) != set(wanted) or all(saved[index] == f"LABEL_{index}" for index in wanted)
+    mnli = str(config.get("finetuning_task")).startswith("mnli") and count == len(NLI_OF_ROBERTA)
+    if nameless and mnli and plan.encoder.model_type in ROBERTAS:
+        return list(NLI_OF_ROBERTA)
+    return [saved[index] for index in wanted] if set(saved) == set(wanted) else None
 
 
 def empty(plan: Plan, names: dict[int, str]) -> ExitModel:

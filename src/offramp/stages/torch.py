@@ -59,7 +59,7 @@ class TorchStages:
         self.problem_type = str(config.problem_type)
         self.precision = precision_name(autocast or model.dtype)
         self.policy = None if config.policy is None else Policy.from_json(config.policy)
-        self.max_length = max_length(self.backbone)
+        self.max_length = model.max_length
         on_cpu = self.device.type == "cpu"
         self.budget, self.overhead = (CPU_BUDGET, CPU_OVERHEAD) if on_cpu else (GPU_BUDGET, GPU_OVERHEAD)
 
@@ -129,12 +129,3 @@ class TorchStages:
 def numpy(tensor: Tensor) -> Array:
     array: Array = tensor.float().cpu().numpy()
     return array
-
-
-def max_length(backbone: Any) -> int:
-    """How many tokens the table of positions has room for; without such a table, what the config says."""
-    table = getattr(backbone.embeddings, "position_embeddings", None)
-    if not isinstance(table, nn.Embedding):
-        return int(backbone.config.max_position_embeddings)
-    # RoBERTa's kind counts places from behind the padding token's
-    return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)

@@ -27,6 +27,11 @@ DEFAULT_METRICS = {
     REGRESSION: ("pearson", "spearmanr", "corr"),
 }
 
+NLI = ("contradiction", "entailment", "neutral")
+NLI_OF_ROBERTA = ("contradiction", "neutral", "entailment")
+"""As DeeBERT, PABEE, ELBERT and RomeBERT count MNLI's labels with these encoders, which their files do not say."""
+ROBERTAS = ("roberta", "xlm-roberta")
+
 
 @dataclass(frozen=True)
 class Task:
@@ -74,7 +79,8 @@ class Task:
         """
         from offramp.tasks import TASKS
 
-        spelt = {_plain(_prefix(task) + other): task for task in TASKS.values() for other in task.spellings}
+        spelt = {_plain(task.name.removeprefix(_prefix(task))): task for task in TASKS.values()}
+        spelt |= {_plain(_prefix(task) + other): task for task in TASKS.values() for other in task.spellings}
         spelt |= {_plain(task.name): task for task in TASKS.values()}
         if _plain(name) not in spelt:
             raise UnknownTask(f"no task named {name!r}; have {', '.join(TASKS)}. Own data: Task.from_files")
@@ -210,6 +216,31 @@ class Task:
         raise BadData(
             f"{folder}: no files of {self.name}, expected {', '.join(map(str, files))} there "
             f"or in a folder {self.spellings[0]} inside it"
+        )
+
+    def counted_by(self, names: Sequence[str], encoder: str) -> "Task":
+        """The task with its labels in the order of a model that answers with these names.
+
+        A model without names (LABEL_0, ...) counts as the task does, and labels that are numbers in order are
+        places, not names. A RoBERTa without names for MNLI's labels is refused: it may count as older scripts did.
+        """
+        if self.labels is None:
+            return self
+        if set(names) == set(self.labels):
+            return replace(self, labels=tuple(names))
+        places = [str(index) for index in range(len(names))]
+        nameless = list(names) == [f"LABEL_{index}" for index in places]
+        exchanged = encoder in ROBERTAS and set(self.labels) == set(NLI)
+        if nameless and exchanged:
+            raise BadData(
+                f"a {encoder} without names for its labels may count {', '.join(NLI)}, or "
+                f"{', '.join(NLI_OF_ROBERTA)} as the older scripts did; make or import it with labels=[...]"
+            )
+        if list(self.labels) == places or (nameless and len(self.labels) == len(names)):
+            return self
+        raise BadData(
+            f"the labels do not match: the model answers {', '.join(names)} and {self.name} has "
+            f"{', '.join(self.labels)}; give the data the model's names, or make the model with the task's"
         )
 
     def load(self, *splits: str) -> "DatasetDict":

@@ -121,12 +121,23 @@ def idx_column(rows: Rows) -> list[int]:
 
 def infer_problem_type(rows: Rows, labels: Sequence[str] | None, separator: str | None) -> str:
     """Lists, or texts to divide, are many labels; numbers with fractions are to be predicted as numbers."""
-    cells = [cell for cell in rows.cells.get("label", ()) if not is_missing(cell)]
-    if separator is not None or any(isinstance(cell, list) for cell in cells):
+    cells = {
+        number: cell
+        for number, cell in zip(rows.numbers, rows.cells.get("label", ()), strict=False)
+        if not is_missing(cell)
+    }
+    if separator is not None or any(isinstance(cell, list) for cell in cells.values()):
         return MANY
-    if labels is None and all(map(is_number, cells)) and any(not float(cell).is_integer() for cell in cells):
-        return REGRESSION
-    return SINGLE
+    fractions = [cell for cell in cells.values() if is_number(cell) and not float(cell).is_integer()]
+    if labels is not None or not fractions:
+        return SINGLE
+    for number, cell in cells.items():
+        if not is_number(cell):
+            raise BadData(
+                f"{place(rows, number)}: label {cell!r}, expected a number as {fractions[0]!r} is one. "
+                f"Mend it, or say that these are names: problem_type={SINGLE!r}"
+            )
+    return REGRESSION
 
 
 def infer_labels(rows: Rows, problem_type: str, separator: str | None) -> list[str]:

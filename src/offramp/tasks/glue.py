@@ -8,12 +8,11 @@ predictions on matched and mismatched genres are kept apart.
 from pathlib import Path
 
 from offramp.problems import REGRESSION
-from offramp.tasks.base import Task
+from offramp.tasks.base import NLI, Task
 from offramp.tasks.files import Columns, Hub, Table
 
 BINARY = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
-NLI = ("contradiction", "entailment", "neutral")
 
 PARAPHRASE_METRICS = ("f1", "acc", "acc_and_f1")
 SIMILARITY_METRICS = ("spearmanr", "pearson", "corr")

@@ -23,7 +23,7 @@ def quoted_text_and_label(line: str) -> list[str]:
         return [line]
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1].replace('""', '"')
-    return [text, label]
+    return [text, label.strip('"')]
 
 
 def label_and_rest(line: str) -> list[str]:

@@ -55,7 +55,7 @@ def collect(
     config = model.config
 
     def answer(columns: Columns, done: Progress) -> dict[str, Array]:
-        rows = _token_rows(columns, tokenizer, config.encoder_config, max_length)
+        rows = _token_rows(columns, tokenizer, model.max_length, max_length)
         return _run(model, rows, batch_tokens, done)
 
     was_training = model.training
@@ -169,7 +169,7 @@ def _run(model: Any, rows: list[dict[str, list[int]]], batch_tokens: int, done: 
 
 
 def _token_rows(
-    columns: Columns, tokenizer: Any, encoder: Any, max_length: int | None
+    columns: Columns, tokenizer: Any, positions: int, max_length: int | None
 ) -> list[dict[str, list[int]]]:
     """The tokens of each example, without padding."""
     if "input_ids" in columns:
@@ -177,8 +177,8 @@ def _token_rows(
     texts, pairs = text_columns(columns)
     if tokenizer is None:
         raise BadData("the data is text: pass the model's tokenizer too, or a data set that has input_ids.")
-    longest = min(tokenizer.model_max_length, getattr(encoder, "max_position_embeddings", np.inf))
-    return unpadded_rows(tokenizer(texts, pairs, truncation=True, max_length=max_length or longest))
+    longest = min(max_length or positions, positions, tokenizer.model_max_length)
+    return unpadded_rows(tokenizer(texts, pairs, truncation=True, max_length=longest))
 
 
 def text_columns(columns: Columns) -> tuple[list[str], list[str] | None]:

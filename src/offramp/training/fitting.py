@@ -1,6 +1,5 @@
 """Whether a model, a task and a recipe go together: what does not is said before any work."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,20 +56,11 @@ def check_arguments(task: Task, args: TrainingArguments, early_stopping: int | N
 
 def in_order(model: ExitModel, task: Task) -> Task:
     """A model that has names for its labels keeps them and their order, for its answers may be trained already."""
-    if task.labels is None:
-        return task
-    named = dict(sorted((model.config.id2label or {}).items()))
-    names = tuple(named.values())
-    if names == tuple(f"LABEL_{index}" for index in named):
+    names = [name for _, name in sorted((model.config.id2label or {}).items())]
+    task = task.counted_by(names, model.config.encoder_config.model_type)
+    if task.labels is not None and names == [f"LABEL_{index}" for index in range(len(names))]:
         model.config.id2label = dict(enumerate(task.labels))
         model.config.label2id = {name: index for index, name in enumerate(task.labels)}
-    elif set(names) == set(task.labels):
-        return replace(task, labels=names)
-    elif task.labels != tuple(map(str, named)):  # labels that are numbers in order are places, not names
-        raise CannotTrain(
-            f"the model answers {', '.join(names)} and {task.name} has {', '.join(task.labels)}; "
-            "give the data the model's names, or make the model with labels=task.labels"
-        )
     return task
 
 

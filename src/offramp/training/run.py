@@ -146,8 +146,7 @@ def tokenizer_beside(model: ExitModel) -> PreTrainedTokenizerBase:
 
 def longest(model: ExitModel, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """How many tokens a text may have: what was asked for, if the encoder has so many positions."""
-    positions = getattr(model.config.encoder_config, "max_position_embeddings", wanted)
-    return int(min(wanted, positions, tokenizer.model_max_length))
+    return int(min(wanted, model.max_length, tokenizer.model_max_length))
 
 
 def tokenised_splits(task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Any]:

@@ -54,7 +54,8 @@ class PhaseTrainer(Trainer):
         if self.phase.gradients == "equilibrium":
             tap = equilibrium(in_group(len(plain.config.exits), self.phase.groups, self.state.global_step))
         if self.phase.trainable == "exits":
-            plain.backbone.eval()  # frozen: no dropout either
+            for frozen in (plain.backbone, *plain.heads.parts(-1)):
+                frozen.eval()  # no dropout either
         outputs = model(**inputs, tap=tap)
         logits = outputs.exit_logits
         terms = self.phase.loss(
