@@ -73,6 +73,9 @@ class NumpyStages:
     def merge(self, states: Sequence[np.ndarray]) -> np.ndarray:
         return pad([row[row != PAD].tolist() for state in states for row in state], PAD)
 
+    def is_finite(self) -> bool:
+        return True
+
     def about(self) -> dict[str, Any]:
         return {"fingerprint": "numpy"}
 

@@ -224,6 +224,10 @@ class ExitModel(PreTrainedModel):
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
 
+    def is_finite(self) -> bool:
+        """Whether no weight is NaN or infinite."""
+        return all(bool(weight.isfinite().all()) for weight in self.state_dict().values())
+
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Self:
         """As transformers' own; safetensors only, as pickled weights can hold code."""

@@ -272,3 +272,11 @@ def test_bad_options_are_named(
 ) -> None:
     with pytest.raises(error, match=message):
         classifier.predict(TEXTS, **options)
+
+
+def test_texts_are_cut_at_the_length_asked_for(make_model: Any, tokenizer: Any) -> None:
+    model = make_model()
+    short = Classifier(model, tokenizer, max_length=8).predict("good bad film " * 9)
+    assert short == Classifier(model, tokenizer).predict("good bad film good bad film")
+    with pytest.raises(BadRequest, match="at least 8"):
+        Classifier(model, tokenizer, max_length=2)

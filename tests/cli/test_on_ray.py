@@ -44,6 +44,7 @@ def test_a_cluster_of_its_own_answers_as_one_process_and_is_gone_afterwards(
         "predict films gone.csv --ray --out x": ["gone.csv", "no such file"],
         "predict films dev.csv --ray --text words --out x": ["'words'", "text, label"],
         "predict films dev.csv --ray 127.0.0.1:1 --out x": ["no cluster can be joined at 127.0.0.1:1"],
+        "predict films --ray 127.0.0.1:1 dev.csv --out x": ["no cluster can be joined at 127.0.0.1:1"],
         "predict films --data dev.csv --ray 127.0.0.1:1 --out x": ["no cluster can be joined at 127.0.0.1:1"],
         "bench films --data dev.csv --policy layer:1 --repeats 1 --project 9 --hours 0": ["hours=0"],
     }.items(),

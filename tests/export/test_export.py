@@ -234,6 +234,17 @@ def test_tracing_does_not_mind_source_that_is_parsed_whenever_garbage_is_collect
     assert gc.isenabled()
 
 
+def test_a_model_with_weights_that_are_not_finite_is_refused(
+    make_model: Callable[..., ExitModel], tokenizer: Any, tmp_path: Path
+) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.backbone.embeddings.position_embeddings.weight[-1, 0] = float("nan")
+    with pytest.raises(CannotExport, match="NaN"):
+        export(model, tmp_path / "out", tokenizer=tokenizer)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_what_makes_no_sense_is_refused(
     models: Callable[[str], ExitModel], tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -87,6 +87,16 @@ def test_a_request_may_name_an_allowed_policy_and_no_other(server: Any) -> None:
     assert "confidence:0.775, never" in refused.json()["error"]
 
 
+def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve) -> None:
+    lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
+    server = serve(rungs=(Policy.parse("confidence:0.775"), lax), audit_share=0.5)
+    assert server.ask(TEXTS, policy="layer:1").status_code == 200
+    server.batcher.ladder.forbid(1)
+    assert server.ask(TEXTS, policy="layer:1").status_code == 422
+    assert server.client.get("/info").json()["allowed"] == ["confidence:0.775", "never"]
+    assert 'offramp_certificate_broken{rung="1"} 1.0' in server.client.get("/metrics").text
+
+
 def test_nobody_goes_deeper_than_the_request_says(server: Any) -> None:
     answer = server.ask(TEXTS, policy="never", max_layer=2).json()
     assert {each["layer"] for each in answer["predictions"]} == {2}
@@ -213,7 +223,7 @@ def test_too_many_are_refused_at_once_and_all_others_answered_once(
 
 
 def test_load_steps_down_the_ladder_and_every_answer_tells_its_rung(serve: Serve, door: Any) -> None:
-    lax = replace(Policy.parse("layer:1"), certificate={"promise": "made up"})
+    lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
     server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), lax))
     door.is_open.clear()
     with ThreadPoolExecutor(16) as clients:
@@ -271,6 +281,17 @@ def test_a_server_that_drains_says_so(serve: Serve) -> None:
     refused = server.ask("good")
     assert refused.status_code == 503
     assert refused.json()["error"].endswith(".")
+
+
+def test_nan_in_weights_that_few_texts_meet_makes_the_server_not_ready(
+    serve: Serve, saved: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = ExitModel.from_pretrained(saved)
+    with torch.no_grad():
+        model.backbone.embeddings.position_embeddings.weight[-1, 0] = float("inf")
+    server = serve(Classifier(model, tokenizer))
+    assert server.ask("good").json()["predictions"][0]["finite"]
+    assert server.client.get("/ready").status_code == 503
 
 
 def test_nan_in_the_weights_makes_the_server_not_ready(

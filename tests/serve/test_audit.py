@@ -171,6 +171,17 @@ def test_a_share_is_drawn_and_kept_within_bounds_the_oldest_dropped() -> None:
     assert (again.kept, again.dropped) == (50, audit.dropped)
 
 
+def test_what_one_rung_answers_does_not_crowd_out_what_another_did() -> None:
+    audit = Audit([certified(), certified("entropy:0.4")], LAYERS, share=1, keep=5)
+    for rung, answers in enumerate((3, 100)):
+        for row in range(answers):
+            audit.offer(rung, Tokens([row]), answer())
+    assert audit.kept == 3 + 5
+    for _ in range(6):
+        audit.examine(lambda _: answer())
+    assert [each.examined for each in audit.accounts()] == [3, 3]
+
+
 def test_a_failing_run_loses_one_answer_and_nothing_else() -> None:
     audit = Audit([certified()], LAYERS, share=1)
     audit.offer(0, Tokens([1]), answer())

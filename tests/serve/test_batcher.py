@@ -84,6 +84,9 @@ class WordStages:
     def merge(self, states: Sequence[list[tuple[int, ...]]]) -> list[tuple[int, ...]]:
         return [ids for state in states for ids in state]
 
+    def is_finite(self) -> bool:
+        return True
+
     def about(self) -> dict[str, Any]:
         return {"fingerprint": "words"}
 
@@ -441,7 +444,10 @@ def test_draining_refuses_what_comes_and_answers_what_was_accepted(make: Make) -
     assert [len(future.result(0).predictions) for future in accepted] == [1, 7, 1]
 
 
-def test_what_has_not_begun_when_the_time_to_drain_is_over_fails(make: Make) -> None:
+def test_what_has_not_begun_when_the_time_to_drain_is_over_fails(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LAST_WINDOW", 0.001)
     bench = make()
     running, waiting = bench.shut(), bench.submit("a")
     assert not bench.batcher.drain(0)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from offramp.errors import BadLadder
 from offramp.policy import Policy
-from offramp.serve.ladder import FULL_DEPTH, Ladder
+from offramp.serve.ladder import FULL_DEPTH, Ladder, agree
 
 
 def proven(text: str, **told: Any) -> Policy:
@@ -103,3 +104,27 @@ def test_rungs_are_refused_without_proof_or_order() -> None:
         Ladder([RUNGS[0], early, late])
     with pytest.raises(BadLadder, match=r"low=0.5 and high=0.5"):
         ladder(low=0.5)
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [{"promise": "made up"}, {"of": "disagreement"}, {"of": "disagreement", "epsilon": 0}, {"epsilon": 0.1}],
+)
+def test_a_certificate_that_cannot_be_held_against_answers_is_refused(promise: dict[str, Any]) -> None:
+    lax = replace(Policy.parse("entropy:0.4"), certificate=promise)
+    with pytest.raises(BadLadder, match=r"rung 1 does not say how many answers may differ"):
+        Ladder([RUNGS[0], lax])
+
+
+def test_what_proved_wrong_in_one_worker_is_forbidden_in_all_and_in_their_successors(tmp_path: Path) -> None:
+    first, second, successor = ladder(), ladder(), ladder()
+    agree(first, tmp_path)
+    assert first.last == len(RUNGS) - 1
+    first.forbid(2)
+    agree(first, tmp_path)
+    agree(second, tmp_path)
+    assert (second.last, second.broken, second.forbidden) == (1, {2}, tuple(RUNGS[2:]))
+    second.forbid(1)
+    for each in (second, first, successor):
+        agree(each, tmp_path)
+    assert first.last == second.last == successor.last == 0

@@ -21,9 +21,9 @@ import pytest
 
 from offramp.classifier import Classifier
 from offramp.cli import COMMANDS
-from offramp.errors import BadLadder
+from offramp.errors import BadLadder, TooLong
 from offramp.policy import Policy
-from offramp.serve.batcher import Limits
+from offramp.serve.batcher import Limits, Request
 from offramp.serve.server import Settings, bind, load, read_policy, serve
 
 COMMAND = [sys.executable, "-c", "from offramp.cli import main; main()", "serve"]
@@ -95,23 +95,43 @@ def ask(url: str, texts: Any) -> httpx.Response:
     return httpx.post(f"{url}/predict", json={"texts": texts}, timeout=120)
 
 
-@pytest.mark.parametrize("kind", ["saved", "exported"])
-def test_sigterm_under_load_answers_all_that_was_accepted_and_ends_in_order(
-    request: pytest.FixtureRequest, kind: str
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [("saved", signal.SIGTERM), ("exported", signal.SIGTERM), ("exported", signal.SIGINT)],
+)
+def test_stopped_under_load_it_answers_all_that_was_accepted_and_ends_in_order(
+    request: pytest.FixtureRequest, kind: str, number: signal.Signals
 ) -> None:
     folder = request.getfixturevalue(kind)
     with running(folder, "--threads", 1) as server, ThreadPoolExecutor(8) as clients:
         asked = [clients.submit(ask, server.url, ["a b c d e f g h"] * 60) for _ in range(8)]
         until(lambda: working(server.url) or all(each.done() for each in asked))
-        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(number)
         assert [each.result().status_code for each in asked] == [200] * 8
         assert all(len(each.result().json()["predictions"]) == 60 for each in asked)
         assert server.process.wait(timeout=60) == 0
         assert not server.answers()
 
 
+@pytest.mark.parametrize("kind", ["saved", "exported"])
+def test_what_there_is_no_time_to_answer_is_told_so_and_the_server_ends_in_order(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    folder = request.getfixturevalue(kind)
+    hasty = ["--threads", 1, "--window", 1, "--max-waiting", 8000, "--drain-seconds", 0]
+    with running(folder, *hasty) as server, ThreadPoolExecutor() as clients:
+        asked = clients.submit(ask, server.url, ["a"] * 8000)
+        until(lambda: working(server.url) or asked.done())
+        server.process.send_signal(signal.SIGTERM)
+        assert asked.result().status_code == 503
+        assert "stopped" in asked.result().json()["error"]
+        assert server.process.wait(timeout=60) == 0
+        log = [*iter(server.lines.get, {"message": "the end of the log"})]
+        assert "Traceback" not in str(log)
+
+
 def working(url: str) -> bool:
-    """Whether all eight requests are in."""
+    """Whether many of the texts are in."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     waiting = next(float(line.split()[1]) for line in lines if line.startswith("offramp_waiting_texts "))
     return waiting >= 7 * 60
@@ -180,7 +200,7 @@ def certified(classifier: Classifier, text: str, **other: Any) -> Policy:
         "fingerprint": classifier.stages.about()["fingerprint"],
         "precision": classifier.stages.precision,
     }
-    promise = {"policy": text, "promise": "made up", **about, **other}
+    promise = {"policy": text, "of": "disagreement", "epsilon": 0.1, **about, **other}
     return replace(Policy.parse(text), certificate=promise)
 
 
@@ -205,6 +225,25 @@ def test_a_rung_that_is_proven_for_another_model_is_refused(
     (tmp_path / "other.json").write_text(json.dumps(other.to_json()))
     with pytest.raises(BadLadder, match="another"):
         load(Settings(saved, "colours", ladder=(tmp_path / "other.json",)))
+
+
+@pytest.mark.parametrize("unsaid", ["policy", "fingerprint", "precision"])
+def test_a_rung_whose_certificate_does_not_say_what_it_speaks_of_is_refused(
+    saved: Path, classifier: Classifier, tmp_path: Path, unsaid: str
+) -> None:
+    hollow = certified(classifier, "confidence:0.6", **{unsaid: None})
+    (tmp_path / "hollow.json").write_text(json.dumps(hollow.to_json()))
+    with pytest.raises(BadLadder, match=f"for which {unsaid}"):
+        load(Settings(saved, "colours", ladder=(tmp_path / "hollow.json",)))
+
+
+def test_texts_are_cut_at_the_servers_own_length(saved: Path) -> None:
+    batcher, _ = load(Settings(saved, "colours", max_length=8))
+    with pytest.raises(TooLong, match="8 tokens"):
+        batcher.submit(Request(["a b c d e f g h"], truncate=False))
+    batcher.submit(Request(["a b c d e f g h"])).result(60)
+    assert batcher.counters.tokens == 8
+    batcher.drain(10)
 
 
 @pytest.mark.parametrize(

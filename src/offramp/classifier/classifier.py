@@ -22,6 +22,8 @@ from offramp.stages.manifest import is_exported
 from offramp.trace import Trace
 
 NEVER = Policy(CRITERIA["never"]())
+SHORTEST = 8
+"""Tokens to which texts may be cut at the shortest; a tokenizer's own take up to four of them."""
 
 
 class Options(TypedDict, total=False):
@@ -49,10 +51,15 @@ class Classifier:
         *,
         window: int = WINDOW,
         budget: int | None = None,
+        max_length: int | None = None,
     ) -> None:
+        if max_length is not None and max_length < SHORTEST:
+            raise BadRequest(f"max_length={max_length} leaves no room for texts; at least {SHORTEST} tokens.")
         self.stages: Stages[Any] = model if isinstance(model, Stages) else torch_stages(model)
         self.engine = Engine(self.stages, window, budget)
-        self.tokeniser = Tokeniser(tokenizer, self.stages.max_length)
+        self.tokeniser = Tokeniser(
+            tokenizer, min(max_length or self.stages.max_length, self.stages.max_length)
+        )
         self.policy = self.fitting(policy or self.stages.policy or NEVER)
         if self.policy.certificate is not None:  # a fingerprint takes a while
             check_certificate(self.policy, self.stages.about()["fingerprint"], self.stages.precision)
@@ -68,6 +75,7 @@ class Classifier:
         threads: int | None = None,
         window: int = WINDOW,
         budget: int | None = None,
+        max_length: int | None = None,
         **options: Any,
     ) -> Self:
         """A saved ExitModel with its tokenizer, in PyTorch; or an exported one, in ONNX Runtime.
@@ -80,6 +88,7 @@ class Classifier:
             threads: how many work on the CPU; in PyTorch, in the whole process.
             window: how many texts run together.
             budget: how many tokens, padding included, a micro-batch may hold.
+            max_length: how many tokens of a text are read; by default as many as the model takes.
             options: go to transformers' `from_pretrained`, such as `revision` or `dtype`.
 
         An exported model takes neither `device` nor `autocast` nor such options.
@@ -93,7 +102,7 @@ class Classifier:
             stages, tokenizer = exported(path, threads)
         else:
             stages, tokenizer = saved(path, device, autocast, threads, options)
-        return cls(stages, tokenizer, policy, window=window, budget=budget)
+        return cls(stages, tokenizer, policy, window=window, budget=budget, max_length=max_length)
 
     @overload
     def predict(self, texts: Text, **options: Unpack[Options]) -> Prediction: ...

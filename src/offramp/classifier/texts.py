@@ -134,7 +134,7 @@ class Tokeniser:
         for index, encoding in enumerate(encodings if whole else ()):
             if encoding.overflowing:
                 raise TooLong(
-                    f"item {index} is longer than the {self.max_length} tokens that the model takes; "
+                    f"item {index} is longer than the {self.max_length} tokens that are read here; "
                     "shorten it, or let it be cut."
                 )
         # a tokenizer without special tokens makes nothing of an empty text

@@ -30,7 +30,7 @@ class Pool:
 def predict_on_ray(
     model: Path, typed: list[str], out: Path | None, pool: Pool, threads: int | None, **options: Any
 ) -> Answer:
-    """`typed` is what was typed for texts and address, in this order."""
+    """`typed` is what was typed for texts and address."""
     from offramp.cluster import predict
 
     if not typed:
@@ -40,6 +40,8 @@ def predict_on_ray(
     if out is None:
         raise BadRequest("--ray writes a folder; say --out FOLDER.")
     source, address = typed[0], typed[1] if len(typed) > 1 else None
+    if address is not None and Path(address).exists() and not Path(source).exists():
+        source, address = address, source  # --ray ADDRESS before the texts
     options |= {"id": pool.id, "workers": pool.workers, "threads": threads or 1}
     done = predict(model, source, out, address=address, **options)
     line = f"{out}: {done.texts} answers, mean layer {done.mean_layer:.2f}, in {done.seconds:.0f} seconds"

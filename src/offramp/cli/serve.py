@@ -14,7 +14,7 @@ from offramp.errors import BadRequest
 def serve(
     model: Annotated[str, Argument(help="A model with exits, or an exported one.")],
     host: Annotated[str, Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="0 takes a free one.")] = 8000,
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     workers: Annotated[int, Option(min=1, help="Processes, each with the model.")] = 1,
     policy: Annotated[
         str | None, Option(help="When to leave, such as entropy:0.3; the model's own by default.")
@@ -34,6 +34,12 @@ def serve(
         int, Option(min=1, help="Tokens that may wait in a worker, padding included.")
     ] = 32_768,
     window: Annotated[int, Option(min=1, help="Texts that run together; others wait for them.")] = 32,
+    max_length: Annotated[
+        int | None,
+        Option(
+            help="Tokens of a text, longer ones are cut or refused; by default as many as the model takes."
+        ),
+    ] = None,
     max_body: Annotated[int, Option(min=1, help="Bytes of a request.")] = 1 << 20,
     audit_share: Annotated[
         float, Option(min=0, max=1, help="Share of answers to compare with full depth when nothing waits.")
@@ -71,6 +77,7 @@ def serve(
         allow=tuple(allow or ()),
         threads=threads,
         limits=Limits(items=max_waiting, tokens=max_waiting_tokens, window=window),
+        max_length=max_length,
         body_limit=max_body,
         audit_share=audit_share,
         api_key=key_in(api_key_env),

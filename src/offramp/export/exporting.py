@@ -56,6 +56,8 @@ def export(
     if precision not in PRECISIONS:
         raise CannotExport(f"precision={precision!r}; choose one of {', '.join(PRECISIONS)}")
     model, tokenizer = loaded(model, tokenizer)
+    if not model.is_finite():
+        raise CannotExport("some of the model's weights are NaN or infinite; train it again.")
     plain = prepared(model)
     policy = plain.config.policy
     if policy is not None:

@@ -6,11 +6,13 @@ event loop is always free for the next request and for /health.
 
 import asyncio
 import hmac
+import os
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
@@ -21,12 +23,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 import offramp
-from offramp.errors import BadRequest, Overloaded
+from offramp.errors import BadRequest, Draining, Overloaded
 from offramp.policy import Policy
 from offramp.serve import batcher
-from offramp.serve.batcher import Batcher, Reply
+from offramp.serve.batcher import STOPPED, Batcher, Reply
+from offramp.serve.ladder import agree
 from offramp.serve.logs import Watched
-from offramp.serve.metrics import Metrics
+from offramp.serve.metrics import FOLDER, Metrics
 from offramp.serve.refusals import EXPLANATIONS, problem, problems
 from offramp.serve.schema import Answer, Health, Question, Ready, question_schema
 
@@ -120,6 +123,8 @@ class Endpoints:
     async def look(self) -> None:
         while True:
             await asyncio.to_thread(self.metrics.look, self.batcher)
+            if FOLDER in os.environ:
+                await asyncio.to_thread(agree, self.batcher.ladder, Path(os.environ[FOLDER]))
             await asyncio.sleep(1)
 
     async def check_key(
@@ -158,7 +163,7 @@ class Endpoints:
                         {"policy": str(policy), "certificate": policy.certificate} for policy in ladder.rungs
                     ],
                     "rung": self.batcher.rung,
-                    "allowed": list(self.service.allowed),
+                    "allowed": self.allowed(),
                     "audit": audit.accounts() if audit else [],
                     "limits": {
                         **vars(self.batcher.limits),
@@ -188,6 +193,8 @@ class Endpoints:
             reply = await unless_gone(request, future)
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
+        except asyncio.CancelledError:  # by the server, when there is no more time to drain
+            raise Draining(STOPPED) from None
         self.metrics.answered(reply.predictions, reply.rung)
         told |= {
             "layers": round(sum(each.layer for each in reply.predictions) / len(reply.predictions), 2),
@@ -240,12 +247,19 @@ class Endpoints:
         return question, self.batcher.submit(request)
 
     def named(self, policy: str | None) -> Policy | None:
-        allowed = self.service.allowed
-        if policy is not None and policy not in allowed:
+        if policy is None:
+            return None
+        allowed = self.allowed()
+        if policy not in allowed:
             raise BadRequest(
                 f"policy {policy} is not allowed here; leave it out, or take one of {', '.join(allowed)}."
             )
-        return None if policy is None else allowed[policy]
+        return self.service.allowed[policy]
+
+    def allowed(self) -> list[str]:
+        """The policies that a request may name now: not those of forbidden rungs."""
+        forbidden = {str(policy) for policy in self.batcher.ladder.forbidden}
+        return [name for name in self.service.allowed if name not in forbidden]
 
 
 async def unless_gone(request: Request, future: Future[Reply]) -> Reply:

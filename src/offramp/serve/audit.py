@@ -65,7 +65,6 @@ class Account:
 class Kept(NamedTuple):
     """An answer that is to be examined."""
 
-    rung: int
     tokens: Tokens
     prediction: Prediction
 
@@ -78,7 +77,7 @@ class Audit:
         layers: of the model's exits.
         share: of the answers that are examined.
         delta: the probability, for each rung, that a certificate which holds is ever called broken.
-        keep: how many answers may wait to be examined; then the oldest is dropped.
+        keep: how many answers of each rung may wait to be examined; then the oldest is dropped.
         seed: of the draw.
     """
 
@@ -96,29 +95,33 @@ class Audit:
         self.dropped = 0
         """Answers that were drawn and then dropped for newer ones."""
         self._watches = [Watch(policy, layers, delta) for policy in policies]
-        self._kept: deque[Kept] = deque(maxlen=keep)
+        self._kept = [deque[Kept](maxlen=keep) for _ in policies]
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
     @property
     def kept(self) -> int:
         """Answers that wait to be examined."""
-        return len(self._kept)
+        return sum(map(len, self._kept))
 
     def offer(self, rung: int, tokens: Tokens, prediction: Prediction) -> None:
         """An answer that this rung alone decided, within no limits of its own."""
         with self._lock:
             self._watches[rung].count_exit(prediction.layer)
             if self._random.random() < self.share:
-                self.dropped += len(self._kept) == self._kept.maxlen
-                self._kept.append(Kept(rung, tokens, prediction))
+                kept = self._kept[rung]
+                self.dropped += len(kept) == kept.maxlen
+                kept.append(Kept(tokens, prediction))
 
     def examine(self, full_depth: Callable[[Tokens], Prediction]) -> int | None:
-        """Compare one answer that was kept. The rung, if this has just broken its certificate."""
+        """Compare one answer that was kept, of the rung least is known of. The rung, if this has just broken its
+        certificate."""
         with self._lock:
-            if not self._kept:
+            rungs = [rung for rung, kept in enumerate(self._kept) if kept]
+            if not rungs:
                 return None
-            rung, tokens, prediction = self._kept.popleft()
+            rung = min(rungs, key=lambda rung: self._watches[rung].all.examined)
+            tokens, prediction = self._kept[rung].popleft()
         watch = self._watches[rung]
         full = prediction if watch.is_full_depth(prediction) else full_depth(tokens)
         with self._lock:

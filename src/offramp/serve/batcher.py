@@ -32,6 +32,9 @@ __all__ = ["Batcher", "Counters", "Limits", "Reply", "Request", "Waiting"]
 TEST = "The quick brown fox jumps over the lazy dog."
 RETEST = 5.0
 """Seconds after which a model that failed its test is tested again."""
+LAST_WINDOW = 20.0
+"""Seconds that may pass until the window that runs when draining ends is done."""
+STOPPED = "the server was stopped before this request had its turn; send it to another one."
 FADING = 0.9
 """What one window leaves of the weight of those before it."""
 UNKNOWN = 1.0
@@ -133,17 +136,20 @@ class Batcher:
     def drain(self, seconds: float) -> bool:
         """Accept nothing more, and finish what was accepted; whether it was done in time.
 
-        What has not begun by then fails with `Draining`. The batcher is of no more use afterwards.
+        What has not begun by then fails with `Draining`, and what runs is waited for: a thread that is inside the
+        model when the process ends aborts it. The batcher is of no more use afterwards.
         """
         with self._changed:
             self._draining = True
             self._changed.notify()
         self._worker.join(seconds)
+        in_time = not self._worker.is_alive()
         with self._changed:
             late = [*self._queue.tickets]
         for ticket in late:
-            self._fail(ticket, Draining("the server was stopped before this request had its turn."))
-        return not self._worker.is_alive()
+            self._fail(ticket, Draining(STOPPED))
+        self._worker.join(LAST_WINDOW)
+        return in_time
 
     @property
     def waiting(self) -> Waiting:
@@ -158,8 +164,9 @@ class Batcher:
 
     @property
     def healthy(self) -> bool:
-        """Whether a text of ours got finite answers from all exits, at the start and after the last trouble."""
-        return self._healthy
+        """Whether weights are finite and a text of ours got finite answers from all exits, at the start and after
+        the last trouble."""
+        return self._healthy and self._worker.is_alive()
 
     @property
     def items_per_second(self) -> float:
@@ -298,6 +305,9 @@ class Batcher:
         return next(self.classifier.answer([tokens], NEVER))
 
     def _passes_test(self) -> bool:
+        if not self.classifier.stages.is_finite():
+            log.error("some of the model's weights are NaN or infinite")
+            return False
         try:
             tested = next(self.classifier.answer(self._test, NEVER, trace=True))
         except Exception:

@@ -4,17 +4,23 @@ Rung 0 is the normal policy, each later one leaves earlier. Load steps down the 
 rung at a time. A rung that turns out not to keep its promise is forbidden, with all below it.
 """
 
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import inf
+from pathlib import Path
+from typing import Any
 
 from offramp.classifier.classifier import NEVER
 from offramp.errors import BadLadder
 from offramp.policy import Policy
 
+PROMISES = ("disagreement", "accuracy")
 FULL_DEPTH = -1
 """The rung above rung 0: nobody leaves early. It is taken when all others are forbidden."""
+
+log = logging.getLogger(__name__)
 
 
 class Ladder:
@@ -42,6 +48,8 @@ class Ladder:
             raise BadLadder(f"low={low} and high={high} must be shares of what may wait, the low one less.")
         self.rungs = tuple(rungs)
         self.high, self.low, self.fall, self.rise = high, low, fall, rise
+        self.broken: set[int] = set()
+        """Rungs that turned out not to keep their promise."""
         self.current = 0
         self.last = len(self.rungs) - 1
         """The lowest rung that is not forbidden; `FULL_DEPTH` if all are."""
@@ -51,6 +59,10 @@ class Ladder:
 
     def policy(self, rung: int) -> Policy:
         return NEVER if rung == FULL_DEPTH else self.rungs[rung]
+
+    @property
+    def forbidden(self) -> tuple[Policy, ...]:
+        return self.rungs[self.last + 1 :]
 
     def rung(self, load: float, now: float) -> int:
         """The rung for this load at this moment."""
@@ -70,20 +82,48 @@ class Ladder:
     def forbid(self, rung: int) -> None:
         """Never again this rung, nor those that leave still earlier."""
         with self._lock:
+            self.broken.add(rung)
             self.last = min(self.last, max(rung, 0) - 1)
             self.current = min(self.current, self.last)
+
+
+def agree(ladder: Ladder, folder: Path) -> None:
+    """What one worker found broken, all of them forbid, and so do those that replace them."""
+    for rung in ladder.broken:
+        (folder / f"broken-{rung}").touch()
+    for file in folder.glob("broken-*"):
+        rung = int(file.name.removeprefix("broken-"))
+        if rung not in ladder.broken:
+            ladder.forbid(rung)
+            log.error(
+                "rung %d, %s, proved wrong in another worker and is no longer used", rung, ladder.rungs[rung]
+            )
 
 
 def check_rungs(rungs: Sequence[Policy]) -> None:
     if not rungs:
         raise BadLadder("a ladder needs a rung: give at least the normal policy.")
-    for number, policy in enumerate(rungs[1:], 1):
-        if not policy.certificate:
+    for number, policy in enumerate(rungs):
+        if number and not policy.certificate:
             raise BadLadder(
                 f"rung {number}, {policy}, has no certificate, and load must not bend answers past what is proven: "
                 "make it with `offramp calibrate`."
             )
+        if policy.certificate:
+            check_promise(number, policy.certificate)
     for number, (above, below) in enumerate(pairwise(policy.certificate or {} for policy in rungs), 1):
         same_data = above.get("data") == below.get("data")
         if same_data and above.get("mean_layer", inf) < below.get("mean_layer", 0):
             raise BadLadder(f"rung {number} leaves later than the one before it; order rungs by mean layer.")
+
+
+def check_promise(number: int, certificate: Mapping[str, Any]) -> None:
+    """Whether it says what the audit holds answers against."""
+    epsilon = certificate.get("epsilon")
+    bounds = epsilon.values() if isinstance(epsilon, Mapping) else [epsilon]
+    told = all(isinstance(bound, int | float) and 0 < bound < 1 for bound in bounds)
+    if not told or certificate.get("of") not in PROMISES:
+        raise BadLadder(
+            f"the certificate of rung {number} does not say how many answers may differ; "
+            "make it with `offramp calibrate`."
+        )

@@ -5,6 +5,7 @@ With several workers each writes its figures to files of its own, and the one th
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
@@ -77,7 +78,7 @@ class Metrics:
             self.disagreed.labels(rung).set(account.disagreed)
             self.lower.labels(rung).set(account.lower)
             self.upper.labels(rung).set(account.upper)
-            self.broken.labels(rung).set(account.verdict == "broken")
+            self.broken.labels(rung).set(rung in batcher.ladder.broken)
             if account.drift is not None:
                 self.drift.labels(rung).set(account.drift)
 
@@ -97,4 +98,7 @@ def forget_the_dead(folder: Path, forget: Callable[[int], object]) -> None:
         try:
             os.kill(worker, 0)
         except ProcessLookupError:
-            forget(worker)
+            with suppress(FileNotFoundError):  # another request for the metrics forgot it first
+                forget(worker)
+        except PermissionError:
+            continue  # somebody has its number

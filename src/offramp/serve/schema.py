@@ -56,6 +56,11 @@ class Question(BaseModel):
 def question_schema(policies: Iterable[str], layers: Sequence[int]) -> dict[str, Any]:
     """As JSON schema, with what this server allows."""
     schema = Question.model_json_schema()
+    schema["not"] = {
+        "description": "A trace runs all layers, so it takes no deadline.",
+        "properties": {"trace": {"const": True}, "deadline_ms": {"type": "number"}},
+        "required": ["trace", "deadline_ms"],
+    }
     for name, choices in {"policy": policies, "max_layer": layers}.items():
         del schema["properties"][name]["anyOf"]
         schema["properties"][name]["enum"] = [*choices, None]

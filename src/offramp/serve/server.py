@@ -47,6 +47,8 @@ class Settings:
     threads: int | None = None
     """Of each worker."""
     limits: Limits = field(default_factory=Limits)
+    max_length: int | None = None
+    """Tokens of a text; by default as many as the model takes."""
     body_limit: int = 1 << 20
     audit_share: float = 0.01
     """Of the answers that are compared with full depth."""
@@ -137,7 +139,9 @@ def worker_app(settings: Settings) -> ASGIApp:
 
 def load(settings: Settings) -> tuple[Batcher, dict[str, Policy]]:
     """The model at work, and the policies that requests may name."""
-    classifier = Classifier.from_pretrained(settings.model, settings.policy, threads=settings.threads)
+    classifier = Classifier.from_pretrained(
+        settings.model, settings.policy, threads=settings.threads, max_length=settings.max_length
+    )
     rungs = [classifier.policy, *(proven(classifier, path) for path in settings.ladder)]
     share, layers = settings.audit_share, classifier.stages.layers
     audit = Audit(rungs, layers, share=share) if share else None
@@ -149,6 +153,14 @@ def load(settings: Settings) -> tuple[Batcher, dict[str, Policy]]:
 def proven(classifier: Classifier, path: Path) -> Policy:
     """The policy in a file, whose certificate must speak of this model."""
     policy = classifier.fitting(read_policy(path))
+    unsaid = [
+        name for name in ("policy", "fingerprint", "precision") if not (policy.certificate or {}).get(name)
+    ]
+    if unsaid:
+        raise BadLadder(
+            f"{path}: there is no certificate that says for which {' and '.join(unsaid)} it was made; "
+            "make it with `offramp calibrate`."
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error", OtherThanProven)
         try:
@@ -173,12 +185,13 @@ def read_policy(path: Path) -> Policy:
 
 @contextmanager
 def stopping_as_asked() -> Iterator[None]:
-    """uvicorn raises SIGTERM again when it is done; being stopped in order is success."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    """uvicorn raises the signal again when it is done; being stopped in order is success."""
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -63,6 +63,10 @@ class Stages(Protocol[State]):
         """Several micro-batches at the same exit as one, rows in order."""
         ...
 
+    def is_finite(self) -> bool:
+        """Whether no weight is NaN or infinite."""
+        ...
+
     def about(self) -> dict[str, Any]:
         """What a trace tells of the model and of what runs it: fingerprint, runtime, shape."""
         ...

@@ -82,6 +82,9 @@ class OnnxStages:
             first += rows
         return Batch(batches[0].passed, hidden, lengths, real(lengths))
 
+    def is_finite(self) -> bool:
+        return True  # others are not exported
+
     def about(self) -> dict[str, Any]:
         return {
             "fingerprint": self.manifest.fingerprint,

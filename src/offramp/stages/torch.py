@@ -112,6 +112,9 @@ class TorchStages:
             return None
         return self.tensor((np.arange(longest) < lengths[:, None]).astype(np.int64))
 
+    def is_finite(self) -> bool:
+        return self.model.is_finite()
+
     def about(self) -> dict[str, Any]:
         return {
             "fingerprint": self.model.fingerprint(),
