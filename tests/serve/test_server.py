@@ -161,7 +161,7 @@ def test_flags_default_to_pythons() -> None:
     settings, limits = Settings(Path(), ""), Limits()
     assert (flags["max_waiting"], flags["max_waiting_tokens"]) == (limits.items, limits.tokens)
     assert (flags["window"], flags["max_body"]) == (limits.window, settings.body_limit)
-    for name in ("audit_share", "drain_seconds", "log_texts", "policy", "threads"):
+    for name in ("audit_share", "drain_seconds", "log_texts", "max_length", "policy", "threads"):
         assert flags[name] == getattr(settings, name)
     server = inspect.signature(serve).parameters
     assert all(flags[name] == server[name].default for name in ("host", "port", "workers"))

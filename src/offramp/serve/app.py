@@ -6,7 +6,6 @@ event loop is always free for the next request and for /health.
 
 import asyncio
 import hmac
-import os
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -29,7 +28,7 @@ from offramp.serve import batcher
 from offramp.serve.batcher import STOPPED, Batcher, Reply
 from offramp.serve.ladder import agree
 from offramp.serve.logs import Watched
-from offramp.serve.metrics import FOLDER, Metrics
+from offramp.serve.metrics import Metrics
 from offramp.serve.refusals import EXPLANATIONS, problem, problems
 from offramp.serve.schema import Answer, Health, Question, Ready, question_schema
 
@@ -55,6 +54,8 @@ class Service:
     """Bytes of a request."""
     log_texts: bool = False
     drain_seconds: float = 30.0
+    shared: Path | None = None
+    """A folder for what several workers tell one another."""
 
 
 def create_app(service: Service) -> ASGIApp:
@@ -123,8 +124,8 @@ class Endpoints:
     async def look(self) -> None:
         while True:
             await asyncio.to_thread(self.metrics.look, self.batcher)
-            if FOLDER in os.environ:
-                await asyncio.to_thread(agree, self.batcher.ladder, Path(os.environ[FOLDER]))
+            if self.service.shared:
+                await asyncio.to_thread(agree, self.batcher.ladder, self.service.shared)
             await asyncio.sleep(1)
 
     async def check_key(

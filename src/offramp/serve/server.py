@@ -55,6 +55,8 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     log_texts: bool = False
     drain_seconds: float = 30.0
+    shared: Path | None = None
+    """A folder for what workers tell one another."""
 
 
 def serve(settings: Settings, host: str = "127.0.0.1", port: int = 8000, workers: int = 1) -> None:
@@ -75,15 +77,15 @@ def serve(settings: Settings, host: str = "127.0.0.1", port: int = 8000, workers
         with stopping_as_asked():
             uvicorn.Server(config).run([listener])
         return
-    config = uvicorn.Config(
-        partial(worker_app, settings),
-        factory=True,
-        workers=workers,
-        timeout_worker_healthcheck=SLOWEST_START,
-        **options,
-    )
     tell_address(listener)
-    with metrics_of_all():
+    with metrics_of_all() as folder:
+        config = uvicorn.Config(
+            partial(worker_app, replace(settings, shared=folder)),
+            factory=True,
+            workers=workers,
+            timeout_worker_healthcheck=SLOWEST_START,
+            **options,
+        )
         supervisor = Multiprocess(config, [listener])
         supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
@@ -123,6 +125,7 @@ def make_app(settings: Settings) -> ASGIApp:
             body_limit=settings.body_limit,
             log_texts=settings.log_texts,
             drain_seconds=settings.drain_seconds,
+            shared=settings.shared,
         )
     )
 
@@ -195,11 +198,11 @@ def stopping_as_asked() -> Iterator[None]:
 
 
 @contextmanager
-def metrics_of_all() -> Iterator[None]:
+def metrics_of_all() -> Iterator[Path]:
     """A folder in which workers leave their figures for one another."""
     with tempfile.TemporaryDirectory(prefix="offramp-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         try:
-            yield
+            yield Path(folder)
         finally:
             del os.environ["PROMETHEUS_MULTIPROC_DIR"]
