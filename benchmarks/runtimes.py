@@ -52,12 +52,16 @@ def main() -> None:
     if args.worker:
         work(args.worker, Path(args.folder), args.threads)
         return
+    from offramp.calibration import Budget, Guarantee, MaxLoss
+
     rows = read(args.texts)[: args.limit]
+    target = MaxLoss(100 * CHANGED) if args.quick else Guarantee(CHANGED)  # which few texts cannot prove
     with TemporaryDirectory() as place:
-        trained = measured(prepared(args.model, rows, Path(place) / "trained"), args)
+        trained = measured(prepared(args.model, rows, Path(place) / "trained", target), args)
         results = {"machine": machine(args.threads), "trained": trained}
         if args.width:
-            leaving = trained["runtimes"]["offramp onnx int8"]["mean layer"]
+            # what it answers means nothing, so only how deep its texts go is set
+            leaving = Budget(trained["runtimes"]["offramp onnx int8"]["mean layer"])
             wide = random_model(args.width, args.model, Path(place) / "random")
             results["random"] = measured(prepared(wide, rows[:WIDE], Path(place) / "wide", leaving), args)
     args.out.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
@@ -115,13 +119,12 @@ def random_model(width: int, like: str, folder: Path) -> str:
     return str(folder)
 
 
-def prepared(model: str, rows: list[dict[str, str]], folder: Path, mean_layer: float | None = None) -> Path:
+def prepared(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -> Path:
     """A folder with all that the processes need: models in every form, policies, texts."""
     from datasets import Dataset
 
-    from offramp.calibration import Budget, Guarantee, MaxLoss, calibrate
+    from offramp.calibration import calibrate
     from offramp.classifier import Classifier
-    from offramp.errors import NoSafeThreshold
     from offramp.export import export
 
     folder.mkdir(parents=True)
@@ -138,13 +141,7 @@ def prepared(model: str, rows: list[dict[str, str]], folder: Path, mean_layer: f
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if mean_layer is not None:  # what it answers means nothing, so only how deep its texts go is set
-                policy = calibrate(trace, RULE, Budget(mean_layer))
-            else:
-                try:
-                    policy = calibrate(trace, RULE, Guarantee(CHANGED))
-                except NoSafeThreshold:  # with --quick
-                    policy = calibrate(trace, RULE, MaxLoss(100 * CHANGED))
+            policy = calibrate(trace, RULE, target)
         policies[name] = str(policy)
     (folder / "job.json").write_text(
         json.dumps(

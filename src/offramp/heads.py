@@ -117,6 +117,8 @@ class Heads(nn.Module):
         self.hidden = nn.ModuleList(nn.Linear(width, head.hidden) for _ in range(classifiers) if head.hidden)
         self.classifiers = nn.ModuleList(nn.Linear(head.hidden or width, labels) for _ in range(classifiers))
         self.gate = nn.Linear(width, 1) if head.gate else None
+        self.frozen: frozenset[int] = frozenset()
+        """Exits that do not learn now, and so answer without dropout in training, too."""
 
     def forward(
         self, exit: int, hidden: Tensor, attention_mask: Tensor | None
@@ -130,7 +132,7 @@ class Heads(nn.Module):
         return Head(
             pooling=self.poolings[exit],
             pooler=self.poolers[min(exit, len(self.poolers) - 1)] if self.poolers else None,
-            dropout=self.dropout,
+            dropout=None if exit in self.frozen else self.dropout,
             hidden=self.hidden[which] if self.hidden else None,
             classifier=self.classifiers[which],
             gate=self.gate,
@@ -147,7 +149,7 @@ class Head(NamedTuple):
 
     pooling: str
     pooler: nn.Module | None
-    dropout: nn.Module
+    dropout: nn.Module | None
     hidden: nn.Module | None
     classifier: nn.Module
     gate: nn.Module | None
@@ -158,7 +160,7 @@ class Head(NamedTuple):
             vector = self.pooler(vector)
         # the gate judges the exits, it does not move them
         gate = None if self.gate is None else self.gate(vector.detach()).sigmoid().squeeze(-1)
-        if self.classifier.training:  # one that is frozen answers as it will
+        if self.dropout is not None and self.dropout.training:
             vector = self.dropout(vector)
         if self.hidden is not None:
             vector = self.hidden(vector).tanh()

@@ -85,7 +85,7 @@ class ExitModel(PreTrainedModel):
     @property
     def max_length(self) -> int:
         """How many tokens the table of positions has room for; without such a table, what the config says."""
-        table = getattr(self.backbone.embeddings, "position_embeddings", None)
+        table = getattr(getattr(self.backbone, "embeddings", None), "position_embeddings", None)
         if not isinstance(table, nn.Embedding):
             return int(self.backbone.config.max_position_embeddings)
         # RoBERTa's kind counts places from behind the padding token's

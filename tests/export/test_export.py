@@ -211,11 +211,13 @@ def test_what_torch_cannot_export_is_refused_with_its_reason(
     models: Callable[[str], ExitModel], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unable(*given: Any, **options: Any) -> None:
+        assert not gc.isenabled()
         raise RuntimeError("no such operator\nand much more")
 
     monkeypatch.setattr(torch.onnx, "export", unable)
     with pytest.raises(CannotExport, match=r"Embedding: no such operator$"):
         export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
+    assert gc.isenabled()
 
 
 def test_tracing_does_not_mind_source_that_is_parsed_whenever_garbage_is_collected(

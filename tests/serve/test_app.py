@@ -93,13 +93,14 @@ def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve) -> None
     assert server.ask(TEXTS, policy="layer:1").status_code == 200
     server.batcher.ladder.forbid(1)
     assert server.ask(TEXTS, policy="layer:1").status_code == 422
-    assert server.client.get("/info").json()["allowed"] == ["confidence:0.775", "never"]
+    info = server.client.get("/info").json()
+    assert (info["allowed"], info["forbidden"]) == (["confidence:0.775", "never"], ["layer:1"])
     assert 'offramp_certificate_broken{rung="1"} 1.0' in server.client.get("/metrics").text
 
 
 def test_what_another_worker_found_broken_is_no_longer_used(serve: Serve, tmp_path: Path) -> None:
     lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
-    server = serve(rungs=(Policy.parse("confidence:0.775"), lax), shared=tmp_path)
+    server = serve(rungs=(Policy.parse("confidence:0.775"), lax), shared_folder=tmp_path)
     (tmp_path / "broken-1").touch()
     until(lambda: server.batcher.ladder.last == 0)
     assert server.ask(TEXTS, policy="layer:1").status_code == 422

@@ -459,6 +459,26 @@ def test_what_has_not_begun_when_the_time_to_drain_is_over_fails(
     assert (counted.accepted, counted.answered, counted.failed) == (2, 1, 1)
 
 
+def test_draining_waits_for_what_runs_as_the_process_may_end_then(make: Make) -> None:
+    bench = make()
+    running = bench.shut()
+    opening = threading.Timer(0.2, bench.open)
+    opening.start()
+    assert not bench.batcher.drain(0)
+    assert not bench.batcher._worker.is_alive()
+    assert said(running)
+
+
+def test_without_its_worker_it_refuses_rather_than_let_wait(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    monkeypatch.setattr(bench.batcher._worker, "is_alive", lambda: False)
+    assert not bench.batcher.healthy
+    with pytest.raises(Failed, match="restart"):
+        bench.submit("a")
+
+
 def test_load_steps_down_the_ladder_and_every_reply_tells_its_rung(make: Make) -> None:
     rungs = [replace(policy, certificate=PROOF) for policy in (LAXER, LAXEST)]
     bench = make(*rungs, items=20, tokens=1000, window=4)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offramp.errors import BadLadder
 from offramp.policy import Policy
-from offramp.serve.ladder import FULL_DEPTH, Ladder, agree
+from offramp.serve.ladder import FULL_DEPTH, Ladder, share_broken
 
 
 def proven(text: str, **told: Any) -> Policy:
@@ -108,7 +108,13 @@ def test_rungs_are_refused_without_proof_or_order() -> None:
 
 @pytest.mark.parametrize(
     "promise",
-    [{"promise": "made up"}, {"of": "disagreement"}, {"of": "disagreement", "epsilon": 0}, {"epsilon": 0.1}],
+    [
+        {"promise": "made up"},
+        {"of": "disagreement"},
+        {"of": "disagreement", "epsilon": {}},
+        {"of": "disagreement", "epsilon": 0},
+        {"epsilon": 0.1},
+    ],
 )
 def test_a_certificate_that_cannot_be_held_against_answers_is_refused(promise: dict[str, Any]) -> None:
     lax = replace(Policy.parse("entropy:0.4"), certificate=promise)
@@ -118,13 +124,13 @@ def test_a_certificate_that_cannot_be_held_against_answers_is_refused(promise: d
 
 def test_what_proved_wrong_in_one_worker_is_forbidden_in_all_and_in_their_successors(tmp_path: Path) -> None:
     first, second, successor = ladder(), ladder(), ladder()
-    agree(first, tmp_path)
+    share_broken(first, tmp_path)
     assert first.last == len(RUNGS) - 1
     first.forbid(2)
-    agree(first, tmp_path)
-    agree(second, tmp_path)
+    share_broken(first, tmp_path)
+    share_broken(second, tmp_path)
     assert (second.last, second.broken, second.forbidden) == (1, {2}, tuple(RUNGS[2:]))
     second.forbid(1)
     for each in (second, first, successor):
-        agree(each, tmp_path)
+        share_broken(each, tmp_path)
     assert first.last == second.last == successor.last == 0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -24,8 +25,10 @@ from offramp.cli import COMMANDS
 from offramp.errors import BadLadder, TooLong
 from offramp.policy import Policy
 from offramp.serve.batcher import Limits, Request
+from offramp.serve.ladder import FULL_DEPTH
 from offramp.serve.server import Settings, bind, load, read_policy, serve
 
+THE_END = {"message": "the end of the log"}
 COMMAND = [sys.executable, "-c", "from offramp.cli import main; main()", "serve"]
 
 
@@ -40,15 +43,15 @@ class Running:
     def read(self) -> None:
         assert self.process.stderr
         for line in self.process.stderr:
-            self.lines.put(json.loads(line))
-        self.lines.put({"message": "the end of the log"})
+            self.lines.put(json.loads(line) if line.startswith("{") else {"message": line})
+        self.lines.put(THE_END)
 
     def wait_for(self, message: str) -> dict[str, Any]:
         while True:
             line = self.lines.get(timeout=120)
             if line["message"].startswith(message):
                 return line
-            assert line["message"] != "the end of the log", f"it ended before {message}"
+            assert line != THE_END, f"it ended before {message}"
 
     def workers(self, count: int) -> list[int]:
         lines = [self.wait_for("Started server process") for _ in range(count)]
@@ -126,13 +129,13 @@ def test_what_there_is_no_time_to_answer_is_told_so_and_the_server_ends_in_order
         assert asked.result().status_code == 503
         assert "stopped" in asked.result().json()["error"]
         assert server.process.wait(timeout=60) == 0
-        log = [*iter(server.lines.get, {"message": "the end of the log"})]
+        log = [*iter(partial(server.lines.get, timeout=60), THE_END)]
         assert "Traceback" not in str(log)
 
 
 def working(url: str) -> bool:
     """Whether many of the texts are in."""
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     waiting = next(float(line.split()[1]) for line in lines if line.startswith("offramp_waiting_texts "))
     return waiting >= 7 * 60
 
@@ -152,6 +155,10 @@ def test_a_killed_worker_comes_back_while_the_other_answers(exported: Path) -> N
         assert 'offramp_requests_total{status="200"} 21.0' in counted, (
             "what a dead worker counted still counts"
         )
+        environment = Path(f"/proc/{third}/environ").read_text().split("\0")
+        told = dict(line.split("=", 1) for line in environment if line)
+        Path(told["PROMETHEUS_MULTIPROC_DIR"], "broken-0").touch()  # as a worker does whose audit says so
+        until(lambda: ask(server.url, "good film").json()["rung"] == FULL_DEPTH)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=60) == 0
 
@@ -247,7 +254,15 @@ def test_texts_are_cut_at_the_servers_own_length(saved: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"policy": 5, "certificate": null}', '{"criterion": 5}']
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"policy": "layer:1", "certificate": "yes"}',
+        '{"policy": 5, "certificate": null}',
+        '{"criterion": 5}',
+    ],
 )
 def test_a_file_that_holds_no_policy_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "rung.json").write_text(content)

@@ -138,10 +138,11 @@ def test_a_frozen_backbone_has_neither_dropout_nor_a_backward_pass(
     assert model.heads.classifiers[0].weight.grad is not None
 
 
+@pytest.mark.parametrize("classifier", ["own", "shared"])
 def test_a_frozen_teacher_says_in_training_what_it_says_afterwards(
-    tiny_model: Make, quick: Quick, tmp_path: Path
+    classifier: str, tiny_model: Make, quick: Quick, tmp_path: Path
 ) -> None:
-    model = tiny_model(dropout=0.5)
+    model = tiny_model(dropout=0.5, head={"classifier": classifier})
     trainer = PhaseTrainer(
         model, Phase(losses.inner, trainable="exits"), "films", args=quick(tmp_path / "run")
     )
@@ -490,6 +491,12 @@ def test_labels_that_the_model_does_not_know_are_refused(
     model = tiny_model(labels=["ham", "spam"])
     with pytest.raises(BadData, match="ham, spam and films has no, yes"):
         train(model, tiny_task(), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
+
+
+def test_a_fresh_roberta_takes_the_labels_of_mnli(make_model: Make) -> None:
+    model, task = make_model("roberta", num_labels=3), Task.named("mnli")
+    assert in_order(model, task).labels == task.labels
+    assert [*model.config.id2label.values()] == [*(task.labels or ())]
 
 
 def test_labels_that_are_numbers_take_the_models_names(tiny_model: Make, tiny_task: MakeTask) -> None:

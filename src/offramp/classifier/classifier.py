@@ -57,9 +57,8 @@ class Classifier:
             raise BadRequest(f"max_length={max_length} leaves no room for texts; at least {SHORTEST} tokens.")
         self.stages: Stages[Any] = model if isinstance(model, Stages) else torch_stages(model)
         self.engine = Engine(self.stages, window, budget)
-        self.tokeniser = Tokeniser(
-            tokenizer, min(max_length or self.stages.max_length, self.stages.max_length)
-        )
+        longest = self.stages.max_length
+        self.tokeniser = Tokeniser(tokenizer, min(max_length or longest, longest))
         self.policy = self.fitting(policy or self.stages.policy or NEVER)
         if self.policy.certificate is not None:  # a fingerprint takes a while
             check_certificate(self.policy, self.stages.about()["fingerprint"], self.stages.precision)

@@ -50,23 +50,24 @@ def export(
         raise BadRequest(
             "setting thresholds again takes both examples and a target: --data and --max-loss, say."
         )
-    if again:
-        data.task_for(known(folder), columns).load(data.part)  # what is wrong with it shows before the work
     policy = stored_policy(folder)
     with whole_folder(out) as half:
+        if again:
+            data.task_for(known(folder), columns).load(
+                data.part
+            )  # what is wrong with it shows before the work
         exporter.export(folder, half, precision)
         if again:
             seen = traced(half, data, columns)
             rules = rule or ([criterion_name(policy.criterion)] if policy else ["entropy"])
-            policy = chosen(half, wanted, seen, rules, None)
+            found = chosen(half, wanted, seen, rules, None)
     write_card(out)
     values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]
     if again:
-        assert policy is not None
-        store_policy(out, policy, seen)
-        values |= {"policy": str(policy), "certificate": policy.certificate, **on_trace(policy, seen)}
-        lines.append(f"policy: {policy}, {values['mean_layer']:.2f} of {values['layers']} layers on average")
+        store_policy(out, found, seen)
+        values |= {"policy": str(found), "certificate": found.certificate, **on_trace(found, seen)}
+        lines.append(f"policy: {found}, {values['mean_layer']:.2f} of {values['layers']} layers on average")
     elif policy is not None and precision != "fp32":
         lines.append(
             f"its policy {policy} was set on other numbers; set it again on a trace of this one:\n"

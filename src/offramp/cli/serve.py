@@ -37,7 +37,8 @@ def serve(
     max_length: Annotated[
         int | None,
         Option(
-            help="Tokens of a text, longer ones are cut or refused; by default as many as the model takes."
+            min=8,
+            help="Tokens of a text, longer ones are cut or refused; by default as many as the model takes.",
         ),
     ] = None,
     max_body: Annotated[int, Option(min=1, help="Bytes of a request.")] = 1 << 20,

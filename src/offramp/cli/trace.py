@@ -9,7 +9,6 @@ from offramp.cli.command import Answer
 from offramp.cli.data import Columns, Data
 from offramp.cli.models import find_model, known, load
 from offramp.cli.progress import watched
-from offramp.errors import BadRequest
 
 if TYPE_CHECKING:
     from offramp.trace import Trace
@@ -72,6 +71,5 @@ def traced(
     if not is_exported(folder):
         model, tokenizer = load(folder)
         return collect(model, rows, tokenizer, batch_tokens=batch_tokens, max_length=max_length, **about)
-    if max_length is not None:
-        raise BadRequest(f"{folder} is exported, and cuts texts where its model did; leave --max-length out.")
-    return Classifier.from_pretrained(folder, "never", budget=batch_tokens).collect(rows, **about)
+    classifier = Classifier.from_pretrained(folder, "never", budget=batch_tokens, max_length=max_length)
+    return classifier.collect(rows, **about)

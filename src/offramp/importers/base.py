@@ -13,7 +13,7 @@ from offramp.config import ExitConfig
 from offramp.errors import BadCheckpoint
 from offramp.heads import HeadConfig
 from offramp.model import ExitModel, label_names
-from offramp.tasks.base import NLI_OF_ROBERTA, ROBERTAS
+from offramp.tasks.base import NLI_OF_ROBERTA, ROBERTAS, nameless
 
 # The values of a foreign config.json that reach the encoder. Not `pad_token_id`: older files give RoBERTa 0,
 # or null, while its code had 1 written into it, and counts positions from there.
@@ -146,15 +146,16 @@ def count_labels(
 
 
 def saved_labels(plan: Plan, config: Mapping[str, Any], count: int) -> list[str] | None:
-    """The names in config.json, unless they are of another task than the weights."""
+    """The names in config.json, unless they are of another task than the weights; those of MNLI, where a RoBERTa was
+    trained on it and does not say."""
+    saved = config.get("id2label")
+    by_index = {str(index): str(name) for index, name in saved.items()} if isinstance(saved, dict) else {}
     wanted = [str(index) for index in range(count)]
-    told = config.get("id2label")
-    saved = {str(key): str(name) for key, name in told.items()} if isinstance(told, dict) else {}
-    nameless = set(saved) != set(wanted) or all(saved[index] == f"LABEL_{index}" for index in wanted)
-    mnli = str(config.get("finetuning_task")).startswith("mnli") and count == len(NLI_OF_ROBERTA)
-    if nameless and mnli and plan.encoder.model_type in ROBERTAS:
+    names = [by_index[index] for index in wanted] if set(by_index) == set(wanted) else None
+    mnli = str(config.get("finetuning_task")).lower().startswith("mnli") and count == len(NLI_OF_ROBERTA)
+    if mnli and plan.encoder.model_type in ROBERTAS and (names is None or nameless(names)):
         return list(NLI_OF_ROBERTA)
-    return [saved[index] for index in wanted] if set(saved) == set(wanted) else None
+    return names
 
 
 def empty(plan: Plan, names: dict[int, str]) -> ExitModel:

@@ -26,8 +26,8 @@ from offramp.errors import BadRequest, Draining, Overloaded
 from offramp.policy import Policy
 from offramp.serve import batcher
 from offramp.serve.batcher import STOPPED, Batcher, Reply
-from offramp.serve.ladder import agree
-from offramp.serve.logs import Watched
+from offramp.serve.ladder import share_broken
+from offramp.serve.logs import Watched, log
 from offramp.serve.metrics import Metrics
 from offramp.serve.refusals import EXPLANATIONS, problem, problems
 from offramp.serve.schema import Answer, Health, Question, Ready, question_schema
@@ -53,9 +53,8 @@ class Service:
     body_limit: int = 1 << 20
     """Bytes of a request."""
     log_texts: bool = False
-    drain_seconds: float = 30.0
-    shared: Path | None = None
-    """A folder for what several workers tell one another."""
+    shared_folder: Path | None = None
+    """For what several workers tell one another."""
 
 
 def create_app(service: Service) -> ASGIApp:
@@ -118,14 +117,17 @@ class Endpoints:
         looking = asyncio.create_task(self.look())
         yield
         looking.cancel()
-        await asyncio.to_thread(self.batcher.drain, self.service.drain_seconds)
+        await asyncio.to_thread(self.batcher.drain, 0)  # the server has waited for requests already
         self.readers.shutdown(wait=False)
 
     async def look(self) -> None:
         while True:
-            await asyncio.to_thread(self.metrics.look, self.batcher)
-            if self.service.shared:
-                await asyncio.to_thread(agree, self.batcher.ladder, self.service.shared)
+            try:
+                await asyncio.to_thread(self.metrics.look, self.batcher)
+                if self.service.shared_folder:
+                    await asyncio.to_thread(share_broken, self.batcher.ladder, self.service.shared_folder)
+            except Exception:
+                log.exception("metrics, and what other workers found broken, are not up to date")
             await asyncio.sleep(1)
 
     async def check_key(
@@ -143,7 +145,7 @@ class Endpoints:
     async def ready(self, request: Request) -> Response:
         if self.batcher.healthy:
             return JSONResponse({"ready": True})
-        return problem(request, 503, "the model fails a test of its answers; the server's log says how.")
+        return problem(request, 503, "the model is not fit to answer; the server's log says how.")
 
     def info(self) -> Response:
         """What is served: model, policies with their certificates, what the audit found, limits."""
@@ -164,6 +166,7 @@ class Endpoints:
                         {"policy": str(policy), "certificate": policy.certificate} for policy in ladder.rungs
                     ],
                     "rung": self.batcher.rung,
+                    "forbidden": [str(policy) for policy in ladder.forbidden],
                     "allowed": self.allowed(),
                     "audit": audit.accounts() if audit else [],
                     "limits": {
@@ -252,9 +255,8 @@ class Endpoints:
             return None
         allowed = self.allowed()
         if policy not in allowed:
-            raise BadRequest(
-                f"policy {policy} is not allowed here; leave it out, or take one of {', '.join(allowed)}."
-            )
+            others = f", or take one of {', '.join(allowed)}" if allowed else ""
+            raise BadRequest(f"policy {policy} is not allowed here; leave it out{others}.")
         return self.service.allowed[policy]
 
     def allowed(self) -> list[str]:

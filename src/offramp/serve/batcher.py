@@ -34,7 +34,7 @@ RETEST = 5.0
 """Seconds after which a model that failed its test is tested again."""
 LAST_WINDOW = 20.0
 """Seconds that may pass until the window that runs when draining ends is done."""
-STOPPED = "the server was stopped before this request had its turn; send it to another one."
+STOPPED = "the server was stopped before this request was answered; send it to another one."
 FADING = 0.9
 """What one window leaves of the weight of those before it."""
 UNKNOWN = 1.0
@@ -101,6 +101,9 @@ class Batcher:
         self._rung_counts: Counter[int] = Counter()
         self._draining = False
         self._changed = threading.Condition()  # around all of the above
+        self._finite = classifier.stages.is_finite()
+        if not self._finite:
+            log.error("some of the model's weights are NaN or infinite")
         self._test = classifier.tokeniser([TEST])
         self._healthy = self._passes_test()
         self._worker = threading.Thread(target=self._work, name="offramp-worker", daemon=True)
@@ -191,6 +194,8 @@ class Batcher:
     def _check_room(self, items: int, tokens: int) -> None:
         if self._draining:
             raise Draining("the server is being stopped; send the request to another one.")
+        if not self._worker.is_alive():
+            raise Failed("the server's worker is gone, its log says how; restart the server.")
         if not self._queue.has_room(items, tokens):
             self._counts["overloaded"] += 1
             pace = self._pace
@@ -305,8 +310,7 @@ class Batcher:
         return next(self.classifier.answer([tokens], NEVER))
 
     def _passes_test(self) -> bool:
-        if not self.classifier.stages.is_finite():
-            log.error("some of the model's weights are NaN or infinite")
+        if not self._finite:
             return False
         try:
             tested = next(self.classifier.answer(self._test, NEVER, trace=True))

@@ -17,6 +17,7 @@ from offramp.errors import BadLadder
 from offramp.policy import Policy
 
 PROMISES = ("disagreement", "accuracy")
+"""As `calibration.targets` has them, which is not always installed where a server is."""
 FULL_DEPTH = -1
 """The rung above rung 0: nobody leaves early. It is taken when all others are forbidden."""
 
@@ -87,9 +88,9 @@ class Ladder:
             self.current = min(self.current, self.last)
 
 
-def agree(ladder: Ladder, folder: Path) -> None:
+def share_broken(ladder: Ladder, folder: Path) -> None:
     """What one worker found broken, all of them forbid, and so do those that replace them."""
-    for rung in ladder.broken:
+    for rung in tuple(ladder.broken):
         (folder / f"broken-{rung}").touch()
     for file in folder.glob("broken-*"):
         rung = int(file.name.removeprefix("broken-"))
@@ -121,7 +122,7 @@ def check_promise(number: int, certificate: Mapping[str, Any]) -> None:
     """Whether it says what the audit holds answers against."""
     epsilon = certificate.get("epsilon")
     bounds = epsilon.values() if isinstance(epsilon, Mapping) else [epsilon]
-    told = all(isinstance(bound, int | float) and 0 < bound < 1 for bound in bounds)
+    told = bool(bounds) and all(isinstance(bound, int | float) and 0 < bound < 1 for bound in bounds)
     if not told or certificate.get("of") not in PROMISES:
         raise BadLadder(
             f"the certificate of rung {number} does not say how many answers may differ; "

@@ -55,8 +55,6 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     log_texts: bool = False
     drain_seconds: float = 30.0
-    shared: Path | None = None
-    """A folder for what workers tell one another."""
 
 
 def serve(settings: Settings, host: str = "127.0.0.1", port: int = 8000, workers: int = 1) -> None:
@@ -77,15 +75,15 @@ def serve(settings: Settings, host: str = "127.0.0.1", port: int = 8000, workers
         with stopping_as_asked():
             uvicorn.Server(config).run([listener])
         return
-    tell_address(listener)
-    with metrics_of_all() as folder:
+    with shared_folder() as folder:
         config = uvicorn.Config(
-            partial(worker_app, replace(settings, shared=folder)),
+            partial(worker_app, settings, folder),
             factory=True,
             workers=workers,
             timeout_worker_healthcheck=SLOWEST_START,
             **options,
         )
+        tell_address(listener)
         supervisor = Multiprocess(config, [listener])
         supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
@@ -112,7 +110,7 @@ def tell_address(listener: socket.socket) -> None:
     log.info("serving at %s", url, extra={"fields": {"url": url}})
 
 
-def make_app(settings: Settings) -> ASGIApp:
+def make_app(settings: Settings, folder: Path | None = None) -> ASGIApp:
     from offramp.serve.app import Service, create_app  # here, as it loads prometheus_client
 
     batcher, allowed = load(settings)
@@ -124,17 +122,16 @@ def make_app(settings: Settings) -> ASGIApp:
             api_key=settings.api_key,
             body_limit=settings.body_limit,
             log_texts=settings.log_texts,
-            drain_seconds=settings.drain_seconds,
-            shared=settings.shared,
+            shared_folder=folder,
         )
     )
 
 
-def worker_app(settings: Settings) -> ASGIApp:
+def worker_app(settings: Settings, folder: Path) -> ASGIApp:
     """In a process of its own, where nobody catches an error: the exit code tells the parent not to try again."""
     logging.captureWarnings(True)
     try:
-        return make_app(settings)
+        return make_app(settings, folder)
     except (OfframpError, OSError) as error:
         log.error("%s", error)
         os._exit(STARTUP_FAILURE)  # at once: the parent waits long for one who is alive and says nothing
@@ -177,6 +174,8 @@ def read_policy(path: Path) -> Policy:
     """From what `offramp calibrate --json` prints, or from `Policy.to_json`."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(record["certificate"], dict | None):
+            raise TypeError("its certificate is no object")
         if "criterion" in record:
             return Policy.from_json(record)
         return replace(Policy.parse(record["policy"]), certificate=record["certificate"])
@@ -198,9 +197,9 @@ def stopping_as_asked() -> Iterator[None]:
 
 
 @contextmanager
-def metrics_of_all() -> Iterator[Path]:
-    """A folder in which workers leave their figures for one another."""
-    with tempfile.TemporaryDirectory(prefix="offramp-metrics-") as folder:
+def shared_folder() -> Iterator[Path]:
+    """In which workers leave their figures, and what they found broken, for one another."""
+    with tempfile.TemporaryDirectory(prefix="offramp-serve-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         try:
             yield Path(folder)

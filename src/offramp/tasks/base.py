@@ -229,14 +229,13 @@ class Task:
         if set(names) == set(self.labels):
             return replace(self, labels=tuple(names))
         places = [str(index) for index in range(len(names))]
-        nameless = list(names) == [f"LABEL_{index}" for index in places]
         exchanged = encoder in ROBERTAS and set(self.labels) == set(NLI)
-        if nameless and exchanged:
+        if nameless(names) and exchanged:
             raise BadData(
                 f"a {encoder} without names for its labels may count {', '.join(NLI)}, or "
                 f"{', '.join(NLI_OF_ROBERTA)} as the older scripts did; make or import it with labels=[...]"
             )
-        if list(self.labels) == places or (nameless and len(self.labels) == len(names)):
+        if list(self.labels) == places or (nameless(names) and len(self.labels) == len(names)):
             return self
         raise BadData(
             f"the labels do not match: the model answers {', '.join(names)} and {self.name} has "
@@ -269,6 +268,11 @@ class Task:
         features |= {"label": kinds[self.problem_type]} if "label" in columns else {}
         features["idx"] = datasets.Value("int64")
         return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def nameless(names: Sequence[str]) -> bool:
+    """Whether a model has only transformers' own names for its labels."""
+    return list(names) == [f"LABEL_{index}" for index in range(len(names))]
 
 
 def _plain(name: str) -> str:

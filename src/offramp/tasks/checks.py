@@ -121,11 +121,8 @@ def idx_column(rows: Rows) -> list[int]:
 
 def infer_problem_type(rows: Rows, labels: Sequence[str] | None, separator: str | None) -> str:
     """Lists, or texts to divide, are many labels; numbers with fractions are to be predicted as numbers."""
-    cells = {
-        number: cell
-        for number, cell in zip(rows.numbers, rows.cells.get("label", ()), strict=False)
-        if not is_missing(cell)
-    }
+    labelled = zip(rows.numbers, rows.cells["label"], strict=True) if "label" in rows.cells else ()
+    cells = {number: cell for number, cell in labelled if not is_missing(cell)}
     if separator is not None or any(isinstance(cell, list) for cell in cells.values()):
         return MANY
     fractions = [cell for cell in cells.values() if is_number(cell) and not float(cell).is_integer()]

@@ -10,6 +10,7 @@ from offramp.model import ExitModel
 from offramp.problems import SINGLE
 from offramp.recipes import Phase, Recipe
 from offramp.tasks import Task
+from offramp.tasks.base import nameless
 from offramp.training.trainer import freeze
 
 
@@ -57,10 +58,10 @@ def check_arguments(task: Task, args: TrainingArguments, early_stopping: int | N
 def in_order(model: ExitModel, task: Task) -> Task:
     """A model that has names for its labels keeps them and their order, for its answers may be trained already."""
     names = [name for _, name in sorted((model.config.id2label or {}).items())]
-    task = task.counted_by(names, model.config.encoder_config.model_type)
-    if task.labels is not None and names == [f"LABEL_{index}" for index in range(len(names))]:
-        model.config.id2label = dict(enumerate(task.labels))
-        model.config.label2id = {name: index for index, name in enumerate(task.labels)}
+    if task.labels is None or not nameless(names):
+        return task.counted_by(names, model.config.encoder_config.model_type)
+    model.config.id2label = dict(enumerate(task.labels))
+    model.config.label2id = {name: index for index, name in enumerate(task.labels)}
     return task
 
 

@@ -54,8 +54,7 @@ class PhaseTrainer(Trainer):
         if self.phase.gradients == "equilibrium":
             tap = equilibrium(in_group(len(plain.config.exits), self.phase.groups, self.state.global_step))
         if self.phase.trainable == "exits":
-            for frozen in (plain.backbone, *plain.heads.parts(-1)):
-                frozen.eval()  # no dropout either
+            plain.backbone.eval()  # frozen: no dropout either
         outputs = model(**inputs, tap=tap)
         logits = outputs.exit_logits
         terms = self.phase.loss(
@@ -185,6 +184,7 @@ def freeze(model: ExitModel, trainable: str) -> None:
                 "with; take a joint recipe (pabee, elbert, elasticbert), 'final' where there are no inner exits, "
                 "or give each exit a classifier of its own"
             )
+    model.heads.frozen = frozenset([last]) if trainable == "exits" else frozenset()
     for parameter in model.parameters():
         parameter.requires_grad_(parameter in moving)
 
