@@ -53,9 +53,8 @@ def export(
     policy = stored_policy(folder)
     with whole_folder(out) as half:
         if again:
-            data.task_for(known(folder), columns).load(
-                data.part
-            )  # what is wrong with it shows before the work
+            # what is wrong with it shows before the work
+            data.task_for(known(folder), columns).load(data.part)
         exporter.export(folder, half, precision)
         if again:
             seen = traced(half, data, columns)
