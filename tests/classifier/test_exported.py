@@ -1,4 +1,4 @@
-"""Classifiers of exported models: the same answers as in PyTorch, and no torch."""
+"""Classifiers of exported models: the same answers as in PyTorch."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -52,14 +52,17 @@ class Ladder:
         self.broken: set[int] = set()
         """Rungs that turned out not to keep their promise."""
         self.current = 0
-        self.last = len(self.rungs) - 1
-        """The lowest rung that is not forbidden; `FULL_DEPTH` if all are."""
         self._fell = -inf
         self._quiet_since: float | None = None
         self._lock = threading.Lock()
 
     def policy(self, rung: int) -> Policy:
         return NEVER if rung == FULL_DEPTH else self.rungs[rung]
+
+    @property
+    def last(self) -> int:
+        """The lowest rung that is not forbidden; `FULL_DEPTH` if all are."""
+        return min(self.broken, default=len(self.rungs)) - 1
 
     @property
     def forbidden(self) -> tuple[Policy, ...]:
@@ -83,8 +86,7 @@ class Ladder:
     def forbid(self, rung: int) -> None:
         """Never again this rung, nor those that leave still earlier."""
         with self._lock:
-            self.broken.add(rung)
-            self.last = min(self.last, max(rung, 0) - 1)
+            self.broken.add(max(rung, 0))
             self.current = min(self.current, self.last)
 
 
