@@ -10,9 +10,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 
-# Each may import what stands before it. `errors` and `problems` belong to no part, so they come first.
+# Each may import what stands before it. What stands in the first line belongs to no part.
 ORDER = """
-errors problems
+errors problems writing
 tasks backbones heads config model importers
 losses gradients recipes training
 trace criteria policy cost curves calibration report

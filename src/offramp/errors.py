@@ -56,6 +56,10 @@ class UnfitRule(OfframpError):
     """A rule was asked to decide for a model or problem that lacks what the rule looks at."""
 
 
+class AlreadyThere(OfframpError):
+    """A folder to be made holds something, which is not written over."""
+
+
 class BadTrace(OfframpError):
     """A trace whose parts do not fit together, or a file that is not a whole trace."""
 

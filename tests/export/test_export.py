@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from offramp.backbones import BACKBONES
-from offramp.errors import CannotExport, CannotLoad, OtherThanProven
+from offramp.errors import AlreadyThere, CannotExport, CannotLoad, OtherThanProven
 from offramp.export import export, exporting
 from offramp.model import ExitModel
 from offramp.policy import Policy
@@ -281,7 +281,7 @@ def test_a_folder_that_holds_something_is_left_alone(exported: Callable[..., Pat
     precious = tmp_path / "bert-fp32" / "notes.txt"
     precious.parent.mkdir()
     precious.write_text("keep me")
-    with pytest.raises(CannotExport, match="there already"):
+    with pytest.raises(AlreadyThere, match="there already"):
         exported("bert")
     assert precious.read_text() == "keep me"
     assert [*precious.parent.iterdir()] == [precious]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offramp.cli.models import CONFIG, is_path, read_config
-from offramp.cli.writing import write_whole
+from offramp.writing import write_whole
 
 if TYPE_CHECKING:
     from offramp.policy import Policy

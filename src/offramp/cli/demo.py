@@ -18,8 +18,8 @@ from offramp.cli.command import Answer, say
 from offramp.cli.measuring import Timed, Truth, machine, side_by_side, timing_table
 from offramp.cli.packages import ENCODER, SENTENCES, fetch
 from offramp.cli.progress import training_progress, watched
-from offramp.cli.writing import write_whole
 from offramp.errors import NoSafeThreshold
+from offramp.writing import write_whole
 
 if TYPE_CHECKING:
     from offramp.model import ExitModel

@@ -12,8 +12,8 @@ from offramp.cli.data import Columns, Data
 from offramp.cli.measuring import on_trace
 from offramp.cli.models import find_model, known, stored_policy
 from offramp.cli.trace import traced
-from offramp.cli.writing import whole_folder
 from offramp.errors import BadRequest
+from offramp.writing import whole_folder
 
 
 def export(

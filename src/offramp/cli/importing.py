@@ -8,8 +8,8 @@ from typer import Argument, Option
 
 from offramp.cli.card import write_card
 from offramp.cli.command import Answer
-from offramp.cli.writing import whole_folder
 from offramp.errors import BadCheckpoint
+from offramp.writing import whole_folder
 
 
 def import_checkpoint(

@@ -19,8 +19,8 @@ from offramp.cli.data import Columns, find_task, fitting, texts_in
 from offramp.cli.models import find_model, known
 from offramp.cli.on_ray import Pool, predict_on_ray
 from offramp.cli.progress import counted
-from offramp.cli.writing import whole_file
 from offramp.errors import BadRequest
+from offramp.writing import whole_file
 
 if TYPE_CHECKING:
     from offramp.classifier import Classifier, Prediction
@@ -185,7 +185,7 @@ def written(records: Iterator[dict[str, Any]], out: Path) -> Answer:
     if out.suffix.lower() not in LINES:
         raise BadRequest(f"{out}: expected a file that ends in {', '.join(LINES)}.")
     as_line, count = LINES[out.suffix.lower()], 0
-    with whole_file(out) as file:
+    with whole_file(out) as half, half.open("w", encoding="utf-8", newline="") as file:
         for count, each in enumerate(records, 1):
             if count == 1 and as_line is not json_line:
                 file.write(as_line({name: name for name in each}) + "\n")

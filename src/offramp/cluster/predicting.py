@@ -25,6 +25,7 @@ from offramp.cluster.joining import joined
 from offramp.cluster.texts import Texts, find_texts
 from offramp.errors import BadData, BadRequest, ClusterFailed, OfframpError
 from offramp.policy import Policy
+from offramp.writing import write_whole
 
 DONE = "_done.json"
 PIECE = 128 * 2**10
@@ -116,7 +117,7 @@ def predict(
         threads=threads,
         seconds=time.perf_counter() - begin,
     )
-    (out / DONE).write_text(json.dumps(asdict(done), indent=1), encoding="utf-8")
+    write_whole({out / DONE: json.dumps(asdict(done), indent=1)})
     return done
 
 

@@ -3,9 +3,6 @@
 import copy
 import hashlib
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ from offramp.stages.manifest import CONFIG, TOKENIZER, Manifest
 from offramp.stages.onnx import OnnxStages
 from offramp.stages.torch import TorchStages
 from offramp.trace.collecting import sizes
+from offramp.writing import whole_folder
 
 PRECISIONS = ("fp32", "int8")
 EMBEDDING, STAGE, WEIGHTS = "embedding.onnx", "stage-{:02}.onnx", "weights.bin"
@@ -62,7 +60,7 @@ def export(
     policy = plain.config.policy
     if policy is not None:
         check_certificate(Policy.from_json(policy), model.fingerprint(), precision)
-    with new_folder(Path(path)) as folder:
+    with whole_folder(Path(path)) as folder:
         embedding, *stages = write_graphs(plain, folder, precision)
         plain.config.to_json_file(folder / CONFIG, use_diff=False)
         limit = TorchStages(plain).max_length
@@ -101,21 +99,6 @@ def prepared(model: ExitModel) -> ExitModel:
     nn.Module.eval(plain)
     plain.backbone.set_attn_implementation("eager")
     return plain
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, which takes its place when all is in it."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CannotExport(f"{path} is there already; choose another folder, or remove it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    unfinished.mkdir()
-    try:
-        yield unfinished
-        unfinished.replace(path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_graphs(model: ExitModel, folder: Path, precision: str) -> list[str]:

@@ -16,6 +16,7 @@ from offramp.report.plots import save_plots
 from offramp.report.sections import Section, measure
 from offramp.report.table import text
 from offramp.trace import Trace
+from offramp.writing import write_whole
 
 RULES = ("entropy", "confidence", "margin", "patience", "layer", "oracle")
 
@@ -97,8 +98,7 @@ class Report:
             "report.json": json.dumps(self.to_json(), indent=1),
             "report.txt": str(self) + "\n",
         }
-        for name, content in texts.items():
-            (root / name).write_text(content, encoding="utf-8")
+        write_whole({root / name: content for name, content in texts.items()})
         return [*(root / name for name in texts), *drawn]
 
 

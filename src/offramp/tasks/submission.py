@@ -5,14 +5,13 @@ labels (some checkpoints have entailment and neutral the other way round) cannot
 """
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from offramp.errors import BadData
 from offramp.problems import REGRESSION
 from offramp.tasks.base import Task
+from offramp.writing import write_whole
 
 SIMILARITY = (0.0, 5.0)
 """The scale of STS-B, the only task of GLUE and ELUE whose answer is a number."""
@@ -38,7 +37,9 @@ def write_submission(
     if layers is not None:
         columns[f"{task.submission}_exit_layer.tsv"] = ("exit_layer", [str(int(layer)) for layer in layers])
     _check_idx(idx, [len(cells) for _, cells in columns.values()])
-    return _write(Path(folder), {name: _table(idx, *column) for name, column in columns.items()})
+    files = {Path(folder) / name: _table(idx, *column) for name, column in columns.items()}
+    write_whole(files)
+    return [*files]
 
 
 def _predictions(task: Task, answers: Iterable[float], labels: Sequence[str] | None) -> list[str]:
@@ -70,13 +71,3 @@ def _check_idx(idx: Sequence[int], lengths: Sequence[int]) -> None:
 def _table(idx: Sequence[int], heading: str, cells: Sequence[str]) -> str:
     rows = [f"index\t{heading}", *(f"{int(number)}\t{cell}" for number, cell in zip(idx, cells, strict=True))]
     return "\n".join(rows) + "\n"
-
-
-def _write(folder: Path, tables: dict[str, str]) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder, prefix=".writing-") as whole:
-        for name, table in tables.items():
-            (Path(whole) / name).write_text(table, encoding="utf-8", newline="\n")
-        for name in tables:
-            os.replace(Path(whole) / name, folder / name)
-    return [folder / name for name in tables]

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from offramp.errors import BadTrace
 from offramp.problems import MANY, PROBLEMS, REGRESSION, SINGLE
+from offramp.writing import whole_file
 
 Array = NDArray[Any]
 
@@ -87,7 +88,6 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace, whole or not at all."""
-        path = Path(path)
         arrays = {name: getattr(self, name) for name in PER_EXAMPLE if getattr(self, name) is not None}
         text_ids = not np.issubdtype(self.ids.dtype, np.number)
         if text_ids:
@@ -96,15 +96,9 @@ class Trace:
         rest |= {"shape": dict(self.shape), "text_ids": text_ids}
         metadata = {"offramp_trace": str(FORMAT), "fields": json.dumps(rest)}
 
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-        try:
-            save_file(
-                {name: np.ascontiguousarray(array) for name, array in arrays.items()}, unfinished, metadata
-            )
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        with whole_file(Path(path)) as half:
+            save_file(whole, half, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -23,6 +23,7 @@ from transformers import TrainingArguments
 from offramp.errors import CannotTrain
 from offramp.model import ExitModel
 from offramp.recipes import Phase, Recipe
+from offramp.writing import write_whole
 
 DECISIVE = """
 learning_rate per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps warmup_steps
@@ -82,8 +83,7 @@ def claim(home: Path, run: Mapping[str, Any]) -> None:
     """Says in the folder what runs there; refuses a folder where something else ran."""
     file = home / "run.json"
     if not file.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(run, indent=2))
+        write_whole({file: json.dumps(run, indent=2)})
         return
     before = json.loads(file.read_text(encoding="utf-8"))
     different = sorted(name for name in {*before, *run} if before.get(name) != run.get(name))
@@ -92,12 +92,6 @@ def claim(home: Path, run: Mapping[str, Any]) -> None:
             f"{home} holds another run (it differs in {', '.join(different)}); choose another output_dir, "
             "or remove it to start anew"
         )
-
-
-def write_whole(file: Path, text: str) -> None:
-    half = file.with_name(f".{file.name}.half")
-    half.write_text(text, encoding="utf-8")
-    half.replace(file)
 
 
 def last_whole_checkpoint(folder: Path) -> str | None:

@@ -34,8 +34,9 @@ from offramp.recipes import Phase, Recipe, recipe_named
 from offramp.tasks import Task
 from offramp.tasks.metrics import answers, compute
 from offramp.training.fitting import fitted
-from offramp.training.folder import claim, identity, last_whole_checkpoint, write_whole
+from offramp.training.folder import claim, identity, last_whole_checkpoint
 from offramp.training.trainer import PhaseTrainer
+from offramp.writing import write_whole
 
 
 @dataclass(frozen=True)
@@ -237,4 +238,4 @@ def finish(trainer: PhaseTrainer, folder: Path, scores: Mapping[str, Any]) -> No
     trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
         exits = cast(ExitModel, trainer.model).config.exits
-        write_whole(folder / "scores.json", json.dumps({"layers": exits, **scores}, indent=2))
+        write_whole({folder / "scores.json": json.dumps({"layers": exits, **scores}, indent=2)})
