@@ -7,7 +7,7 @@ call serves all of them, and so that a loss written elsewhere needs no base clas
     weights       learned weights of the exits, before their sigmoid: (exits - 1,)
     gates         belief of each exit that it is right: (examples, exits)
     teacher       last logits of a slow teacher: (examples, outputs)
-    step          how many updates went before, for losses that take turns
+    step          how many updates went before, for losses that take turns; None in evaluation: all at once
 
 Terms matter to the gradient projection, which sets the first (the last exit's) against the others.
 """
@@ -62,7 +62,7 @@ def learned(
 
 
 def grouped(
-    logits: Tensor, labels: Tensor, *, groups: int, step: int, problem_type: str = SINGLE, **_: Any
+    logits: Tensor, labels: Tensor, *, groups: int, step: int | None, problem_type: str = SINGLE, **_: Any
 ) -> Terms:
     """One group of exits in turn, the last exit always among them: ElasticBERT's grouped training."""
     member = in_group(logits.shape[1], groups, step)
@@ -70,16 +70,20 @@ def grouped(
     return (torch.where(torch.tensor(member, device=losses.device), losses, 0 * losses).sum(),)
 
 
-def in_group(exits: int, groups: int, step: int) -> list[bool]:
+def in_group(exits: int, groups: int, step: int | None) -> list[bool]:
     """Which exits take part in this step: exit 0, 1, ... are dealt to the groups in turn."""
+    if step is None:
+        return [True] * exits
     return [exit % groups == step % groups or exit == exits - 1 for exit in range(exits)]
 
 
-def alternating(logits: Tensor, labels: Tensor, *, step: int, problem_type: str = SINGLE, **_: Any) -> Terms:
+def alternating(
+    logits: Tensor, labels: Tensor, *, step: int | None, problem_type: str = SINGLE, **_: Any
+) -> Terms:
     """The last exit in one step, all exits in the next: BERxiT."""
     losses = task_loss(logits, labels, problem_type)
     # times nought rather than left out: every exit has a gradient, which data-parallel training waits for
-    return (losses[-1], losses[:-1].sum() * float(step % 2))
+    return (losses[-1], losses[:-1].sum() * float(step is None or step % 2))
 
 
 def gate_error(

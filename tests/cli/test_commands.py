@@ -80,14 +80,21 @@ def test_training_flags_default_to_pythons(home: Path, ask: Ask) -> None:
         assert run[name] == getattr(expected, name)
 
 
-def test_a_model_with_exits_is_trained_further(home: Path, ask: Ask) -> None:
-    data = ["--train", home / "train.csv", "--epochs", 1, "--recipe", "deebert:fine_tune=false"]
+@pytest.mark.parametrize(("recipe", "file"), [("deebert", "train.csv"), ("fastbert", "texts.csv")])
+def test_exits_of_a_trained_model_are_trained_further_also_without_labels(
+    recipe: str, file: str, home: Path, ask: Ask
+) -> None:
+    (home / "texts.csv").write_text("text\n" + "a very good film\nnot a good film\n" * 8)
+    data = ["--train", home / file, "--validation", home / "dev.csv", "--batch-size", 8]
     before = ExitModel.from_pretrained(home / "films/model").state_dict()
-    ask("train", home / "films/model", *data, "--out", home / "more")
+    found = ask(
+        "train", home / "films/model", *data, "--recipe", f"{recipe}:fine_tune=false", "--out", home / "more"
+    )
     after = ExitModel.from_pretrained(home / "more/model").state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved
     assert all(name.startswith(("heads.poolers.", "heads.classifiers.")) for name in moved)
+    assert len(found["scores"]["acc"]) == 4
 
 
 def test_exits_layers_and_head_are_as_asked(home: Path, ask: Ask) -> None:

@@ -37,6 +37,13 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "train encoder --task mrpc --data . --out x": ("no files of mrpc", "train.tsv"),
     "train encoder --train train.csv --recipe pabe --out x": ("'pabe'", "pabee"),
     "train encoder --train train.csv --recipe romebert:gama=1 --out x": ("'gama'", "gamma"),
+    "train encoder --train train.csv --recipe elasticbert:groups=two --out x": (
+        "groups='two'",
+        "whole, from 1",
+    ),
+    "train encoder --train train.csv --metrics pearson --out x": ("pearson", "take mcc, acc"),
+    "train encoder --train train.csv --epochs 0 --out x": ("num_train_epochs=0", "above 0"),
+    "train encoder --train train.csv --max-length 1 --out x": ("max_length=1", "at least 5"),
     "train encoder --train train.csv --argument lr=1 --out x": ("'lr'", "TrainingArguments"),
     "train encoder --train train.csv --exits two --out x": ("--exits two", "2,4,6"),
     "train encoder --train train.csv --epochs 7 --out films": ("another run", "num_train_epochs"),

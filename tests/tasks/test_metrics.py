@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from offramp.errors import UnknownMetric
-from offramp.tasks.metrics import METRICS, compute
+from offramp.tasks.metrics import FITTING, METRICS, check_metrics, compute
 
 CLASS_METRICS = ["mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"]
 CORRELATIONS = ["pearson", "spearmanr", "corr"]
@@ -54,6 +54,24 @@ def test_one_example_has_no_correlation(name: str) -> None:
 
 def test_perfect_answers_score_one_in_every_metric() -> None:
     assert compute(list(METRICS), [0, 1, 1, 0], [0, 1, 1, 0]) == pytest.approx(dict.fromkeys(METRICS, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        ("acc", "regression"),
+        ("mcc", "multi_label_classification"),
+        ("pearson", "multi_label_classification"),
+        ("corr", "single_label_classification"),
+    ],
+)
+def test_a_metric_that_does_not_fit_the_answers_is_refused_with_those_that_do(
+    metric: str, problem: str
+) -> None:
+    with pytest.raises(
+        UnknownMetric, match=rf"{metric} does not score {problem}; take {FITTING[problem][0]}"
+    ):
+        check_metrics([metric], problem, 2)
 
 
 def test_an_unknown_metric_is_refused_by_name() -> None:

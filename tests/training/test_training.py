@@ -19,6 +19,7 @@ from transformers import BertTokenizer, TrainerCallback, TrainingArguments
 
 from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses, train
 from offramp.errors import BadData, CannotTrain, UnfitRecipe, UnknownRecipe
+from offramp.policy import Policy
 from offramp.trace import collect
 from offramp.training.fitting import in_order
 from offramp.training.trainer import PhaseTrainer, anchor, freeze
@@ -356,6 +357,19 @@ def test_a_finished_run_is_taken_over_without_training(
     assert json.loads((again.folder / "scores.json").read_text())["layers"] == [1, 2, 3]
 
 
+def test_a_finished_run_started_again_keeps_the_policy_that_it_was_given(
+    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    learn = partial(train, task=tiny_task(), args=quick(tmp_path / "run"), tokenizer=tokenizer)
+    folder = learn(tiny_model()).folder
+    given = ExitModel.from_pretrained(folder)
+    given.config.policy = Policy.parse("entropy:0.3").to_json()
+    given.save_pretrained(folder)
+    again = learn(tiny_model())
+    assert again.model.config.policy == given.config.policy
+    assert ExitModel.from_pretrained(folder).config.policy == given.config.policy
+
+
 def test_a_folder_with_another_run_is_left_alone(
     tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
 ) -> None:
@@ -414,6 +428,31 @@ def test_a_model_that_does_not_fit_the_task_is_told_how_to_make_one(
 ) -> None:
     with pytest.raises(CannotTrain, match=cause):
         train(tiny_model(**model_options), tiny_task(), args=quick(tmp_path / "run"), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("recipe", ["pabee", "fastbert"])
+def test_a_task_without_examples_to_learn_from_is_refused(
+    recipe: str, tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+) -> None:
+    whole = tiny_task()
+    task = replace(whole, splits={"validation": whole.splits["validation"]})
+    with pytest.raises(CannotTrain, match="no split to learn from"):
+        train(tiny_model(), task, recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
+    assert not (tmp_path / "run").exists(), "nothing was begun"
+
+
+@pytest.mark.parametrize("max_length", [-1, 0, 4])
+def test_texts_cannot_be_cut_to_nothing(
+    max_length: int,
+    tiny_model: Make,
+    tiny_task: MakeTask,
+    tokenizer: BertTokenizer,
+    quick: Quick,
+    tmp_path: Path,
+) -> None:
+    args = quick(tmp_path / "run")
+    with pytest.raises(CannotTrain, match="at least 5 tokens"):
+        train(tiny_model(), tiny_task(), args=args, tokenizer=tokenizer, max_length=max_length)
 
 
 def test_unlabelled_text_needs_a_recipe_that_can_do_without(
@@ -546,7 +585,12 @@ def test_an_interrupted_run_leaves_nothing_frozen(
 
 @pytest.mark.parametrize(
     ("changes", "early_stopping", "cause"),
-    [({"label_smoothing_factor": 0.1}, None, "smooth"), ({}, 2, "validation split")],
+    [
+        ({"label_smoothing_factor": 0.1}, None, "smooth"),
+        ({"num_train_epochs": 0}, None, "num_train_epochs=0"),
+        ({}, 2, "validation split"),
+        ({}, -1, "early_stopping=-1"),
+    ],
 )
 def test_arguments_that_would_do_nothing_are_refused(
     changes: dict[str, Any],
@@ -588,11 +632,66 @@ def test_a_loss_may_be_any_callable_on_any_number_of_exits(
         lambda: RECIPES["romebert"](kind="rwa"),
         lambda: RECIPES["elbert"](weights="equall"),
         lambda: RECIPES["elasticbert"](groups=0),
+        lambda: RECIPES["elasticbert"](groups=1.5),
+        lambda: RECIPES["elasticbert"](groups="two"),
+        lambda: RECIPES["elbert"](rate="fast"),
+        lambda: RECIPES["romebert"](gamma=1.1),
+        lambda: RECIPES["romebert"](temperature=0),
+        lambda: RECIPES["romebert"](beta=-1),
+        lambda: RECIPES["romebert"](span=0),
+        lambda: RECIPES["romebert"](momentum=5),
+        lambda: RECIPES["fastbert"](temperature=float("nan")),
+        lambda: RECIPES["deebert"](fine_tune="maybe"),
+        lambda: Phase(losses.final, epochs=0),
+        lambda: Recipe("mine", (Phase(losses.learned),), needs=("weight",)),
     ],
 )
-def test_a_misspelt_setting_of_a_recipe_is_refused(make: Callable[[], Any]) -> None:
+def test_a_setting_of_a_recipe_that_means_nothing_is_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(UnfitRecipe):
         make()
+
+
+def one_number(logits: Tensor, labels: Tensor, **_: Any) -> Any:
+    return logits.sum()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "error"),
+    [
+        (Recipe("mine", (Phase(one_number),)), UnfitRecipe),
+        (Recipe("mine", (Phase(losses.learned),)), AttributeError),  # without needs=("weights",)
+    ],
+)
+def test_a_loss_that_cannot_work_fails_before_anything_is_begun(
+    recipe: Recipe,
+    error: type[Exception],
+    tiny_model: Make,
+    tiny_task: MakeTask,
+    tokenizer: BertTokenizer,
+    quick: Quick,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(error):
+        train(tiny_model(), tiny_task(), recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "recipe", [RECIPES["berxit"](), RECIPES["elasticbert"](groups=2)], ids=lambda r: r.name
+)
+def test_the_loss_of_evaluation_does_not_depend_on_when_it_is_asked(
+    recipe: Recipe, tiny_model: Make, quick: Quick, tmp_path: Path
+) -> None:
+    model = tiny_model()
+    if "gate" in recipe.needs:
+        model.add_gate()
+    trainer = PhaseTrainer(model, recipe.phases[0], "films", args=quick(tmp_path / "run"))
+    inputs = {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "labels": torch.tensor([0, 1])}
+    model.train(False)
+    found = []
+    for trainer.state.global_step in (0, 1):
+        found.append(trainer.compute_loss(model, inputs).item())
+    assert found[0] == found[1]
 
 
 def test_a_projection_needs_two_terms(

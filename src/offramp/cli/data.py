@@ -33,7 +33,10 @@ class Columns:
     metrics: Annotated[
         str | None, Option(help="What to score by, with commas; the first is the headline.")
     ] = None
-    bad_rows: Annotated[str, Option(help="Rows that lack something: error, or drop.")] = "error"
+    bad_rows: Annotated[
+        str | None,
+        Option(help="Rows that lack something: error, or drop, which is what known tasks of the hub do."),
+    ] = None
 
     def options(self) -> dict[str, Any]:
         """For `Task.from_files` and `Task.from_hub`."""
@@ -45,7 +48,7 @@ class Columns:
             "problem_type": self.problem,
             "separator": self.separator,
             "metrics": self.metrics.split(",") if self.metrics else None,
-            "bad_rows": self.bad_rows,
+            "bad_rows": self.bad_rows or "error",
         }
 
 

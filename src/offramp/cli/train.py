@@ -61,6 +61,7 @@ def train(
     Examples:
         offramp train bert-base-uncased --task mrpc --data glue --recipe pabee --out runs/mrpc
         offramp train distilbert-base-uncased --train train.csv --validation dev.csv --out runs/mine
+        offramp train trained-classifier --train texts.csv --recipe fastbert:fine_tune=false --out runs/exits
     """
     from transformers import set_seed
 
@@ -68,17 +69,19 @@ def train(
     from offramp.training import default_arguments
     from offramp.training import train as train_model
 
+    config, method = find_config(encoder), parse_recipe(recipe)
     if train is None and validation is None:
         chosen = find_task(task, data, hub, columns)
     elif task or data or hub:
         raise BadRequest("own files are one source, and --task, --data and --hub another; leave one out.")
     else:
-        chosen = Task.from_files(
-            train=train, validation=validation, **columns.options(), name=own_name(train)
-        )
+        options = columns.options()
+        if not any(phase.needs_labels for phase in method.phases):
+            options |= {name: options[name] or value for name, value in answers_of(config).items()}
+            options["unlabelled"] = ["train"]
+        chosen = Task.from_files(train=train, validation=validation, **options, name=own_name(train))
     if "train" not in chosen.splits:
         raise BadRequest(f"{chosen.name} has no examples to learn from; say --train FILE.")
-    method = parse_recipe(recipe)
     changes = {
         "num_train_epochs": epochs,
         "learning_rate": learning_rate,
@@ -89,7 +92,7 @@ def train(
     }
     args = default_arguments(out, **{name: value for name, value in changes.items() if value is not None})
     set_seed(args.seed)
-    model, tokenizer = model_for(encoder, chosen, exits, layers, head)
+    model, tokenizer = model_for(encoder, config.model_type, chosen, exits, layers, head)
     with training_progress() as callbacks:
         trained = train_model(
             model,
@@ -116,6 +119,14 @@ def own_name(file: Path | None) -> str:
     return "files" if file is None else file.stem
 
 
+def answers_of(config: Any) -> dict[str, Any]:
+    """What a trained model answers with, for examples that do not say it."""
+    if config.problem_type == "regression":
+        return {"problem_type": config.problem_type}
+    names = [name for _, name in sorted(config.id2label.items())]
+    return {"labels": names, "problem_type": config.problem_type or "single_label_classification"}
+
+
 def known_arguments(pairs: list[str]) -> dict[str, Any]:
     from transformers import TrainingArguments
 
@@ -129,18 +140,26 @@ def known_arguments(pairs: list[str]) -> dict[str, Any]:
     return settings
 
 
-def model_for(
-    encoder: str, task: "Task", exits: str, layers: int | None, head: str | None
-) -> tuple[Any, Any]:
-    """Exits on the encoder for this task, or the model itself if it has exits already; and its tokenizer."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    from offramp.model import ExitModel
+def find_config(encoder: str) -> Any:
+    from transformers import AutoConfig
 
     if is_path(encoder) and not Path(encoder).is_dir():
         raise CannotLoad(f"{encoder}: there is no such folder.")
     try:
-        kind = AutoConfig.from_pretrained(encoder).model_type
+        return AutoConfig.from_pretrained(encoder)
+    except (OSError, ValueError) as error:
+        raise CannotLoad(f"{encoder}: {error}") from error
+
+
+def model_for(
+    encoder: str, kind: str, task: "Task", exits: str, layers: int | None, head: str | None
+) -> tuple[Any, Any]:
+    """Exits on the encoder for this task, or the model itself if it has exits already; and its tokenizer."""
+    from transformers import AutoTokenizer
+
+    from offramp.model import ExitModel
+
+    try:
         tokenizer = AutoTokenizer.from_pretrained(encoder)
     except (OSError, ValueError) as error:
         raise CannotLoad(f"{encoder}: {error}") from error

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from offramp.errors import UnfitRecipe
 from offramp.losses import Loss
@@ -9,6 +10,7 @@ from offramp.losses import Loss
 TRAINABLE = ("all", "final", "exits")
 GRADIENTS = ("plain", "equilibrium", "by_depth", "projected")
 ANCHORS = ("task", "final", "inner")
+NEEDS = ("weights", "gate")
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,13 @@ class Phase:
         choose("trainable", self.trainable, TRAINABLE)
         choose("gradients", self.gradients, GRADIENTS)
         choose("anchor", self.anchor, ANCHORS)
-        if self.groups < 1:
-            raise UnfitRecipe(f"groups={self.groups}; exits take turns in one group or more")
+        number("groups", self.groups, "whole, from 1", lambda x: isinstance(x, int) and x >= 1)
+        if self.epochs is not None:
+            number("epochs", self.epochs, "above 0", lambda x: x > 0)
+        if self.momentum is not None:
+            number("momentum", self.momentum, "from 0 to 1", lambda x: 0 <= x <= 1)
+        for name, rate in self.learning_rates.items():
+            number(f"rate of {name}", rate, "from 0", lambda x: x >= 0)
 
 
 @dataclass(frozen=True)
@@ -56,11 +63,19 @@ class Recipe:
     def __post_init__(self) -> None:
         if not self.phases:
             raise UnfitRecipe(f"recipe {self.name!r} has no phases; give it at least one")
+        for need in self.needs:
+            choose("needs", need, NEEDS)
 
 
-def choose(name: str, value: str, choices: tuple[str, ...]) -> None:
+def choose(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
-        raise UnfitRecipe(f"{name}={value!r}; choose one of {', '.join(choices)}")
+        raise UnfitRecipe(f"{name}={value!r}; choose one of {', '.join(map(str, choices))}")
+
+
+def number(name: str, value: Any, expected: str, fits: Callable[[Any], bool]) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and fits(value)):
+        raise UnfitRecipe(f"{name}={value!r}; expected a number, {expected}")
 
 
 RecipeMaker = Callable[..., Recipe]

@@ -13,5 +13,5 @@ from offramp.recipes.base import Phase, Recipe
 
 def elasticbert(groups: int = 1) -> Recipe:
     """`groups` > 1 deals the exits into groups that take turns, the last exit in each."""
-    loss = partial(losses.grouped, groups=groups) if groups > 1 else losses.total
+    loss = partial(losses.grouped, groups=groups) if groups != 1 else losses.total
     return Recipe("elasticbert", (Phase(loss, gradients="equilibrium", groups=groups),))

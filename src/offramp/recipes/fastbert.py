@@ -7,11 +7,13 @@
 from functools import partial
 
 from offramp import losses
-from offramp.recipes.base import Phase, Recipe
+from offramp.recipes.base import Phase, Recipe, choose, number
 
 
 def fastbert(fine_tune: bool = True, temperature: float = 1.0) -> Recipe:
     """`fine_tune=False` leaves out the first phase: for a trained model and unlabelled text."""
+    choose("fine_tune", fine_tune, (True, False))
+    number("temperature", temperature, "above 0", lambda x: x > 0)
     first = (Phase(losses.final, trainable="final"),) if fine_tune else ()
     loss = partial(losses.distilled, temperature=temperature)
     return Recipe("fastbert", (*first, Phase(loss, trainable="exits", needs_labels=False)))

@@ -8,7 +8,7 @@ gradients.
 from functools import partial
 
 from offramp import losses
-from offramp.recipes.base import Phase, Recipe, choose
+from offramp.recipes.base import Phase, Recipe, choose, number
 
 
 def romebert(
@@ -34,6 +34,10 @@ def romebert(
         momentum: keeps a slow copy of the model as the teacher, 0.9999 in the original; None for none.
     """
     choose("kind", kind, ("raw", "ta", "group", "bidir"))
+    number("gamma", gamma, "from 0 to 1", lambda x: 0 <= x <= 1)
+    number("temperature", temperature, "above 0", lambda x: x > 0)
+    number("beta", beta, "from 0", lambda x: x >= 0)
+    number("span", span, "whole, from 1", lambda x: isinstance(x, int) and x >= 1)
     loss = partial(
         losses.self_distilled, kind=kind, gamma=gamma, temperature=temperature, beta=beta, span=span
     )

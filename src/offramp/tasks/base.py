@@ -69,13 +69,16 @@ class Task:
         twice = [label for label in labels if labels.count(label) > 1]
         if twice:
             raise BadData(f"{self.name}: two labels are named {twice[0]!r}, expected each name once")
+        if self.separator == "":
+            raise BadData(f"{self.name}: the separator is empty, expected what stands between labels")
         check_metrics(self.metrics, self.problem_type, len(labels))
 
     @classmethod
-    def named(cls, name: str, folder: str | Path | None = None, bad_rows: str = "error") -> "Task":
+    def named(cls, name: str, folder: str | Path | None = None, bad_rows: str | None = None) -> "Task":
         """A known task in any usual spelling, from a folder of its files or else from the hub.
 
-        The folder is the task's own or the one around it: `data/glue/MRPC` and `data/glue` both do.
+        The folder is the task's own or the one around it: `data/glue/MRPC` and `data/glue` both do. Bad rows are
+        by default an error in files, and dropped aloud from the hub, where nobody can mend them.
         """
         from offramp.tasks import TASKS
 
@@ -84,6 +87,7 @@ class Task:
         spelt |= {_plain(task.name): task for task in TASKS.values()}
         if _plain(name) not in spelt:
             raise UnknownTask(f"no task named {name!r}; have {', '.join(TASKS)}. Own data: Task.from_files")
+        bad_rows = bad_rows or ("drop" if folder is None else "error")
         task = replace(spelt[_plain(name)], bad_rows=bad_rows)
         return task if folder is None else task.at(folder)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from offramp.errors import UnknownMetric
-from offramp.problems import MANY, SINGLE
+from offramp.problems import MANY, REGRESSION, SINGLE
 
 Array: TypeAlias = NDArray[Any]
 Metric: TypeAlias = Callable[[Array, Array], float]
@@ -39,8 +39,13 @@ def check_known(names: Sequence[str]) -> None:
 
 
 def check_metrics(names: Sequence[str], problem_type: str, classes: int) -> None:
-    """Metrics that exist, and none that is for two classes where there are not two."""
+    """Metrics that exist and fit the answers, and none that is for two classes where there are not two."""
     check_known(names)
+    unfit = [name for name in names if name not in FITTING[problem_type]]
+    if unfit:
+        raise UnknownMetric(
+            f"{unfit[0]} does not score {problem_type}; take {', '.join(FITTING[problem_type])}"
+        )
     binary = [name for name in names if name in ("f1", "acc_and_f1")]
     if binary and (problem_type, classes) != (SINGLE, 2):
         raise UnknownMetric(
@@ -138,3 +143,10 @@ METRICS: Mapping[str, Metric] = {
     "macro_f1": macro_f1,
     "micro_f1": micro_f1,
 }
+
+FITTING = {
+    SINGLE: ("mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"),
+    MANY: ("acc", "macro_f1", "micro_f1"),
+    REGRESSION: ("pearson", "spearmanr", "corr"),
+}
+"""Which metrics score which kind of answer."""

@@ -18,6 +18,8 @@ def fitted(
     model: ExitModel, task: Task, recipe: Recipe, args: TrainingArguments, early_stopping: int | None
 ) -> Task:
     """The task with its labels in the model's order. The model gets what the recipe needs, and loses its policy."""
+    if "train" not in task.splits:
+        raise CannotTrain(f"{task.name} has no split to learn from; give it one named train")
     check_outputs(model, task)
     check_arguments(task, args, early_stopping)
     task = in_order(model, task)
@@ -49,6 +51,10 @@ def check_arguments(task: Task, args: TrainingArguments, early_stopping: int | N
     if args.label_smoothing_factor:
         raise CannotTrain("labels are not smoothed here; leave label_smoothing_factor at 0")
     evaluates = "validation" in task.splits and args.eval_strategy != "no" and args.load_best_model_at_end
+    if args.num_train_epochs <= 0 and args.max_steps <= 0:
+        raise CannotTrain(f"num_train_epochs={args.num_train_epochs} trains nothing; take a number above 0")
+    if early_stopping is not None and early_stopping < 1:
+        raise CannotTrain(f"early_stopping={early_stopping}; expected a number of evaluations, from 1")
     if early_stopping and not evaluates:
         raise CannotTrain(
             "early stopping needs a validation split, an eval_strategy and load_best_model_at_end=True"
@@ -72,15 +78,18 @@ def try_phase(model: ExitModel, phase: Phase) -> None:
     labels: Any = torch.zeros(2, dtype=torch.long)
     if model.config.problem_type != SINGLE:
         labels = torch.zeros(2, outputs)
-    terms = phase.loss(
-        torch.zeros(2, exits, outputs, requires_grad=True),
-        labels if phase.needs_labels else None,
-        problem_type=model.config.problem_type,
-        weights=torch.zeros(exits - 1),
-        gates=torch.full((2, exits), 0.5),
-        teacher=None,
-        step=0,
-    )
+    for step in (None, 0):
+        terms = phase.loss(
+            torch.zeros(2, exits, outputs, requires_grad=True),
+            labels if phase.needs_labels else None,
+            problem_type=model.config.problem_type,
+            weights=torch.zeros(exits - 1) if model.config.learned_weights else None,
+            gates=torch.full((2, exits), 0.5) if model.heads.gate else None,
+            teacher=None,
+            step=step,
+        )
+        if not isinstance(terms, tuple) or any(term.shape for term in terms):
+            raise UnfitRecipe("a loss gives a tuple of its terms, each one number: return (loss,)")
     if phase.gradients == "projected" and len(terms) < 2:
         raise UnfitRecipe(
             "gradients are projected between the last exit's term and others; the loss has one term"

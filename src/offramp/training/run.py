@@ -1,9 +1,6 @@
 """train(): the phases of a recipe one after the other, each where the last stopped, also after an interruption.
 
-output_dir/run.json            what was started here, so that another run is not mixed with it
-output_dir/phase-1/            Trainer's checkpoints and logs of the first phase
-output_dir/phase-1/done/       its weights, once it has ended
-output_dir/model/              the trained model, its tokenizer and `scores.json`
+`folder.py` says what lies where in the output_dir.
 """
 
 import copy
@@ -37,6 +34,9 @@ from offramp.training.fitting import fitted
 from offramp.training.folder import claim, identity, last_whole_checkpoint
 from offramp.training.trainer import PhaseTrainer
 from offramp.writing import write_whole
+
+SCORES = "scores.json"
+"""Written last, so where it is a run is finished."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,8 @@ def train(
         run = identity(model, recipe, args, data, task=task.name, early_stopping=early_stopping)
         with args.main_process_first(local=False):
             claim(home, run)
+        if (home / "model" / SCORES).exists():
+            return taken_over(model, home / "model")
         for number, phase in enumerate(recipe.phases, start=1):
             folder = home / f"phase-{number}"
             trainer = PhaseTrainer(
@@ -134,6 +136,14 @@ def train(
     return Trained(model, scores, home / "model")
 
 
+def taken_over(model: ExitModel, folder: Path) -> Trained:
+    """What a finished run ended with, and the policy that it has been given since."""
+    load_model(model, folder / "model.safetensors")
+    model.config.policy = type(model.config).from_pretrained(folder).policy
+    scores = json.loads((folder / SCORES).read_text(encoding="utf-8"))
+    return Trained(model, {name: each for name, each in scores.items() if name != "layers"}, folder)
+
+
 def tokenizer_beside(model: ExitModel) -> PreTrainedTokenizerBase:
     place = model.config.name_or_path or model.config.encoder_config.name_or_path
     try:
@@ -147,6 +157,9 @@ def tokenizer_beside(model: ExitModel) -> PreTrainedTokenizerBase:
 
 def longest(model: ExitModel, tokenizer: PreTrainedTokenizerBase, wanted: int) -> int:
     """How many tokens a text may have: what was asked for, if the encoder has so many positions."""
+    least = tokenizer.num_special_tokens_to_add(pair=True) + 2
+    if wanted < least:
+        raise CannotTrain(f"max_length={wanted} leaves no room for texts; at least {least} tokens")
     return int(min(wanted, model.max_length, tokenizer.model_max_length))
 
 
@@ -238,4 +251,4 @@ def finish(trainer: PhaseTrainer, folder: Path, scores: Mapping[str, Any]) -> No
     trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
         exits = cast(ExitModel, trainer.model).config.exits
-        write_whole({folder / "scores.json": json.dumps({"layers": exits, **scores}, indent=2)})
+        write_whole({folder / SCORES: json.dumps({"layers": exits, **scores}, indent=2)})

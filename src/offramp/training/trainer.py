@@ -50,9 +50,10 @@ class PhaseTrainer(Trainer):
         plain = cast(ExitModel, self.accelerator.unwrap_model(model))
         inputs = dict(inputs)
         labels = inputs.pop("labels", None)
+        step = self.state.global_step if model.training else None
         tap = None
         if self.phase.gradients == "equilibrium":
-            tap = equilibrium(in_group(len(plain.config.exits), self.phase.groups, self.state.global_step))
+            tap = equilibrium(in_group(len(plain.config.exits), self.phase.groups, step))
         if self.phase.trainable == "exits":
             plain.backbone.eval()  # frozen: no dropout either
         outputs = model(**inputs, tap=tap)
@@ -64,7 +65,7 @@ class PhaseTrainer(Trainer):
             weights=outputs.exit_weights,
             gates=outputs.exit_gates,
             teacher=self.teacher.answer(inputs) if self.teacher and model.training else None,
-            step=self.state.global_step,
+            step=step,
         )
         if self.anchored and model.training:
             self.keep_anchor_gradients(terms)
@@ -197,4 +198,4 @@ def anchor(choice: str, task: str) -> str:
     """Whose gradient the projection keeps; by task as RomeBERT's training script chose it."""
     if choice != "task":
         return choice
-    return "final" if task.removeprefix("elue/") in ("mnli", "mnli-mm", "qqp") else "inner"
+    return "final" if task in ("mnli", "mnli-mm", "qqp") else "inner"
