@@ -2,10 +2,10 @@
 
 import math
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offramp import engine
 from offramp.engine import Engine
 from offramp.errors import BadRequest, UnfitRule
 from offramp.policy import Policy
@@ -227,7 +228,8 @@ def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stages, texts = NumpyStages(budget=8, overhead=0), examples([8, 4])
-    monkeypatch.setattr(time, "monotonic", count().__next__)  # one tick for each micro-batch
+    tick = SimpleNamespace(monotonic=count().__next__)  # once for each micro-batch
+    monkeypatch.setattr(engine, "time", tick)
     decision = Engine(stages).run(texts, Policy.parse("never"), until=0)
     assert decision.exits.tolist() == [0, 1]
     for row, exit in enumerate(decision.exits):
@@ -237,7 +239,8 @@ def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exi
 def test_each_example_has_its_own_deadline_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     stages, texts = NumpyStages(overhead=0), examples([5, 3, 5, 5, 9])
     policy, ticks = Policy.parse("entropy:0.4"), count()
-    monkeypatch.setattr(time, "monotonic", lambda: next(ticks) // 3)  # three lengths are three micro-batches
+    tick = SimpleNamespace(monotonic=lambda: next(ticks) // 3)  # three lengths are three micro-batches
+    monkeypatch.setattr(engine, "time", tick)
     never_late = offline(texts, policy, stages)
     assert never_late.exits.tolist() == [3, 3, 1, 3, 2]
     decision = Engine(stages).run(texts, policy, until=np.array([-1, 0, math.inf, math.inf, math.inf]))

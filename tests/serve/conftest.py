@@ -123,11 +123,12 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
 def running(service: Service) -> Iterator[str]:
     config = uvicorn.Config(create_app(service), port=0, log_config=None, ws="none")
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive()
         thread.join(0.01)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive(), "the server does not stop"
