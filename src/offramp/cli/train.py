@@ -13,6 +13,7 @@ from offramp.cli.models import is_path
 from offramp.cli.progress import training_progress
 from offramp.cli.settings import parse_recipe, parse_settings
 from offramp.errors import BadRequest, CannotLoad
+from offramp.problems import REGRESSION, SINGLE
 
 if TYPE_CHECKING:
     from offramp.tasks import Task
@@ -121,10 +122,10 @@ def own_name(file: Path | None) -> str:
 
 def answers_of(config: Any) -> dict[str, Any]:
     """What a trained model answers with, for examples that do not say it."""
-    if config.problem_type == "regression":
+    if config.problem_type == REGRESSION:
         return {"problem_type": config.problem_type}
     names = [name for _, name in sorted(config.id2label.items())]
-    return {"labels": names, "problem_type": config.problem_type or "single_label_classification"}
+    return {"labels": names, "problem_type": config.problem_type or SINGLE}
 
 
 def known_arguments(pairs: list[str]) -> dict[str, Any]:

@@ -50,11 +50,11 @@ def check_outputs(model: ExitModel, task: Task) -> None:
 def check_arguments(task: Task, args: TrainingArguments, early_stopping: int | None) -> None:
     if args.label_smoothing_factor:
         raise CannotTrain("labels are not smoothed here; leave label_smoothing_factor at 0")
-    evaluates = "validation" in task.splits and args.eval_strategy != "no" and args.load_best_model_at_end
     if args.num_train_epochs <= 0 and args.max_steps <= 0:
         raise CannotTrain(f"num_train_epochs={args.num_train_epochs} trains nothing; take a number above 0")
     if early_stopping is not None and early_stopping < 1:
         raise CannotTrain(f"early_stopping={early_stopping}; expected a number of evaluations, from 1")
+    evaluates = "validation" in task.splits and args.eval_strategy != "no" and args.load_best_model_at_end
     if early_stopping and not evaluates:
         raise CannotTrain(
             "early stopping needs a validation split, an eval_strategy and load_best_model_at_end=True"
