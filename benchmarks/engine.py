@@ -85,7 +85,7 @@ class Bench:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         self.stages: TorchStages = self.classifier.stages  # type: ignore[assignment]
         self.texts, self.repeats = texts, repeats
-        self.tokens = self.classifier.tokeniser(texts)
+        self.tokens = self.classifier.tokenizer(texts)
         self.depth = self.stages.layers[-1]
         self.logits, _ = Engine(self.stages).trace(self.tokens)
         self.policy = policy_for(speedup, self.logits, self.stages.layers)
@@ -110,29 +110,29 @@ class Bench:
         }
 
     def window(self, size: int) -> dict[str, Any]:
-        """The engine against the plain model in the same windows and micro-batches; also with tokenising."""
+        """The engine against the plain model in the same windows and micro-batches; also with tokenizing."""
         engine, classifier = Engine(self.stages, size), self.with_engine(self.stages, size)
         seconds = self.compare(
             {
                 "plain": lambda: self.plain(engine, self.tokens),
                 "never": lambda: engine.run(self.tokens, NEVER),
                 "early": lambda: engine.run(self.tokens, self.policy),
-                "plain, tokenising": lambda: self.plain(engine, classifier.tokeniser(self.texts)),
-                "early, tokenising": lambda: classifier.predict(self.texts, policy=self.policy),
+                "plain, tokenizing": lambda: self.plain(engine, classifier.tokenizer(self.texts)),
+                "early, tokenizing": lambda: classifier.predict(self.texts, policy=self.policy),
             }
         )
         return self.verdict(seconds, self.tokens)
 
     def one_text(self, count: int) -> dict[str, Any]:
         engine, tokens, texts = Engine(self.stages), self.tokens[:count], self.texts[:count]
-        tokenise, predict = self.classifier.tokeniser, self.classifier.predict
+        tokenize, predict = self.classifier.tokenizer, self.classifier.predict
         seconds = self.compare(
             {
                 "plain": lambda: [self.forward([one]) for one in tokens],
                 "never": lambda: [engine.run([one], NEVER) for one in tokens],
                 "early": lambda: [engine.run([one], self.policy) for one in tokens],
-                "plain, tokenising": lambda: [self.forward(tokenise([text])) for text in texts],
-                "early, tokenising": lambda: [predict(text, policy=self.policy) for text in texts],
+                "plain, tokenizing": lambda: [self.forward(tokenize([text])) for text in texts],
+                "early, tokenizing": lambda: [predict(text, policy=self.policy) for text in texts],
             }
         )
         return self.verdict(seconds, tokens)
@@ -146,13 +146,13 @@ class Bench:
             "speed-up": summary(speedup),
             "speed-up / ideal": summary(speedup / ideal),
             "never / plain": summary(ratio(seconds["never"], seconds["plain"])),
-            "speed-up with tokenising": summary(
-                ratio(seconds["plain, tokenising"], seconds["early, tokenising"])
+            "speed-up with tokenizing": summary(
+                ratio(seconds["plain, tokenizing"], seconds["early, tokenizing"])
             ),
         }
 
     def pipeline(self) -> dict[str, Any]:
-        """Against transformers' own pipeline at full depth, texts in their given order, tokenising included."""
+        """Against transformers' own pipeline at full depth, texts in their given order, tokenizing included."""
         pipe = transformers.pipeline(
             "text-classification", model=self.one_exit(), tokenizer=self.tokenizer, batch_size=32
         )
@@ -204,7 +204,7 @@ class Bench:
         stages.keep = clocked("packing", stages.keep)  # type: ignore[method-assign]
         stages.merge = clocked("packing", stages.merge)  # type: ignore[method-assign]
         classifier = self.with_engine(stages, size)
-        classifier.tokeniser = clocked("tokenising", classifier.tokeniser)  # type: ignore[assignment]
+        classifier.tokenizer = clocked("tokenizing", classifier.tokenizer)  # type: ignore[assignment]
         texts = self.texts if size > 1 else self.texts[:100]
         step = clocked("decisions", Decider.step)
         with mock.patch.object(Decider, "step", lambda *args: step(*args)):

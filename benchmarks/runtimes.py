@@ -31,10 +31,10 @@ import numpy as np
 RULE = "entropy"
 CHANGED = 0.02
 WIDE = 120  # texts for the random model
-SINGLE = 100  # texts that are asked one by one in each turn
+SINGLE_LABEL = 100  # texts that are asked one by one in each turn
 SLOW = 3  # times plain: such a runtime, as bf16 on a CPU that has none, is measured as it warms up, and once
 BATCH = 32  # of the runtimes that have no engine; their texts are sorted by length
-MEASURES = ["one", "one, tokenising", "window", "window, tokenising"]
+MEASURES = ["one", "one, tokenizing", "window", "window, tokenizing"]
 EXITS = {"offramp torch fp32": None, "offramp onnx fp32": "fp32", "offramp onnx int8": "int8"}
 FULL = [
     "transformers fp32",
@@ -162,9 +162,9 @@ def full_depth_graph(model: str, folder: Path) -> None:
     import onnx
     import torch
 
-    from offramp.export.exporting import prepared as ready
+    from offramp.export.exporter import prepared as ready
     from offramp.export.graphs import optimised, traced
-    from offramp.export.quantising import quantised
+    from offramp.export.int8 import quantised
     from offramp.model import ExitModel
 
     whole = ready(ExitModel.from_pretrained(model))
@@ -337,19 +337,19 @@ def table(name: str, results: dict[str, Any]) -> str:
         "accuracy",
         "mean layer",
         "one text p50 / p95, ms",
-        "and tokenising",
+        "and tokenizing",
         "window, texts/s",
     ]
     head += [
-        "and tokenising",
+        "and tokenizing",
         "times transformers (one, window)",
         "times best full depth (one, window)",
         "load, s",
     ]
     lines = [f"{name}, {results['texts']} texts", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for runtime, each in results["runtimes"].items():
-        one, one_text = each["one"], each["one, tokenising"]
-        window, window_text = each["window"], each["window, tokenising"]
+        one, one_text = each["one"], each["one, tokenizing"]
+        window, window_text = each["window"], each["window, tokenizing"]
         cells = [
             runtime,
             f"{each['accuracy']:.1f}",
@@ -371,8 +371,8 @@ def table(name: str, results: dict[str, Any]) -> str:
             )
     best = results["runtimes"]["transformers fp32"]
     lines.append(
-        f"\nThe best at full depth is {best['one, tokenising']['best at full depth']} for one text, "
-        f"{best['window, tokenising']['best at full depth']} in windows."
+        f"\nThe best at full depth is {best['one, tokenizing']['best at full depth']} for one text, "
+        f"{best['window, tokenizing']['best at full depth']} in windows."
     )
     told = [f"{runtime} {policy}" for runtime, policy in results["policies"].items()]
     lines.append(f"\nPolicies: {', '.join(told)}.")
@@ -393,22 +393,22 @@ def work(name: str, folder: Path, threads: int) -> None:
         print(json.dumps(answer), file=answers_go, flush=True)
 
     def from_text(given: Sequence[str]) -> Any:
-        return runtime.run(runtime.tokenise(given))
+        return runtime.run(runtime.tokenize(given))
 
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     start = time.perf_counter()
     runtime = load(name, folder, job, threads)
     loaded = time.perf_counter() - start
     texts: list[str] = job["texts"]
-    tokens = runtime.tokenise(texts)
-    single = slice(None, None, max(1, len(texts) // SINGLE))
+    tokens = runtime.tokenize(texts)
+    single = slice(None, None, max(1, len(texts) // SINGLE_LABEL))
     answers, mean_layer = runtime.run(tokens)
     say({"answers": answers, "mean layer": mean_layer, "seconds to load": loaded})
     doings: dict[str, Callable[[], Any]] = {
         "one": lambda: [clocked(runtime.run, [one]) for one in tokens[single]],
-        "one, tokenising": lambda: [clocked(from_text, [text]) for text in texts[single]],
+        "one, tokenizing": lambda: [clocked(from_text, [text]) for text in texts[single]],
         "window": lambda: clocked(runtime.run, tokens),
-        "window, tokenising": lambda: clocked(from_text, texts),
+        "window, tokenizing": lambda: clocked(from_text, texts),
     }
     for line in sys.stdin:
         say(doings[line.strip()]())
@@ -440,8 +440,8 @@ class Exits:
         self.policy = Policy.parse("never" if name.endswith("never") else job["policies"][name])
         self.classifier = Classifier.from_pretrained(place, self.policy, threads=threads)
 
-    def tokenise(self, texts: Sequence[str]) -> Any:
-        return self.classifier.tokeniser(texts)
+    def tokenize(self, texts: Sequence[str]) -> Any:
+        return self.classifier.tokenizer(texts)
 
     def run(self, tokens: Any) -> tuple[list[int], float]:
         decision = self.classifier.engine.run(tokens, self.policy)
@@ -463,7 +463,7 @@ class FullDepth:
         self.layers: int = config["exits"][-1]
         self.padding: int = config["encoder_config"]["pad_token_id"] or 0
 
-    def tokenise(self, texts: Sequence[str]) -> list[Ids]:
+    def tokenize(self, texts: Sequence[str]) -> list[Ids]:
         return [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts)]
 
     def run(self, tokens: list[Ids]) -> tuple[list[int], float]:

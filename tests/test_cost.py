@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from offramp.cost import Measured, Shape, cost, macs, parameters, project
-from offramp.errors import BadCost
+from offramp.errors import BadOption
 
 TINY = Shape(hidden=8, intermediate=16, heads=2, layers=2)
 BASE_6 = Shape(hidden=768, intermediate=3072, heads=12, layers=6)
@@ -74,9 +74,9 @@ def test_milliseconds_add_up_over_the_layers_run() -> None:
 
 
 def test_a_cost_without_examples_or_layers_is_refused() -> None:
-    with pytest.raises(BadCost, match="at least one example"):
+    with pytest.raises(BadOption, match="at least one example"):
         cost([0, 0], [1, 2], 2)
-    with pytest.raises(BadCost, match="one for each"):
+    with pytest.raises(BadOption, match="one for each"):
         cost([1, 1], [1, 2], 2, layer_milliseconds=[1.0])
 
 
@@ -111,5 +111,5 @@ def test_half_the_layers_at_the_same_cost_for_each_are_half_the_money() -> None:
 @pytest.mark.parametrize("value", [0, -1, np.inf, np.nan])
 def test_a_projection_from_nothing_is_refused(name: str, value: float) -> None:
     given = {"texts": 1, "mean_tokens": 1, "hours": 1, "cores_per_machine": 1, "price_per_core_hour": 0}
-    with pytest.raises(BadCost, match=name):
+    with pytest.raises(BadOption, match=name):
         project(SEEN, **{**given, name: value})

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from offramp import engine
 from offramp.engine import Engine
-from offramp.errors import BadRequest, UnfitRule
+from offramp.errors import BadOption, Incompatible
 from offramp.policy import Policy
 from offramp.stages import Stages, Tokens, pad
 
@@ -268,9 +268,9 @@ def test_no_examples_give_no_answers() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(BadRequest, match="window=0"):
+    with pytest.raises(BadOption, match="window=0"):
         Engine(NumpyStages(), window=0)
-    with pytest.raises(BadRequest, match="example 1 has no tokens"):
+    with pytest.raises(BadOption, match="example 1 has no tokens"):
         Engine(NumpyStages()).run([Tokens([1]), Tokens([])], Policy.parse("never"))
-    with pytest.raises(UnfitRule, match="layer 3 has no exit"):
+    with pytest.raises(Incompatible, match="layer 3 has no exit"):
         Engine(NumpyStages()).run([Tokens([1])], Policy.parse("layer:3"))

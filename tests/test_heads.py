@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from offramp.errors import BadHead
+from offramp.errors import BadOption
 from offramp.heads import HeadConfig, Heads, pool
 
 EXITS, WIDTH, LABELS = 6, 8, 3
@@ -98,5 +98,5 @@ def test_the_gate_is_a_probability_and_leaves_the_exits_alone() -> None:
     ],
 )
 def test_senseless_settings_are_refused_by_name(settings: dict[str, Any]) -> None:
-    with pytest.raises(BadHead, match=next(iter(settings))):
+    with pytest.raises(BadOption, match=next(iter(settings))):
         HeadConfig.from_dict(settings)

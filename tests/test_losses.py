@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from offramp import losses
-from offramp.errors import UnfitRecipe
+from offramp.errors import Incompatible
 from offramp.losses import Loss
 
 FOUR = [[0.5, -0.5], [1.0, -1.0], [0.0, 0.5], [2.0, -1.0]]  # one example, the logits of each exit
@@ -152,12 +152,12 @@ def test_distillation_is_nought_from_oneself_and_positive_from_others(problem: s
 
 @pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
 def test_self_distillation_in_groups_needs_classes(problem: str) -> None:
-    with pytest.raises(UnfitRecipe, match="pabee"):
+    with pytest.raises(Incompatible, match="pabee"):
         SELF(torch.zeros(2, 3, 1), torch.zeros(2), kind="group", problem_type=problem)
 
 
 def test_self_distillation_in_groups_needs_more_exits_than_its_span() -> None:
-    with pytest.raises(UnfitRecipe, match="more than 3 exits"):
+    with pytest.raises(Incompatible, match="more than 3 exits"):
         SELF(torch.zeros(2, 3, 2), torch.zeros(2, dtype=torch.long), kind="group", span=3)
 
 

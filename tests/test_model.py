@@ -22,7 +22,7 @@ from transformers import (
 
 from offramp import ExitConfig, ExitModel, HeadConfig
 from offramp.backbones import BACKBONES
-from offramp.errors import BadConfig, BadHead, CannotLoad, OfframpError
+from offramp.errors import BadConfig, BadOption, CannotLoad, OfframpError
 from offramp.model import task_loss
 
 Make = Callable[..., PreTrainedModel]
@@ -97,7 +97,7 @@ def test_another_number_of_labels_takes_the_encoder_and_fresh_heads(
 def test_a_retrofit_refuses_a_head_that_cannot_hold_the_classifier(
     head: dict[str, Any], tiny_classifier: Make
 ) -> None:
-    with pytest.raises(BadHead, match=f"last exit.*{next(iter(head))}"):
+    with pytest.raises(BadOption, match=f"last exit.*{next(iter(head))}"):
         ExitModel.from_encoder(tiny_classifier("bert"), head=head)
 
 

@@ -11,7 +11,7 @@ from transformers.configuration_utils import SubConfigSpec
 from offramp.backbones import backbone_for
 from offramp.errors import BadConfig
 from offramp.heads import HeadConfig
-from offramp.problems import PROBLEMS, REGRESSION, SINGLE
+from offramp.problems import PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
 
 FORMAT = 1
 
@@ -52,9 +52,9 @@ class ExitConfig(PreTrainedConfig):
             raise BadConfig("a model needs labels: num_labels must be 1 or more")
         self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
         if self.problem_type is None:
-            self.problem_type = REGRESSION if self.num_labels == 1 else SINGLE
-        if self.problem_type not in PROBLEMS:
-            raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEMS)}")
+            self.problem_type = REGRESSION if self.num_labels == 1 else SINGLE_LABEL
+        if self.problem_type not in PROBLEM_TYPES:
+            raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEM_TYPES)}")
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Self:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from offramp.errors import BadCost
+from offramp.errors import BadOption
 
 Array: TypeAlias = NDArray[Any]
 
@@ -63,12 +63,12 @@ def cost(
     """
     share = np.asarray(histogram, np.float64)
     if share.shape != (len(layers),) or share.sum() <= 0:
-        raise BadCost(f"a histogram of at least one example over {len(layers)} exits is needed")
+        raise BadOption(f"a histogram of at least one example over {len(layers)} exits is needed")
     share = share / share.sum()
     milliseconds = None
     if layer_milliseconds is not None:
         if len(layer_milliseconds) != depth:
-            raise BadCost(f"{len(layer_milliseconds)} milliseconds for {depth} layers; give one for each")
+            raise BadOption(f"{len(layer_milliseconds)} milliseconds for {depth} layers; give one for each")
         milliseconds = float(share @ np.cumsum(layer_milliseconds)[np.asarray(layers) - 1])
     return Cost(float(share @ np.asarray(layers)), depth, macs, milliseconds)
 
@@ -129,7 +129,7 @@ def project(
     }
     for name, value in needed.items():
         if not 0 < value < math.inf:
-            raise BadCost(f"{name}={value:g}: a projection needs a number above 0")
+            raise BadOption(f"{name}={value:g}: a projection needs a number above 0")
     core_hours = measured.per_layer_and_token * measured.mean_layer * mean_tokens * texts / 3600
     machines = math.ceil(round(core_hours / (hours * cores_per_machine), 9))  # noise is no machine
     return Projection(core_hours, machines, core_hours * price_per_core_hour)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offramp.errors import BadRequest
+from offramp.errors import BadOption
 from offramp.policy import Decision, Policy
 from offramp.stages import Array, Stages, Tokens
 
@@ -46,7 +46,7 @@ class Engine:
         self.window = window
         self.budget = stages.budget if budget is None else budget
         if self.window < 1 or self.budget < 1:
-            raise BadRequest(f"window={window} and budget={budget} must be at least 1.")
+            raise BadOption(f"window={window} and budget={budget} must be at least 1.")
 
     def run(self, examples: Sequence[Tokens], policy: Policy, until: float | Array = math.inf) -> Decision:
         """Exit and answer of each example, the same that `policy.decide` has from the logits of all exits.
@@ -85,7 +85,7 @@ class Engine:
         first, tokens = 0, 0
         for row, example in enumerate(examples):
             if not example.ids:
-                raise BadRequest(f"example {row} has no tokens; give it at least one.")
+                raise BadOption(f"example {row} has no tokens; give it at least one.")
             tokens += len(example.ids)
             if row - first == self.window or (tokens > LARGEST_WINDOW * self.budget and row > first):
                 yield range(first, row)
@@ -110,7 +110,7 @@ class Engine:
         rows = np.concatenate([group.rows for group in groups])
         decider = policy.begin(len(rows), layers, self.stages.problem_type)
         hurried = bool((until[rows] < math.inf).any())
-        for exit in range(0 if hurried else policy.silent(layers), len(layers)):
+        for exit in range(0 if hurried else policy.skippable_exits(layers), len(layers)):
             said = self.run_stage(exit, groups, until if hurried and exit else None)
             if not said:
                 return

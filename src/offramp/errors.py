@@ -1,169 +1,105 @@
-"""Every error that a person can cause. Each message names the cause and the next step."""
+"""Errors that a caller can cause. Each message names the cause and the next step."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class OfframpError(Exception):
-    """A mistake in what offramp was given; the message is for the person who gave it."""
+    """Base class: something passed to offramp was wrong, and the message is meant for the person who passed it."""
 
 
 class MissingExtra(OfframpError, ImportError):
-    """A part of offramp was asked for whose dependencies are not installed."""
+    """A feature was used whose optional dependencies are not installed."""
 
 
-class UnknownMetric(OfframpError):
-    """A metric was named that does not exist, or that does not fit the labels."""
+class UnknownName(OfframpError):
+    """No task, metric, rule, recipe, backbone or class has this name."""
 
 
-class BadCost(OfframpError):
-    """A cost was asked for that the given sizes or counts cannot tell."""
+class BadData(OfframpError):
+    """A file, row, text or trace is not what was expected; the message says which one."""
 
 
-class BadSweep(OfframpError):
-    """A trace, a rule and thresholds that cannot be swept together."""
+class BadOption(OfframpError):
+    """An argument, flag or request option is out of range or contradicts another one."""
 
 
-class BadTarget(OfframpError):
-    """A target for calibration that cannot be aimed at on this trace."""
+class BadConfig(OfframpError):
+    """A model config is invalid, or was written by a newer version."""
+
+
+class BadPolicy(OfframpError):
+    """A policy is invalid: an unknown rule or option, a value out of range, rungs in the wrong order."""
+
+
+class Incompatible(OfframpError):
+    """A rule, recipe, tokenizer or export target does not work with this model."""
+
+
+class CannotLoad(OfframpError):
+    """A model, checkpoint or download is missing, damaged or unsafe to read."""
+
+
+class OutputExists(OfframpError):
+    """The output path already exists and is not overwritten."""
 
 
 class NoSafeThreshold(OfframpError):
-    """No threshold of the rule reaches the target; the message says what would."""
+    """No threshold meets the target on this trace; the message says what would help."""
 
     def __init__(self, message: str, examples_needed: int | None = None, of_class: str | None = None) -> None:
         super().__init__(message)
         self.examples_needed = examples_needed
-        """How many examples would have been enough, where more of them help."""
+        """The number of examples that would have been enough, where more examples help."""
         self.of_class = of_class
-        """The class that the examples must be of, where bounds are by class."""
-
-
-class ReusedData(UserWarning):
-    """The data that a threshold is set by also chose the rule, so what it says about the rule is too good."""
-
-
-class BadData(OfframpError):
-    """A file or data set does not hold what the task expects."""
-
-
-class UnknownTask(OfframpError):
-    """A task was named that does not exist."""
-
-
-class BadPolicy(OfframpError):
-    """A policy was written that means nothing: an unknown rule or option, or a value out of range."""
-
-
-class UnfitRule(OfframpError):
-    """A rule was asked to decide for a model or problem that lacks what the rule looks at."""
-
-
-class AlreadyThere(OfframpError):
-    """A folder to be made holds something, which is not written over."""
-
-
-class BadTrace(OfframpError):
-    """A trace whose parts do not fit together, or a file that is not a whole trace."""
-
-
-class CannotTruncate(OfframpError):
-    """The asked depth cannot be cut out of this encoder."""
-
-
-class UnknownBackbone(OfframpError):
-    """No adapter for this type of transformers model."""
-
-
-class BadHead(OfframpError):
-    """Settings of a head that make no sense."""
-
-
-class BadConfig(OfframpError):
-    """A config that this version cannot read, or that contradicts itself."""
-
-
-class CannotLoad(OfframpError):
-    """No encoder that can be loaded at that name or path."""
-
-
-class BadCheckpoint(OfframpError):
-    """A checkpoint that cannot be imported: unreadable, unsafe, unknown, or at odds with its own config."""
-
-
-class BadRequest(OfframpError):
-    """Options of a prediction that make no sense, or none together."""
-
-
-class BadText(OfframpError):
-    """An item that is no text; the message says which."""
-
-
-class UnfitTokenizer(OfframpError):
-    """A tokenizer that predictions cannot use."""
+        """With bounds per class: the class that needs more examples."""
 
 
 class NotFinite(OfframpError):
-    """The model gave NaN or infinity where an answer is needed."""
-
-
-class UnknownRecipe(OfframpError):
-    """A recipe was named that does not exist."""
-
-
-class UnfitRecipe(OfframpError):
-    """A recipe that cannot train this model on this task."""
-
-
-class CannotTrain(OfframpError):
-    """Training cannot start, or cannot go on, with what it was given."""
-
-
-class CannotDownload(OfframpError):
-    """Files that are fetched on demand cannot be had, or are not what they were."""
-
-
-class CannotExport(OfframpError):
-    """A model that cannot be exported as asked."""
-
-
-class UnknownClass(OfframpError):
-    """A class was named that the model does not have, or one class twice."""
-
-
-class OtherThanProven(UserWarning):
-    """A certificate speaks of another policy, model or precision than what runs here."""
-
-
-class TooLong(OfframpError):
-    """A text that the model cannot take whole, from somebody who wants it whole."""
+    """The model returned NaN or infinity where a prediction is required."""
 
 
 class TooLarge(OfframpError):
-    """A request that the limits can never admit, however little else there is."""
+    """A request exceeds a hard limit of the server, at any load."""
 
 
 class Overloaded(OfframpError):
-    """A request for which there is no room now."""
+    """The server has no capacity for this request right now."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        """Seconds that what waits now takes, at the pace measured."""
+        """Estimated seconds until the current queue is processed."""
 
 
 class Draining(OfframpError):
-    """A request that comes while the server is being stopped."""
+    """The server is shutting down and accepts no new requests."""
 
 
-class Failed(OfframpError):
-    """A request that was accepted and whose run failed; the cause is the exception's `__cause__`."""
+class RunFailed(OfframpError):
+    """Accepted work (a request, a cluster job) failed while running; `__cause__` has the reason."""
 
 
-class BadLadder(OfframpError):
-    """Policies that no server may step along: a rung without proof, or rungs in the wrong order."""
+class ReusedData(UserWarning):
+    """The same data selected the rule and its threshold, so the measured score is optimistic."""
 
 
-class MalformedJson(OfframpError):
-    """A body of a request that is not JSON."""
+class CertificateMismatch(UserWarning):
+    """The certificate was issued for a different policy, model or precision."""
 
 
-class ClusterFailed(OfframpError):
-    """Work on a cluster that came to no end; the message says why, and how to go on."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: close matches, or else everything there is.
+
+    >>> did_you_mean("entrpy", ["entropy", "margin"])
+    "'entrpy'; did you mean entropy?"
+    >>> did_you_mean("x", ["entropy", "margin"])
+    "'x'; available: entropy, margin."
+    """
+    known = list(known)
+    close = get_close_matches(name, known, n=3, cutoff=0.5)
+    return (
+        f"{name!r}; did you mean {' or '.join(close)}?"
+        if close
+        else f"{name!r}; available: {', '.join(known)}."
+    )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self, cast
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from offramp.errors import BadHead
+from offramp.errors import BadOption
 
 POOLINGS = ("first", "mean")
 POOLERS = ("own", "shared", "none")
@@ -54,21 +54,21 @@ class HeadConfig:
         check("norm", self.norm, (False, True))
         check("gate", self.gate, (False, True))
         if not (self.classifier in ("own", "shared") or (is_count(self.classifier) and self.classifier != 0)):
-            raise BadHead(
+            raise BadOption(
                 f"classifier={self.classifier!r}; choose 'own', 'shared' or a number of exits that share one"
             )
         if not is_count(self.hidden):
-            raise BadHead(f"hidden={self.hidden!r}; choose a width, or 0 for none")
+            raise BadOption(f"hidden={self.hidden!r}; choose a width, or 0 for none")
         if not (isinstance(self.dropout, int | float) and 0 <= self.dropout < 1):
-            raise BadHead(f"dropout={self.dropout!r}; choose a number from 0 to below 1")
+            raise BadOption(f"dropout={self.dropout!r}; choose a number from 0 to below 1")
         if not (isinstance(self.norm_eps, int | float) and self.norm_eps > 0):
-            raise BadHead(f"norm_eps={self.norm_eps!r}; choose a number above 0")
+            raise BadOption(f"norm_eps={self.norm_eps!r}; choose a number above 0")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         unknown = set(values) - {field.name for field in fields(cls)}
         if unknown:
-            raise BadHead(f"a head has no setting {', '.join(sorted(unknown))}")
+            raise BadOption(f"a head has no setting {', '.join(sorted(unknown))}")
         return cls(**values)
 
     def filled(self, pooling: str) -> Self:
@@ -81,7 +81,7 @@ class HeadConfig:
 
 def check(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
-        raise BadHead(f"{name}={value!r}; choose one of {', '.join(map(repr, choices))}")
+        raise BadOption(f"{name}={value!r}; choose one of {', '.join(map(repr, choices))}")
 
 
 def is_count(value: Any) -> bool:

@@ -19,30 +19,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from offramp.errors import UnfitRecipe
+from offramp.errors import Incompatible
 from offramp.model import task_loss
-from offramp.problems import REGRESSION, SINGLE
+from offramp.problems import REGRESSION, SINGLE_LABEL
 
 Terms = tuple[Tensor, ...]
 Loss = Callable[..., Terms]
 
 
-def final(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE, **_: Any) -> Terms:
+def final(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
     """The last exit alone: plain fine-tuning."""
     return (task_loss(logits[:, -1:], labels, problem_type).sum(),)
 
 
-def inner(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE, **_: Any) -> Terms:
+def inner(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
     """The sum over all exits but the last: DeeBERT's second phase."""
     return (task_loss(logits[:, :-1], labels, problem_type).sum(),)
 
 
-def total(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE, **_: Any) -> Terms:
+def total(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
     """The sum over all exits: ElasticBERT, and ELBERT with equal weights."""
     return (task_loss(logits, labels, problem_type).sum(),)
 
 
-def index_weighted(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE, **_: Any) -> Terms:
+def index_weighted(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
     """The mean over exits, each weighed by its number from 1: PABEE."""
     losses = task_loss(logits, labels, problem_type)
     numbers = torch.arange(1, len(losses) + 1, device=losses.device, dtype=losses.dtype)
@@ -50,7 +50,7 @@ def index_weighted(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE
 
 
 def learned(
-    logits: Tensor, labels: Tensor, *, weights: Tensor, problem_type: str = SINGLE, **_: Any
+    logits: Tensor, labels: Tensor, *, weights: Tensor, problem_type: str = SINGLE_LABEL, **_: Any
 ) -> Terms:
     """The sum over exits by learned weights that add up to their number: ELBERT.
 
@@ -62,7 +62,13 @@ def learned(
 
 
 def grouped(
-    logits: Tensor, labels: Tensor, *, groups: int, step: int | None, problem_type: str = SINGLE, **_: Any
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    groups: int,
+    step: int | None,
+    problem_type: str = SINGLE_LABEL,
+    **_: Any,
 ) -> Terms:
     """One group of exits in turn, the last exit always among them: ElasticBERT's grouped training."""
     member = in_group(logits.shape[1], groups, step)
@@ -78,7 +84,7 @@ def in_group(exits: int, groups: int, step: int | None) -> list[bool]:
 
 
 def alternating(
-    logits: Tensor, labels: Tensor, *, step: int | None, problem_type: str = SINGLE, **_: Any
+    logits: Tensor, labels: Tensor, *, step: int | None, problem_type: str = SINGLE_LABEL, **_: Any
 ) -> Terms:
     """The last exit in one step, all exits in the next: BERxiT."""
     losses = task_loss(logits, labels, problem_type)
@@ -87,7 +93,7 @@ def alternating(
 
 
 def gate_error(
-    logits: Tensor, labels: Tensor, *, gates: Tensor, problem_type: str = SINGLE, **_: Any
+    logits: Tensor, labels: Tensor, *, gates: Tensor, problem_type: str = SINGLE_LABEL, **_: Any
 ) -> Terms:
     """How far the gates are from knowing whether their exit is right: BERxiT's learning to exit."""
     return (functional.mse_loss(gates, rightness(logits.detach(), labels, problem_type)),)
@@ -95,7 +101,7 @@ def gate_error(
 
 def rightness(logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
     """(examples, exits), from 0 to 1."""
-    if problem_type == SINGLE:
+    if problem_type == SINGLE_LABEL:
         return (logits.argmax(-1) == labels.view(-1, 1)).to(logits.dtype)
     target = labels.view(len(labels), 1, -1)
     if problem_type == REGRESSION:
@@ -113,7 +119,7 @@ def self_distilled(
     beta: float = 0.1,
     span: int = 2,
     teacher: Tensor | None = None,
-    problem_type: str = SINGLE,
+    problem_type: str = SINGLE_LABEL,
     **_: Any,
 ) -> Terms:
     """RomeBERT: the last exit learns from the labels, the inner ones from labels and a teacher as well.
@@ -123,8 +129,8 @@ def self_distilled(
     `span` neighbouring logits, weighed by `beta`; "bidir": the inner product with the last logits, which is summed
     over the batch, so its weight grows with the batch of one process.
     """
-    if kind == "group" and (problem_type != SINGLE or logits.shape[1] <= span):
-        raise UnfitRecipe(
+    if kind == "group" and (problem_type != SINGLE_LABEL or logits.shape[1] <= span):
+        raise Incompatible(
             f"romebert's kind 'group' is for one label of several and more than {span} exits; "
             "take 'raw' or 'ta', or the recipe 'pabee'"
         )
@@ -153,7 +159,7 @@ def distilled(
     labels: Tensor | None = None,
     *,
     temperature: float = 1.0,
-    problem_type: str = SINGLE,
+    problem_type: str = SINGLE_LABEL,
     **_: Any,
 ) -> Terms:
     """Inner exits learn the last one's answers: FastBERT's self-distillation, which needs no labels."""
@@ -170,7 +176,7 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float, problem_typ
     if problem_type == REGRESSION:
         return functional.mse_loss(student, teacher, reduction="none").mean(dim=(0, 2))
     student, teacher = student / temperature, teacher / temperature
-    if problem_type == SINGLE:
+    if problem_type == SINGLE_LABEL:
         away = functional.kl_div(
             student.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True
         )

@@ -21,9 +21,9 @@ from transformers.utils.generic import ModelOutput
 
 from offramp.backbones import Backbone, FinalHead, backbone_for
 from offramp.config import ExitConfig
-from offramp.errors import BadConfig, BadHead, CannotLoad
+from offramp.errors import BadConfig, BadOption, CannotLoad
 from offramp.heads import HeadConfig, Heads, is_count
-from offramp.problems import REGRESSION, SINGLE
+from offramp.problems import REGRESSION, SINGLE_LABEL
 
 Tap = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 """(exit, hidden) -> (what its head sees, what the next layer sees): a recipe's way into the backward pass."""
@@ -246,7 +246,7 @@ def empty_exit_weights(config: ExitConfig, device: torch.device) -> nn.Parameter
 def task_loss(exit_logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
     """The mean loss of each exit: (examples, exits, labels) -> (exits,)."""
     exits = exit_logits.shape[1]
-    if problem_type == SINGLE:
+    if problem_type == SINGLE_LABEL:
         every = labels.view(-1, 1).expand(-1, exits)  # (examples, exits)
         return functional.cross_entropy(exit_logits.transpose(1, 2), every, reduction="none").mean(dim=0)
     every = labels.view(len(labels), 1, -1).expand_as(exit_logits).to(exit_logits.dtype)
@@ -312,7 +312,7 @@ def head_settings(head: HeadConfig | dict[str, Any] | None, final: FinalHead | N
     if head.pooler == "none":
         clash.append("pooler")
     if clash:
-        raise BadHead(
+        raise BadOption(
             f"the fine-tuned classifier becomes the last exit and keeps its own {', '.join(clash)}; "
             "leave that out, or pass the plain encoder"
         )

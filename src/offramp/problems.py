@@ -2,7 +2,7 @@
 
 from typing import Final
 
-SINGLE: Final = "single_label_classification"
-MANY: Final = "multi_label_classification"
+SINGLE_LABEL: Final = "single_label_classification"
+MULTI_LABEL: Final = "multi_label_classification"
 REGRESSION: Final = "regression"
-PROBLEMS: Final = (SINGLE, MANY, REGRESSION)
+PROBLEM_TYPES: Final = (SINGLE_LABEL, MULTI_LABEL, REGRESSION)

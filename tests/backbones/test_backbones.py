@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from offramp.backbones import BACKBONES, backbone_for
-from offramp.errors import CannotTruncate, UnknownBackbone
+from offramp.errors import BadOption, UnknownName
 
 every_backbone = pytest.mark.parametrize("name", BACKBONES)
 Inputs = dict[str, Tensor]
@@ -102,7 +102,7 @@ def test_segments_reach_the_encoder(tiny_encoder: Callable[..., PreTrainedModel]
 
 @pytest.mark.parametrize("name", ["xlm-roberta-xl", "rembert", "megatron-bert", "gpt2", "nonsense"])
 def test_an_unlisted_type_is_refused_with_the_known_ones_and_the_page(name: str) -> None:
-    with pytest.raises(UnknownBackbone, match=r"bert.*modernbert.*docs/backbones\.md"):
+    with pytest.raises(UnknownName, match=r"bert.*modernbert.*docs/backbones\.md"):
         backbone_for(name)
 
 
@@ -120,5 +120,5 @@ def test_albert_is_cut_only_where_a_group_ends() -> None:
     config = AutoConfig.for_model("albert", num_hidden_layers=12, num_hidden_groups=3)
     albert = BACKBONES["albert"]
     assert albert.truncated(config, 8) == {"num_hidden_layers": 8, "num_hidden_groups": 2}
-    with pytest.raises(CannotTruncate, match="share weights"):
+    with pytest.raises(BadOption, match="share weights"):
         albert.truncated(config, 6)

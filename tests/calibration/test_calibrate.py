@@ -16,7 +16,7 @@ from offramp.cost import Shape, macs
 from offramp.criteria import CRITERIA
 from offramp.criteria.base import softmax
 from offramp.curves import sweep
-from offramp.errors import BadTarget, NoSafeThreshold, ReusedData, UnknownClass
+from offramp.errors import BadOption, NoSafeThreshold, ReusedData, UnknownName
 from offramp.policy import Policy
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
@@ -140,7 +140,7 @@ def test_disagreement_needs_no_labels_and_accuracy_does(make_trace: Make) -> Non
     trace = make_trace(2000)
     blind = replace(trace, labels=None)
     assert calibrate(blind, "entropy", Guarantee(0.05)) == calibrate(trace, "entropy", Guarantee(0.05))
-    with pytest.raises(BadTarget, match="labels"):
+    with pytest.raises(BadOption, match="labels"):
         calibrate(blind, "entropy", Guarantee(0.05, of="accuracy"))
 
 
@@ -202,7 +202,7 @@ def test_regression_agrees_within_a_tolerance(make_trace: Make) -> None:
     trace = make_trace(1500, exits=4, classes=1, labels=truth, problem_type="regression", metrics=())
     trace = replace(trace, logits=logits.astype(np.float32))
     rule = "patience:1,tolerance=0.2"
-    with pytest.raises(BadTarget, match="tolerance"):
+    with pytest.raises(BadOption, match="tolerance"):
         calibrate(trace, rule, Guarantee(0.05))
     policy = calibrate(trace, rule, Guarantee(0.05, tolerance=0.4))
     given = policy.decide(trace.logits).answers[:, 0]
@@ -254,10 +254,10 @@ def test_a_rare_class_that_the_first_exit_never_answers_is_not_given_up(make_tra
 @pytest.mark.parametrize(
     ("bounds", "error", "advice"),
     [
-        ({"0": 0.1, "1": 0.1, "spam": 0.1}, UnknownClass, "there are 0, 1, 2"),
-        ({"0": 0.1, "1": 0.1, "3": 0.1}, UnknownClass, "there are 0, 1, 2"),
-        ({"0": 0.1, "1": 0.1, "01": 0.1}, UnknownClass, "second time"),
-        ({"0": 0.1, "2": 0.1}, BadTarget, "no bound for 1"),
+        ({"0": 0.1, "1": 0.1, "spam": 0.1}, UnknownName, "available: 0, 1, 2"),
+        ({"0": 0.1, "1": 0.1, "3": 0.1}, UnknownName, "available: 0, 1, 2"),
+        ({"0": 0.1, "1": 0.1, "01": 0.1}, UnknownName, "second time"),
+        ({"0": 0.1, "2": 0.1}, BadOption, "no bound for 1"),
     ],
 )
 def test_bounds_that_leave_a_class_out_or_name_none_are_refused(
@@ -438,24 +438,24 @@ def test_a_tempered_policy_is_calibrated_as_it_will_run(make_trace: Make) -> Non
     ],
 )
 def test_an_impossible_target_is_refused(make: Callable[[], Target]) -> None:
-    with pytest.raises(BadTarget):
+    with pytest.raises(BadOption):
         make()
 
 
 def test_what_cannot_be_calibrated_is_said(make_trace: Make) -> None:
-    with pytest.raises(BadTarget, match="without a threshold"):
+    with pytest.raises(BadOption, match="without a threshold"):
         calibrate(make_trace(10), "never", MaxLoss(1.0))
-    with pytest.raises(BadTarget, match="no examples"):
+    with pytest.raises(BadOption, match="no examples"):
         calibrate(make_trace(0), "entropy", MaxLoss(1.0))
-    with pytest.raises(BadTarget, match="at least one rule"):
+    with pytest.raises(BadOption, match="at least one rule"):
         calibrate(make_trace(10), [], MaxLoss(1.0))
-    with pytest.raises(BadTarget, match="tolerance is for regression"):
+    with pytest.raises(BadOption, match="tolerance is for regression"):
         calibrate(make_trace(10), "entropy", Guarantee(0.1, tolerance=0.1))
-    with pytest.raises(BadTarget, match="not scored by 'f1'"):
+    with pytest.raises(BadOption, match="not scored by 'f1'"):
         calibrate(make_trace(10), "entropy", MaxLoss(1.0, metric="f1"))
-    with pytest.raises(BadTarget, match="shape"):
+    with pytest.raises(BadOption, match="shape"):
         calibrate(make_trace(10, shape={}), "entropy", MinSpeedup(2.0, of="macs"))
-    with pytest.raises(BadTarget, match="shape"):
+    with pytest.raises(BadOption, match="shape"):
         calibrate(make_trace(10, shape={}), "entropy", Budget(2.0, of="macs"))
-    with pytest.raises(BadTarget, match="temperatures"):
+    with pytest.raises(BadOption, match="temperatures"):
         fit_temperatures(make_trace(10, labels=None))

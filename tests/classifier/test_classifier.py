@@ -16,13 +16,13 @@ from transformers import PreTrainedTokenizerFast
 from offramp.classifier import Classifier, Prediction
 from offramp.criteria.entropy import Entropy
 from offramp.errors import (
+    BadData,
+    BadOption,
     BadPolicy,
-    BadRequest,
-    BadText,
     CannotLoad,
-    OtherThanProven,
-    UnfitRule,
-    UnknownClass,
+    CertificateMismatch,
+    Incompatible,
+    UnknownName,
 )
 from offramp.model import ExitModel
 from offramp.policy import Policy
@@ -110,14 +110,14 @@ def test_a_bad_item_of_a_list_stops_it_before_anything_runs(
     classifier: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(classifier.engine, "run", None)
-    with pytest.raises(BadText, match="item 9 is NoneType"):
+    with pytest.raises(BadData, match="item 9 is NoneType"):
         classifier.predict([*TEXTS[:9], None])
 
 
 def test_a_bad_item_of_a_stream_comes_after_the_predictions_before_it(classifier: Classifier) -> None:
     seen: list[Prediction] = []
     stream = classifier.predict(iter([*TEXTS[:6], 7, "good"]))
-    with pytest.raises(BadText, match="item 6 is int 7"):
+    with pytest.raises(BadData, match="item 6 is int 7"):
         seen.extend(stream)
     assert [prediction.label for prediction in seen] == [p.label for p in classifier.predict(TEXTS[:6])]
 
@@ -180,7 +180,7 @@ def test_a_regression_gives_its_value(
     assert prediction.score == pytest.approx(logits_of(model, tokenizer, "good film")[-1, 0], abs=1e-5)
     assert prediction.label is None
     assert prediction.probabilities == {}
-    with pytest.raises(UnfitRule, match="patience:3,tolerance"):
+    with pytest.raises(Incompatible, match="patience:3,tolerance"):
         Classifier(model, tokenizer, "entropy:0.3").predict("good film")
 
 
@@ -241,10 +241,10 @@ def test_a_stored_policy_whose_certificate_is_of_something_else_warns(
         Classifier.from_pretrained(tmp_path)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error", OtherThanProven)
+        warnings.simplefilter("error", CertificateMismatch)
         load()
     for name in ("policy", "fingerprint", "precision"):
-        with pytest.warns(OtherThanProven, match=f"{name} another"):
+        with pytest.warns(CertificateMismatch, match=f"{name} another"):
             load(**{name: "another"})
 
 
@@ -260,11 +260,11 @@ def test_what_cannot_be_loaded_says_why(tiny_encoder: Callable[..., Any], tmp_pa
     ("options", "error", "message"),
     [
         ({"policy": "entropi:0.3"}, BadPolicy, "entropy"),
-        ({"policy": "layer:9"}, UnfitRule, "exits are at"),
-        ({"max_layer": 7}, UnfitRule, "max_layer 7"),
-        ({"policy": "confidence:0.5,class.pink=1"}, UnknownClass, "pink"),
-        ({"policy": "gate:0.5"}, UnfitRule, "gate"),
-        ({"trace": True, "deadline_ms": 5}, BadRequest, "deadline"),
+        ({"policy": "layer:9"}, Incompatible, "exits are at"),
+        ({"max_layer": 7}, Incompatible, "max_layer 7"),
+        ({"policy": "confidence:0.5,class.pink=1"}, UnknownName, "pink"),
+        ({"policy": "gate:0.5"}, Incompatible, "gate"),
+        ({"trace": True, "deadline_ms": 5}, BadOption, "deadline"),
     ],
 )
 def test_bad_options_are_named(
@@ -278,5 +278,5 @@ def test_texts_are_cut_at_the_length_asked_for(make_model: Any, tokenizer: Any) 
     model = make_model()
     short = Classifier(model, tokenizer, max_length=8).predict("good bad film " * 9)
     assert short == Classifier(model, tokenizer).predict("good bad film good bad film")
-    with pytest.raises(BadRequest, match="at least 8"):
+    with pytest.raises(BadOption, match="at least 8"):
         Classifier(model, tokenizer, max_length=2)

@@ -11,7 +11,7 @@ from sklearn.model_selection import cross_val_predict, cross_val_score
 from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier
-from offramp.errors import BadRequest, NotFinite
+from offramp.errors import BadOption, NotFinite
 from offramp.model import ExitModel
 
 TEXTS = np.array(["good film", "bad", "", "a b c d e", "z", "good good bad", "q r s", "film", "c a b", "y"])
@@ -31,7 +31,7 @@ def test_a_policy_and_other_class_names_can_be_given(classifier: Classifier) -> 
     labels = ["red", "green", "blue"]
     expected = [labels.index(record.label) for record in classifier.predict(TEXTS, policy="never")]
     assert estimator.predict(TEXTS).tolist() == expected
-    with pytest.raises(BadRequest, match="2 classes for 3 labels"):
+    with pytest.raises(BadOption, match="2 classes for 3 labels"):
         classifier.sklearn(classes=[0, 1])
 
 

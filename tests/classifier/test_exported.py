@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from offramp.calibration import Guarantee, calibrate
 from offramp.classifier import Classifier
-from offramp.errors import BadRequest, OtherThanProven, UnfitTokenizer
+from offramp.errors import BadOption, CertificateMismatch, Incompatible
 from offramp.export import export
 from offramp.model import ExitModel
 from offramp.policy import Policy
@@ -62,15 +62,15 @@ def test_tokens_are_those_of_the_transformers_tokenizer(
     side: str,
     types: bool,
 ) -> None:
-    from offramp.classifier.texts import SavedTokenizer, Tokeniser
+    from offramp.classifier.texts import BatchTokenizer, SavedTokenizer
 
     names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     monkeypatch.setattr(tokenizer, "truncation_side", side)
     monkeypatch.setattr(tokenizer, "model_input_names", names)
     monkeypatch.setattr(tokenizer, "model_max_length", 20)
-    original = Tokeniser(tokenizer, 40)
+    original = BatchTokenizer(tokenizer, 40)
     original.rust.save(str(tmp_path / "tokenizer.json"))
-    found = Tokeniser(SavedTokenizer.load(tmp_path, original.settings()), 40)
+    found = BatchTokenizer(SavedTokenizer.load(tmp_path, original.settings()), 40)
     for texts in (TEXTS, PAIRS):
         for text, tokens in zip(texts, found(texts), strict=True):
             pair = (text,) if isinstance(text, str) else text
@@ -83,13 +83,13 @@ def test_a_damaged_tokenizer_is_refused_with_advice(tmp_path: Path) -> None:
     from offramp.classifier.texts import SavedTokenizer
 
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UnfitTokenizer, match="export the model again"):
+    with pytest.raises(Incompatible, match="export the model again"):
         SavedTokenizer.load(tmp_path, {})
 
 
 @pytest.mark.parametrize("option", [{"device": "cpu"}, {"autocast": "bfloat16"}, {"revision": "main"}])
 def test_what_onnx_runtime_does_not_take_is_refused(exported: Path, option: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match=next(iter(option))):
+    with pytest.raises(BadOption, match=next(iter(option))):
         Classifier.from_pretrained(exported, **option)
 
 
@@ -128,5 +128,5 @@ def test_a_certificate_names_runtime_and_precision_and_is_warned_of_elsewhere(
     assert policy.certificate["precision"] == "int8"
     assert policy.certificate["runtime"].startswith("onnxruntime")
     Classifier.from_pretrained(fast, policy)
-    with pytest.warns(OtherThanProven, match="int8, which is fp32 here"):
+    with pytest.warns(CertificateMismatch, match="int8, which is fp32 here"):
         Classifier.from_pretrained(saved, policy)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from offramp.classifier.texts import Tokeniser, checked, chunks, is_one
-from offramp.errors import BadText, TooLong, UnfitTokenizer
+from offramp.classifier.texts import BatchTokenizer, checked, chunks, is_one
+from offramp.errors import BadData, Incompatible
 from offramp.stages import Tokens
 
 
@@ -16,19 +16,19 @@ from offramp.stages import Tokens
     "bad", [None, 3, 2.5, float("nan"), b"bytes", ("a",), ("a", "b", "c"), ("a", None), {}, ["a", 1]]
 )
 def test_an_item_that_is_no_text_is_named_by_index(bad: Any) -> None:
-    with pytest.raises(BadText, match="item 2 is"):
+    with pytest.raises(BadData, match="item 2 is"):
         [*checked(["fine", "fine", bad])]
 
 
 @pytest.mark.parametrize("bad", [None, 3, b"bytes", {"text": "a"}, np.array([["a"], ["b"]]), np.array("a")])
 def test_what_holds_no_texts_is_refused(bad: Any) -> None:
-    with pytest.raises(BadText, match="neither a text nor a list"):
+    with pytest.raises(BadData, match="neither a text nor a list"):
         checked(bad)
 
 
 @pytest.mark.parametrize("mixed", [["a", "b", ("a", "b")], [("a", "b"), ["c", "d"], "a"]])
 def test_single_texts_and_pairs_do_not_mix(mixed: list[Any]) -> None:
-    with pytest.raises(BadText, match="item 2 mixes"):
+    with pytest.raises(BadData, match="item 2 mixes"):
         [*checked(mixed)]
 
 
@@ -71,43 +71,43 @@ def test_tokens_are_those_of_the_transformers_tokenizer(
 ) -> None:
     pair = (text,) if isinstance(text, str) else text
     expected = tokenizer(*pair, truncation=True, max_length=40)
-    found = Tokeniser(tokenizer, 40)([text])
+    found = BatchTokenizer(tokenizer, 40)([text])
     assert found == [Tokens(expected["input_ids"], expected["token_type_ids"])]
 
 
 def test_a_text_that_would_be_cut_is_refused_by_who_wants_it_whole(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    tokeniser = Tokeniser(tokenizer, 40)
-    assert len(tokeniser(["a", "b " * 38], whole=True)[1].ids) == 40
+    batch_tokenizer = BatchTokenizer(tokenizer, 40)
+    assert len(batch_tokenizer(["a", "b " * 38], whole=True)[1].ids) == 40
     for long in ("b " * 39, ("a " * 20, "b " * 20)):
-        with pytest.raises(TooLong, match="item 0 is longer than the 40 tokens"):
-            tokeniser([long], whole=True)
+        with pytest.raises(BadData, match="item 0 is longer than the 40 tokens"):
+            batch_tokenizer([long], whole=True)
 
 
 def test_types_are_left_out_for_models_that_do_not_take_them(tokenizer: PreTrainedTokenizerFast) -> None:
     bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, pad_token="[PAD]")
     bare.model_input_names = ["input_ids", "attention_mask"]
-    assert Tokeniser(bare, 40)(["good"])[0].types is None
+    assert BatchTokenizer(bare, 40)(["good"])[0].types is None
 
 
 def test_the_given_tokenizer_is_left_as_it_was(tokenizer: PreTrainedTokenizerFast) -> None:
     before = tokenizer.backend_tokenizer.to_str()
-    Tokeniser(tokenizer, 40)(["a " * 100])
+    BatchTokenizer(tokenizer, 40)(["a " * 100])
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
 def test_a_bare_tokenizers_object_will_do(tokenizer: PreTrainedTokenizerFast) -> None:
-    whole = Tokeniser(tokenizer, 40)(["good film"])
-    assert Tokeniser(tokenizer.backend_tokenizer, 40)(["good film"]) == whole
+    whole = BatchTokenizer(tokenizer, 40)(["good film"])
+    assert BatchTokenizer(tokenizer.backend_tokenizer, 40)(["good film"]) == whole
 
 
 def test_an_empty_text_has_a_token_also_without_special_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
-    plain = Tokeniser(tokenizer, 40)
+    plain = BatchTokenizer(tokenizer, 40)
     plain.rust.post_processor = None
     assert [len(tokens.ids) for tokens in plain(["", "a b"])] == [1, 2]
 
 
 def test_a_tokenizer_without_rust_is_refused_with_advice() -> None:
-    with pytest.raises(UnfitTokenizer, match="AutoTokenizer"):
-        Tokeniser(str.split, 40)
+    with pytest.raises(Incompatible, match="AutoTokenizer"):
+        BatchTokenizer(str.split, 40)

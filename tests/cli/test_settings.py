@@ -8,7 +8,7 @@ import pytest
 
 from offramp import RECIPES
 from offramp.cli.settings import parse_recipe
-from offramp.errors import BadRequest, UnknownRecipe
+from offramp.errors import BadOption, UnknownName
 from offramp.recipes import Recipe
 
 
@@ -44,10 +44,10 @@ def test_settings_reach_the_recipe() -> None:
 @pytest.mark.parametrize(
     ("text", "error", "hint"),
     [
-        ("romebrt", UnknownRecipe, "romebert"),
-        ("romebert:kin=ta", BadRequest, "kind"),
-        ("romebert:ta", BadRequest, "key=value"),
-        ("pabee:rate=1", BadRequest, "rate"),
+        ("romebrt", UnknownName, "romebert"),
+        ("romebert:kin=ta", BadOption, "kind"),
+        ("romebert:ta", BadOption, "key=value"),
+        ("pabee:rate=1", BadOption, "rate"),
     ],
 )
 def test_what_there_is_not_is_refused_with_a_hint(text: str, error: type[Exception], hint: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from offramp.cluster.joining import joined
+from offramp.cluster.ray_session import joined
 from offramp.export import export
 from offramp.model import ExitModel
 

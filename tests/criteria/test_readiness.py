@@ -6,7 +6,7 @@ from scipy import special, stats
 
 from offramp.criteria import CRITERIA
 from offramp.criteria.base import Rows, entropy, log_softmax, softmax
-from offramp.errors import BadPolicy, UnfitRule
+from offramp.errors import BadPolicy, Incompatible
 from offramp.policy import Policy, fold
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (40, 5, 4))
@@ -164,7 +164,7 @@ def test_oracle_of_many_labels_needs_all_of_them_right() -> None:
 
 
 def test_oracle_refuses_labels_of_other_examples() -> None:
-    with pytest.raises(UnfitRule, match="labels of shape"):
+    with pytest.raises(Incompatible, match="labels of shape"):
         Policy(CRITERIA["oracle"](np.zeros(3, int))).exits(LOGITS)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offramp.curves import elue_score, sweep
-from offramp.errors import BadSweep
+from offramp.errors import BadOption
 from offramp.trace import Trace
 
 BASELINE = [(1000.0, 80.0), (2000.0, 84.0), (3000.0, 86.0)]
@@ -50,7 +50,7 @@ def test_a_sweep_is_scored_against_the_layers_of_another_model(make_trace: Calla
 def test_flops_are_not_guessed(make_trace: Callable[..., Trace]) -> None:
     curve = sweep(make_trace(20, shape={}), "entropy").curves["entropy"]
     assert all(point.cost.macs is None for point in curve.points)
-    with pytest.raises(BadSweep, match="shape"):
+    with pytest.raises(BadOption, match="shape"):
         curve.performance()
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from offramp.cost import Shape, macs
-from offramp.curves import Sweep, leaving, sweep
-from offramp.errors import BadPolicy, BadSweep
+from offramp.curves import Sweep, exit_table, sweep
+from offramp.errors import BadOption, BadPolicy
 from offramp.policy import Policy
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
@@ -79,7 +79,7 @@ def test_auto_thresholds_reach_from_the_first_exit_to_full_depth(make_trace: Mak
 def test_auto_thresholds_reach_both_ends_also_where_they_are_sampled(
     seed: int, make_trace: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "SAMPLE", 20)
+    monkeypatch.setattr(exit_table, "SAMPLE", 20)
     found = sweep(make_trace(1001, seed=seed), ["entropy", "confidence", "min_probability"], points=20)
     for curve in found.curves.values():
         assert curve.points[0].cost.mean_layer == 1
@@ -225,19 +225,19 @@ def test_a_sweep_comes_back_from_json_whole(make_trace: Make) -> None:
 
 def test_what_cannot_be_swept_is_said(make_trace: Make) -> None:
     trace = make_trace(20)
-    with pytest.raises(BadSweep, match="no examples"):
+    with pytest.raises(BadOption, match="no examples"):
         sweep(make_trace(0), "entropy")
-    with pytest.raises(BadSweep, match="oracle needs labels"):
+    with pytest.raises(BadOption, match="oracle needs labels"):
         sweep(make_trace(20, labels=None), "oracle")
-    with pytest.raises(BadSweep, match="with labels"):
+    with pytest.raises(BadOption, match="with labels"):
         sweep(make_trace(20, classes=1, labels=None, problem_type="regression"), "patience")
-    with pytest.raises(BadSweep, match="macro_f1"):
+    with pytest.raises(BadOption, match="macro_f1"):
         sweep(make_trace(20, metrics=("f1",)), "entropy")
-    with pytest.raises(BadSweep, match="class"):
+    with pytest.raises(BadOption, match="class"):
         sweep(trace, "entropy:0.1,class.spam=0.2")
-    with pytest.raises(BadSweep, match="auto"):
+    with pytest.raises(BadOption, match="auto"):
         sweep(trace, "entropy", "all")
-    with pytest.raises(BadSweep, match="did you mean entropy"):
+    with pytest.raises(BadOption, match="did you mean entropy"):
         sweep(trace, "entropy", {"entropi": [0.1]})
     with pytest.raises(BadPolicy, match="entropy"):
         sweep(trace, "entropi")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from offramp.backbones import BACKBONES
-from offramp.errors import AlreadyThere, CannotExport, CannotLoad, OtherThanProven
+from offramp.errors import CannotLoad, CertificateMismatch, Incompatible, OutputExists
 from offramp.export import export, exporting
 from offramp.model import ExitModel
 from offramp.policy import Policy
@@ -202,7 +202,7 @@ def test_graphs_that_say_something_else_are_refused(
         onnx.ModelProto.FromString(g.SerializeToString()) for g in traced("bert")
     )
     monkeypatch.setattr(exporting, "graphs", lambda model: iter([embedding, first, third, second]))
-    with pytest.raises(CannotExport, match="something else than the model at layer 2"):
+    with pytest.raises(Incompatible, match="something else than the model at layer 2"):
         export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
     assert not [*tmp_path.iterdir()]
 
@@ -215,7 +215,7 @@ def test_what_torch_cannot_export_is_refused_with_its_reason(
         raise RuntimeError("no such operator\nand much more")
 
     monkeypatch.setattr(torch.onnx, "export", unable)
-    with pytest.raises(CannotExport, match=r"Embedding: no such operator$"):
+    with pytest.raises(Incompatible, match=r"Embedding: no such operator$"):
         export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
     assert gc.isenabled()
 
@@ -242,7 +242,7 @@ def test_a_model_with_weights_that_are_not_finite_is_refused(
     model = make_model()
     with torch.no_grad():
         model.backbone.embeddings.position_embeddings.weight[-1, 0] = float("nan")
-    with pytest.raises(CannotExport, match="NaN"):
+    with pytest.raises(Incompatible, match="NaN"):
         export(model, tmp_path / "out", tokenizer=tokenizer)
     assert not [*tmp_path.iterdir()]
 
@@ -250,9 +250,9 @@ def test_a_model_with_weights_that_are_not_finite_is_refused(
 def test_what_makes_no_sense_is_refused(
     models: Callable[[str], ExitModel], tokenizer: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(CannotExport, match="fp32, int8"):
+    with pytest.raises(Incompatible, match="fp32, int8"):
         export(models("bert"), tmp_path / "out", "int4", tokenizer)
-    with pytest.raises(CannotExport, match="pass the model's tokenizer"):
+    with pytest.raises(Incompatible, match="pass the model's tokenizer"):
         export(models("bert"), tmp_path / "out")
     with pytest.raises(CannotLoad, match="nowhere"):
         export(tmp_path / "nowhere", tmp_path / "out")
@@ -271,7 +271,7 @@ def test_a_certificate_made_in_another_precision_is_warned_of(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         folder = exported("bert", precision)
-    assert any(issubclass(each.category, OtherThanProven) for each in said) == warned
+    assert any(issubclass(each.category, CertificateMismatch) for each in said) == warned
     policy = OnnxStages(folder, threads=1).policy
     assert policy is not None
     assert str(policy) == "entropy:0.3"
@@ -281,7 +281,7 @@ def test_a_folder_that_holds_something_is_left_alone(exported: Callable[..., Pat
     precious = tmp_path / "bert-fp32" / "notes.txt"
     precious.parent.mkdir()
     precious.write_text("keep me")
-    with pytest.raises(AlreadyThere, match="there already"):
+    with pytest.raises(OutputExists, match="there already"):
         exported("bert")
     assert precious.read_text() == "keep me"
     assert [*precious.parent.iterdir()] == [precious]

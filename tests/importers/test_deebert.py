@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from offramp.errors import BadCheckpoint
+from offramp.errors import CannotLoad
 from offramp.importers import import_weights
 
 Inputs = dict[str, Tensor]
@@ -86,5 +86,5 @@ def test_norms_named_gamma_and_beta_are_understood(
 def test_a_norm_that_is_there_under_both_names_is_an_error(deebert: Callable[..., Any]) -> None:
     old = deebert()
     twice = {"bert.embeddings.LayerNorm.gamma": torch.ones(16)}
-    with pytest.raises(BadCheckpoint, match=r"unknown weights: bert\.embeddings\.LayerNorm\.gamma"):
+    with pytest.raises(CannotLoad, match=r"unknown weights: bert\.embeddings\.LayerNorm\.gamma"):
         import_weights(old.weights | twice, old.config)

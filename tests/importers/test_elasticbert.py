@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from offramp.errors import BadCheckpoint
+from offramp.errors import CannotLoad
 from offramp.importers import import_weights
 
 Inputs = dict[str, Tensor]
@@ -105,6 +105,6 @@ def test_pretraining_weights_keep_their_poolers_and_get_fresh_classifiers(
 
 def test_pretraining_weights_ask_how_many_labels(old: Callable[..., Any]) -> None:
     model = checkpoint(old, layers=4, outputs=4)
-    with pytest.raises(BadCheckpoint, match="pass num_labels or labels"):
+    with pytest.raises(CannotLoad, match="pass num_labels or labels"):
         import_weights(model.weights, model.config)
     assert import_weights(model.weights, model.config, num_labels=5).model.config.num_labels == 5

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from offramp.errors import BadCheckpoint
+from offramp.errors import CannotLoad
 from offramp.importers import import_weights
 
 Inputs = dict[str, Tensor]
@@ -78,12 +78,12 @@ def test_a_shared_head_adds_no_parameters(old: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "cls-max"])
 def test_pooling_over_the_padding_is_refused(pooling: str, old: Callable[..., Any]) -> None:
     model = checkpoint(old, heads=1, hidden=False, own_pooler=False)
-    with pytest.raises(BadCheckpoint, match=f"pooler_input='{pooling}'.*padding"):
+    with pytest.raises(CannotLoad, match=f"pooler_input='{pooling}'.*padding"):
         import_weights(model.weights, model.config | {"pooler_input": pooling})
 
 
 def test_heads_that_do_not_share_the_layers_evenly_are_refused(old: Callable[..., Any]) -> None:
     model = checkpoint(old, heads=4, hidden=False, own_pooler=False)
     weights = {name: tensor for name, tensor in model.weights.items() if "exit_out_layers.3" not in name}
-    with pytest.raises(BadCheckpoint, match=r"3 heads .* 4 layers"):
+    with pytest.raises(CannotLoad, match=r"3 heads .* 4 layers"):
         import_weights(weights, model.config)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from offramp import ExitModel
-from offramp.errors import BadCheckpoint, BadConfig
+from offramp.errors import BadConfig, CannotLoad
 from offramp.importers import import_checkpoint, import_weights
 
 Make = Callable[..., Any]
@@ -60,14 +60,14 @@ def test_shards_outside_the_folder_are_refused(tmp_path: Path, deebert: Make) ->
     (tmp_path / "pytorch_model.bin").rename(tmp_path / "other.bin")
     index = {"weight_map": {"classifier.weight": f"../{tmp_path.name}/other.bin"}}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    with pytest.raises(BadCheckpoint, match="files of the same folder"):
+    with pytest.raises(CannotLoad, match="files of the same folder"):
         import_checkpoint(tmp_path)
 
 
 def test_a_pickle_that_holds_more_than_tensors_is_refused(tmp_path: Path, deebert: Make) -> None:
     old = deebert()
     save(tmp_path, old, {**old.weights, "extra": Unsafe()})
-    with pytest.raises(BadCheckpoint, match=r"can run any code.*model\.safetensors"):
+    with pytest.raises(CannotLoad, match=r"can run any code.*model\.safetensors"):
         import_checkpoint(tmp_path)
 
 
@@ -78,27 +78,27 @@ def test_a_damaged_file_is_said_to_be_damaged(
 ) -> None:
     save(tmp_path, deebert())
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(BadCheckpoint, match=f"{name} is .*damaged"):
+    with pytest.raises(CannotLoad, match=f"{name} is .*damaged"):
         import_checkpoint(tmp_path)
 
 
 def test_a_pickle_of_something_else_is_refused(tmp_path: Path, deebert: Make) -> None:
     old = deebert()
-    with pytest.raises(BadCheckpoint, match="tensors by name"):
+    with pytest.raises(CannotLoad, match="tensors by name"):
         import_checkpoint(save(tmp_path, old, {"state_dict": old.weights}))
 
 
 def test_a_missing_folder_file_or_config_is_named(tmp_path: Path, deebert: Make) -> None:
-    with pytest.raises(BadCheckpoint, match=r"no folder at .*nowhere"):
+    with pytest.raises(CannotLoad, match=r"no folder at .*nowhere"):
         import_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(BadCheckpoint, match="has no weights"):
+    with pytest.raises(CannotLoad, match="has no weights"):
         import_checkpoint(tmp_path)
     save(tmp_path, deebert())
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(BadCheckpoint, match=r"config\.json is not JSON"):
+    with pytest.raises(CannotLoad, match=r"config\.json is not JSON"):
         import_checkpoint(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(BadCheckpoint, match=r"config\.json is missing"):
+    with pytest.raises(CannotLoad, match=r"config\.json is missing"):
         import_checkpoint(tmp_path)
 
 
@@ -109,13 +109,13 @@ def test_an_imported_model_is_saved_and_loaded_as_any_other(
     model = import_weights(old.weights, old.config).model
     model.save_pretrained(tmp_path)
     assert torch.equal(exits_of(ExitModel.from_pretrained(tmp_path), inputs), exits_of(model, inputs))
-    with pytest.raises(BadCheckpoint, match=r"ExitModel\.from_pretrained"):
+    with pytest.raises(CannotLoad, match=r"ExitModel\.from_pretrained"):
         import_checkpoint(tmp_path)
 
 
 def test_a_leftover_weight_is_an_error_that_names_it(deebert: Make) -> None:
     old = deebert()
-    with pytest.raises(BadCheckpoint, match=r"unknown weights: bert\.encoder\.layer\.9\.extra"):
+    with pytest.raises(CannotLoad, match=r"unknown weights: bert\.encoder\.layer\.9\.extra"):
         import_weights(old.weights | {"bert.encoder.layer.9.extra": torch.zeros(1)}, old.config)
 
 
@@ -123,19 +123,19 @@ def test_a_leftover_weight_is_an_error_that_names_it(deebert: Make) -> None:
 def test_a_missing_weight_is_an_error_that_names_it(name: str, deebert: Make) -> None:
     old = deebert()
     del old.weights[name]
-    with pytest.raises(BadCheckpoint, match=f"missing weights: {name}"):
+    with pytest.raises(CannotLoad, match=f"missing weights: {name}"):
         import_weights(old.weights, old.config)
 
 
 def test_a_weight_of_another_shape_is_an_error_that_names_it(deebert: Make) -> None:
     old = deebert()
-    with pytest.raises(BadCheckpoint, match=r"word_embeddings\.weight is \(60, 16\), not \(61, 16\)"):
+    with pytest.raises(CannotLoad, match=r"word_embeddings\.weight is \(60, 16\), not \(61, 16\)"):
         import_weights(old.weights, old.config | {"vocab_size": 61})
 
 
 def test_a_checkpoint_of_fewer_layers_than_its_config_is_an_error(deebert: Make) -> None:
     old = deebert()
-    with pytest.raises(BadCheckpoint, match=r"missing weights: .* more"):
+    with pytest.raises(CannotLoad, match=r"missing weights: .* more"):
         import_weights(old.weights, old.config | {"num_hidden_layers": 5})
 
 
@@ -170,7 +170,7 @@ def test_foreign_config_keys_do_not_survive(deebert: Make) -> None:
 )
 def test_a_config_that_describes_no_encoder_is_an_error(key: str, value: Any, deebert: Make) -> None:
     old = deebert()
-    with pytest.raises(BadCheckpoint, match=r"config\.json"):
+    with pytest.raises(CannotLoad, match=r"config\.json"):
         import_weights(old.weights, old.config | {key: value})
 
 
@@ -210,7 +210,7 @@ def test_given_labels_must_be_as_many_as_the_outputs(deebert: Make) -> None:
     assert named.config.id2label == {0: "a", 1: "b", 2: "c"}
     with pytest.raises(BadConfig, match="2 label names"):
         import_weights(old.weights, old.config, labels=["a", "b"])
-    with pytest.raises(BadCheckpoint, match="3 outputs, not 2"):
+    with pytest.raises(CannotLoad, match="3 outputs, not 2"):
         import_weights(old.weights, old.config, num_labels=2)
 
 
@@ -230,10 +230,10 @@ def test_half_precision_weights_become_a_model_of_full_precision(deebert: Make) 
 def test_a_plain_transformers_model_is_sent_to_from_encoder(family: str, tiny_classifier: Make) -> None:
     plain = tiny_classifier(family)
     for model in (plain, plain.base_model):
-        with pytest.raises(BadCheckpoint, match=r"ExitModel\.from_encoder"):
+        with pytest.raises(CannotLoad, match=r"ExitModel\.from_encoder"):
             import_weights(model.state_dict(), model.config.to_dict())
 
 
 def test_unrecognised_weights_are_met_with_what_is_known() -> None:
-    with pytest.raises(BadCheckpoint, match=r"DeeBERT.*PABEE.*ELBERT.*ElasticBERT.*these are conv\.weight"):
+    with pytest.raises(CannotLoad, match=r"DeeBERT.*PABEE.*ELBERT.*ElasticBERT.*these are conv\.weight"):
         import_weights({"conv.weight": torch.zeros(1)}, {})

@@ -12,7 +12,7 @@ from offramp.criteria import CRITERIA
 from offramp.criteria.confidence import Confidence
 from offramp.criteria.entropy import Entropy
 from offramp.criteria.oracle import Oracle
-from offramp.errors import BadPolicy, OfframpError, OtherThanProven, UnfitRule, UnknownClass
+from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, OfframpError, UnknownName
 from offramp.policy import Policy, check_certificate
 
 SURE, UNSURE = [4.0, 0.0], [0.1, 0.0]
@@ -73,8 +73,8 @@ def test_thresholds_of_numpy_are_plain_numbers_inside() -> None:
     ("text", "advice"),
     [
         ("entrpy:0.3", "did you mean entropy?"),
-        ("nothing_like_it:1", "there are entropy, confidence"),
-        ("", "there are entropy"),
+        ("nothing_like_it:1", "available: entropy, confidence"),
+        ("", "available: entropy"),
         ("entropy:0.3,normalized=true", "did you mean normalised?"),
         ("entropy:0.3,min_layers=2", "did you mean min_layer"),
         ("entropy:0.3,normalised=yes", "normalised=true or normalised=false"),
@@ -162,7 +162,7 @@ CERTIFIED = Policy(
 def test_a_certificate_of_something_else_warns(
     changes: dict[str, Any], fingerprint: str, precision: str, told: str
 ) -> None:
-    with pytest.warns(OtherThanProven, match=told):
+    with pytest.warns(CertificateMismatch, match=told):
         check_certificate(replace(CERTIFIED, **changes), fingerprint, precision)
 
 
@@ -215,7 +215,7 @@ def test_layers_are_those_of_the_model_and_not_the_number_of_the_exit() -> None:
 
 @pytest.mark.parametrize("text", ["layer:5", "confidence:0.5,min_layer=3", "never,max_layer=13"])
 def test_a_layer_without_exit_is_refused_and_the_exits_are_named(text: str) -> None:
-    with pytest.raises(UnfitRule, match="the exits are at 2, 4, 6, 8, 10, 12"):
+    with pytest.raises(Incompatible, match="the exits are at 2, 4, 6, 8, 10, 12"):
         Policy.parse(text).exits(ALL_SURE, layers=(2, 4, 6, 8, 10, 12))
 
 
@@ -230,9 +230,9 @@ def test_class_thresholds_by_name_follow_the_models_labels() -> None:
     logits = np.array([[[1.0, 0.0]] * 3, [[0.0, 1.0]] * 3])
     assert policy.for_labels(["ham", "spam"]).exits(logits).tolist() == [0, 2]
     assert policy.for_labels(["spam", "ham"]).exits(logits).tolist() == [2, 0]
-    with pytest.raises(UnknownClass, match="did you mean spam"):
+    with pytest.raises(UnknownName, match="did you mean spam"):
         Policy.parse("confidence:0.7,class.spma=0.8").for_labels(["ham", "spam"])
-    with pytest.raises(UnfitRule, match="for_labels"):
+    with pytest.raises(Incompatible, match="for_labels"):
         policy.exits(ALL_SURE)
 
 
@@ -252,9 +252,9 @@ def test_a_class_is_known_by_its_name_first_and_then_by_its_number() -> None:
 @pytest.mark.parametrize("names", [["ham", "spam"], []])
 def test_two_thresholds_for_one_class_are_refused(names: list[str]) -> None:
     policy = Policy.parse("confidence:0.7,class.1=0.8,class.01=0.9")
-    with pytest.raises(UnknownClass, match="a second time"):
+    with pytest.raises(UnknownName, match="a second time"):
         (policy.for_labels(names) if names else policy).exits(ALL_SURE)
-    with pytest.raises(UnknownClass, match="a second time"):
+    with pytest.raises(UnknownName, match="a second time"):
         Policy.parse("confidence:0.7,class.1=0.8,class.spam=0.9").for_labels(["ham", "spam"])
 
 
@@ -280,7 +280,7 @@ def test_rules_that_need_no_classes_decide_for_regression(name: str) -> None:
 @pytest.mark.parametrize("name", sorted({name for name, kind in CRITERIA.items() if not kind.regression}))
 def test_rules_for_classes_refuse_regression(name: str) -> None:
     rule = Oracle(np.zeros(1)) if name == "oracle" else CRITERIA[name]()
-    with pytest.raises(UnfitRule, match="patience, gate, layer, never"):
+    with pytest.raises(Incompatible, match="patience, gate, layer, never"):
         Policy(rule, 0 if rule.bare else 1).exits([[[1.0], [1.1]]])
 
 
@@ -316,7 +316,7 @@ def test_the_last_exit_answers_even_if_its_logits_are_broken() -> None:
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arguments: dict[str, object], advice: str) -> None:
-    with pytest.raises(UnfitRule, match=advice):
+    with pytest.raises(Incompatible, match=advice):
         Policy.parse("patience:1").exits(**arguments)  # type: ignore[arg-type]
 
 
@@ -325,7 +325,7 @@ def test_arrays_that_do_not_fit_are_refused(arguments: dict[str, object], advice
     [
         ("gate:0.5", "train the exits with gates"),
         ("entropy:0.1/0.2", "2 thresholds for 6 exits"),
-        ("entropy:0.1,class.2=0.3", "no class '2'; there are 0, 1"),
+        ("entropy:0.1,class.2=0.3", "no class '2'; available: 0, 1"),
     ],
 )
 def test_a_policy_that_does_not_fit_the_model_is_refused(text: str, advice: str) -> None:
@@ -334,10 +334,10 @@ def test_a_policy_that_does_not_fit_the_model_is_refused(text: str, advice: str)
 
 
 def test_temperatures_are_refused_for_regression() -> None:
-    with pytest.raises(UnfitRule, match="change the numbers"):
+    with pytest.raises(Incompatible, match="change the numbers"):
         Policy.parse("patience:1,tolerance=0.5,temperatures=2/2").exits([[[1.0], [2.0]]])
 
 
 def test_class_thresholds_are_refused_for_regression() -> None:
-    with pytest.raises(UnfitRule, match="no classes"):
+    with pytest.raises(Incompatible, match="no classes"):
         Policy.parse("gate:0.5,class.0=0.3").exits([[[1.0], [2.0]]], gates=[[0.1, 0.2]])

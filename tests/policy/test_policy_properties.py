@@ -12,7 +12,7 @@ from offramp.criteria.oracle import Oracle
 from offramp.policy import Policy, fold, reached
 
 EXITS = 6
-SINGLE, MULTI = "single_label_classification", "multi_label_classification"
+SINGLE_LABEL, MULTI = "single_label_classification", "multi_label_classification"
 
 TEXTS = [
     "entropy:0.5",
@@ -44,7 +44,7 @@ def policy(text: str, labels: Any) -> Policy:
 def batches(draw: st.DrawFn) -> dict[str, Any]:
     """Logits, gates and labels of a few examples; some logits tie, saturate or are broken."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    problem_type = draw(st.sampled_from([SINGLE, MULTI]))
+    problem_type = draw(st.sampled_from([SINGLE_LABEL, MULTI]))
     examples, classes = draw(st.integers(1, 12)), draw(st.integers(2, 4))
     logits = random.normal(0, draw(st.sampled_from([0.3, 2.0, 200.0])), (examples, EXITS, classes))
     if draw(st.booleans()):

@@ -6,7 +6,7 @@ Layers count from 1. Where the original errs (untrained last off-ramp, overflow)
 import numpy as np
 import pytest
 
-from offramp.errors import UnfitRule
+from offramp.errors import Incompatible
 from offramp.policy import Policy
 
 # fmt: off
@@ -107,7 +107,7 @@ def test_exit_and_answer_are_as_specified(
 def test_regression_under_a_rule_for_classes_is_refused_with_advice(
     text: str, logits: list[list[float]]
 ) -> None:
-    with pytest.raises(UnfitRule, match=r"patience:3,tolerance=0\.1"):
+    with pytest.raises(Incompatible, match=r"patience:3,tolerance=0\.1"):
         Policy.parse(text).exits([logits])
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from offramp.errors import BadPolicy, UnfitRule
+from offramp.errors import BadPolicy, Incompatible
 from offramp.policy import Policy, fold, reached
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (50, 3, 4)).astype(np.float32)
@@ -40,5 +40,5 @@ def test_temperatures_come_back_from_text_and_json() -> None:
 def test_impossible_temperatures_are_refused() -> None:
     with pytest.raises(BadPolicy, match="above 0"):
         Policy.parse("confidence:0.6,temperatures=1/0/1")
-    with pytest.raises(UnfitRule, match="2 temperatures for 3 exits"):
+    with pytest.raises(Incompatible, match="2 temperatures for 3 exits"):
         Policy.parse("confidence:0.6,temperatures=1/2").exits(LOGITS)

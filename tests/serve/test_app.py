@@ -376,7 +376,7 @@ def test_the_log_has_a_line_for_each_request_and_texts_only_if_asked_for(
     assert (good["status"], good["items"], good["policy"], good["rung"]) == (200, 2, "confidence:0.775", 0)
     assert good["layers"] == sum(each["layer"] for each in answer.json()["predictions"]) / 2
     assert good["ms"] >= 0
-    assert (bad["status"], bad["error"]) == (422, "BadText")
+    assert (bad["status"], bad["error"]) == (422, "BadData")
     assert ("secret" in caplog.text + json.dumps(lines)) is asked_for
 
 

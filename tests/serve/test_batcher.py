@@ -14,16 +14,15 @@ from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier
 from offramp.errors import (
+    BadData,
+    BadOption,
     BadPolicy,
-    BadRequest,
-    BadText,
     Draining,
-    Failed,
+    Incompatible,
     OfframpError,
     Overloaded,
+    RunFailed,
     TooLarge,
-    TooLong,
-    UnfitRule,
 )
 from offramp.policy import Policy
 from offramp.serve import batcher as module
@@ -366,7 +365,7 @@ def test_cancelling_a_request_half_way_spares_the_rest_of_it(make: Make) -> None
 
 def test_a_failing_run_fails_its_own_requests_and_the_next_works(make: Make) -> None:
     bench = make(window=4)
-    bench.stages.poison = bench.classifier.tokeniser(["bad"])[0].ids[1]
+    bench.stages.poison = bench.classifier.tokenizer(["bad"])[0].ids[1]
     first = bench.shut()
     poisoned = bench.submit(["a", "bad", *"cdefghij"])
     beside = bench.submit("k")
@@ -374,7 +373,7 @@ def test_a_failing_run_fails_its_own_requests_and_the_next_works(make: Make) -> 
     bench.open()
     said(first)
     for future in (poisoned, beside):
-        with pytest.raises(Failed, match="send it again") as failure:
+        with pytest.raises(RunFailed, match="send it again") as failure:
             future.result(WAIT)
         assert isinstance(failure.value.__cause__, ZeroDivisionError)
     assert said(other) == bench.classifier.predict(["k"], policy="never")
@@ -387,7 +386,7 @@ def test_a_failing_run_fails_its_own_requests_and_the_next_works(make: Make) -> 
 
 def test_an_answer_that_is_not_finite_is_flagged_and_a_sound_model_stays_ready(make: Make) -> None:
     bench = make()
-    bench.stages.nan = bench.classifier.tokeniser(["bad"])[0].ids[1]
+    bench.stages.nan = bench.classifier.tokenizer(["bad"])[0].ids[1]
     fine, broken = said(bench.submit(["a", "bad"]))
     assert fine.finite
     assert (broken.finite, broken.label) == (False, None)
@@ -423,7 +422,7 @@ def test_an_error_after_which_the_model_fails_its_test_is_not_healthy(make: Make
     assert bench.batcher.healthy
     bench.stages.poison = 2  # [CLS]
     for text in "ab":  # when the second is run, the test after the first is over
-        with pytest.raises(Failed):
+        with pytest.raises(RunFailed):
             bench.submit(text).result(WAIT)
     assert not bench.batcher.healthy
 
@@ -476,7 +475,7 @@ def test_without_its_worker_it_refuses_rather_than_let_wait(
     bench = make()
     monkeypatch.setattr(bench.batcher._worker, "is_alive", lambda: False)
     assert not bench.batcher.healthy
-    with pytest.raises(Failed, match="restart"):
+    with pytest.raises(RunFailed, match="restart"):
         bench.submit("a")
 
 
@@ -568,14 +567,14 @@ def test_answers_under_limits_of_their_own_are_not_held_against_a_rung(make: Mak
 @pytest.mark.parametrize(
     ("error", "texts", "options"),
     [
-        (BadText, ["a", None], {}),
-        (BadText, ["a", ("b", "c")], {}),
-        (BadRequest, [], {}),
-        (BadRequest, ["a"], {"trace": True, "deadline_ms": 5}),
-        (UnfitRule, ["a"], {"max_layer": 3}),
-        (UnfitRule, ["a"], {"policy": Policy.parse("layer:5")}),
+        (BadData, ["a", None], {}),
+        (BadData, ["a", ("b", "c")], {}),
+        (BadOption, [], {}),
+        (BadOption, ["a"], {"trace": True, "deadline_ms": 5}),
+        (Incompatible, ["a"], {"max_layer": 3}),
+        (Incompatible, ["a"], {"policy": Policy.parse("layer:5")}),
         (BadPolicy, ["a"], {"policy": Policy.parse("entropy:0.3,min_layer=4"), "max_layer": 2}),
-        (TooLong, ["a", "b " * 299], {"truncate": False}),
+        (BadData, ["a", "b " * 299], {"truncate": False}),
     ],
 )
 def test_mistakes_are_told_at_once(
@@ -589,10 +588,10 @@ def test_mistakes_are_told_at_once(
 
 
 def test_a_text_for_a_list_of_them_is_a_mistake(make: Make) -> None:
-    with pytest.raises(BadText, match="a list of texts"):
+    with pytest.raises(BadData, match="a list of texts"):
         make().batcher.submit(Request("abc"))
 
 
 def test_limits_that_let_nothing_through_are_refused() -> None:
-    with pytest.raises(BadRequest, match="window=0"):
+    with pytest.raises(BadOption, match="window=0"):
         Limits(window=0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp.errors import BadLadder
+from offramp.errors import BadPolicy
 from offramp.policy import Policy
 from offramp.serve.ladder import FULL_DEPTH, Ladder, share_broken
 
@@ -94,15 +94,15 @@ def test_a_forbidden_rung_takes_all_that_leave_earlier_with_it() -> None:
 
 
 def test_rungs_are_refused_without_proof_or_order() -> None:
-    with pytest.raises(BadLadder, match="at least the normal policy"):
+    with pytest.raises(BadPolicy, match="at least the normal policy"):
         Ladder([])
-    with pytest.raises(BadLadder, match=r"rung 1, entropy:0.3, has no certificate.*offramp calibrate"):
+    with pytest.raises(BadPolicy, match=r"rung 1, entropy:0.3, has no certificate.*offramp calibrate"):
         Ladder([RUNGS[1], Policy.parse("entropy:0.3")])
     early, late = proven("entropy:0.4", mean_layer=3.0), proven("entropy:0.2", mean_layer=7.5)
     assert Ladder([RUNGS[0], late, early]).last == 2
-    with pytest.raises(BadLadder, match="rung 2 leaves later than the one before"):
+    with pytest.raises(BadPolicy, match="rung 2 leaves later than the one before"):
         Ladder([RUNGS[0], early, late])
-    with pytest.raises(BadLadder, match=r"low=0.5 and high=0.5"):
+    with pytest.raises(BadPolicy, match=r"low=0.5 and high=0.5"):
         ladder(low=0.5)
 
 
@@ -118,7 +118,7 @@ def test_rungs_are_refused_without_proof_or_order() -> None:
 )
 def test_a_certificate_that_cannot_be_held_against_answers_is_refused(promise: dict[str, Any]) -> None:
     lax = replace(Policy.parse("entropy:0.4"), certificate=promise)
-    with pytest.raises(BadLadder, match=r"rung 1 does not say how many answers may differ"):
+    with pytest.raises(BadPolicy, match=r"rung 1 does not say how many answers may differ"):
         Ladder([RUNGS[0], lax])
 
 

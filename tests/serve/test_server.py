@@ -22,7 +22,7 @@ import pytest
 
 from offramp.classifier import Classifier
 from offramp.cli import COMMANDS
-from offramp.errors import BadLadder, TooLong
+from offramp.errors import BadData, BadPolicy
 from offramp.policy import Policy
 from offramp.serve.batcher import Limits, Request
 from offramp.serve.ladder import FULL_DEPTH
@@ -230,7 +230,7 @@ def test_a_rung_that_is_proven_for_another_model_is_refused(
 ) -> None:
     other = certified(classifier, "confidence:0.6", fingerprint="another")
     (tmp_path / "other.json").write_text(json.dumps(other.to_json()))
-    with pytest.raises(BadLadder, match="another"):
+    with pytest.raises(BadPolicy, match="another"):
         load(Settings(saved, "colours", ladder=(tmp_path / "other.json",)))
 
 
@@ -240,13 +240,13 @@ def test_a_rung_whose_certificate_does_not_say_what_it_speaks_of_is_refused(
 ) -> None:
     hollow = certified(classifier, "confidence:0.6", **{unsaid: None})
     (tmp_path / "hollow.json").write_text(json.dumps(hollow.to_json()))
-    with pytest.raises(BadLadder, match=f"for which {unsaid}"):
+    with pytest.raises(BadPolicy, match=f"for which {unsaid}"):
         load(Settings(saved, "colours", ladder=(tmp_path / "hollow.json",)))
 
 
 def test_texts_are_cut_at_the_servers_own_length(saved: Path) -> None:
     batcher, _ = load(Settings(saved, "colours", max_length=8))
-    with pytest.raises(TooLong, match="8 tokens"):
+    with pytest.raises(BadData, match="8 tokens"):
         batcher.submit(Request(["a b c d e f g h"], truncate=False))
     batcher.submit(Request(["a b c d e f g h"])).result(60)
     assert batcher.counters.tokens == 8

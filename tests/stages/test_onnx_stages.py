@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from offramp.errors import BadRequest, CannotLoad
+from offramp.errors import BadOption, CannotLoad
 from offramp.export import export
 from offramp.model import ExitModel
 from offramp.stages import Stages, Tokens
@@ -114,5 +114,5 @@ def test_a_folder_that_is_not_whole_is_refused(
 
 
 def test_no_threads_are_too_few(folder: Path) -> None:
-    with pytest.raises(BadRequest, match="at least 1"):
+    with pytest.raises(BadOption, match="at least 1"):
         OnnxStages(folder, threads=0)

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from offramp.errors import BadData, UnknownMetric
+from offramp.errors import BadData, UnknownName
 from offramp.tasks import Task
 from offramp.tasks.files import guess
 
@@ -205,7 +205,7 @@ def test_a_label_that_is_no_name_is_refused(label: Any, tmp_path: Path) -> None:
 def test_a_metric_that_does_not_exist_or_fit_is_refused_at_once(
     metrics: list[str], labels: list[str], problem: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnknownMetric, match=problem):
+    with pytest.raises(UnknownName, match=problem):
         Task.from_files(train=written(tmp_path, ".csv", ROWS), labels=labels, metrics=metrics)
 
 

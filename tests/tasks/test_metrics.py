@@ -3,7 +3,7 @@ import warnings
 import numpy as np
 import pytest
 
-from offramp.errors import UnknownMetric
+from offramp.errors import UnknownName
 from offramp.tasks.metrics import FITTING, METRICS, check_metrics, compute
 
 CLASS_METRICS = ["mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"]
@@ -68,12 +68,10 @@ def test_perfect_answers_score_one_in_every_metric() -> None:
 def test_a_metric_that_does_not_fit_the_answers_is_refused_with_those_that_do(
     metric: str, problem: str
 ) -> None:
-    with pytest.raises(
-        UnknownMetric, match=rf"{metric} does not score {problem}; take {FITTING[problem][0]}"
-    ):
+    with pytest.raises(UnknownName, match=rf"{metric} does not score {problem}; take {FITTING[problem][0]}"):
         check_metrics([metric], problem, 2)
 
 
 def test_an_unknown_metric_is_refused_by_name() -> None:
-    with pytest.raises(UnknownMetric, match=r"rouge; have mcc, acc"):
+    with pytest.raises(UnknownName, match=r"rouge; have mcc, acc"):
         compute(["acc", "rouge"], [0], [0])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from offramp.errors import BadData, UnknownTask
+from offramp.errors import BadData, UnknownName
 from offramp.tasks import TASKS, Task
 from offramp.tasks.metrics import METRICS
 
@@ -198,7 +198,7 @@ def test_a_task_is_found_in_any_usual_spelling(spelt: str, name: str) -> None:
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnknownTask, match=r"'sst-3'; have cola, sst-2, .*from_files"):
+    with pytest.raises(UnknownName, match=r"'sst-3'; have cola, sst-2, .*from_files"):
         Task.named("sst-3")
 
 
@@ -246,24 +246,28 @@ def test_a_split_that_a_task_lacks_is_refused(tmp_path: Path) -> None:
 
 def test_labels_take_the_order_of_the_model_that_names_them() -> None:
     names = ("contradiction", "neutral", "entailment")
-    assert Task.named("mnli").counted_by(names, "roberta").labels == names
-    assert Task.named("sts-b").counted_by(["LABEL_0"], "roberta").labels is None
+    assert Task.named("mnli").with_label_order(names, "roberta").labels == names
+    assert Task.named("sts-b").with_label_order(["LABEL_0"], "roberta").labels is None
 
 
 @pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1"), ("negative", "positive")])
 def test_labels_that_are_numbers_are_places(names: tuple[str, ...]) -> None:
-    assert Task.named("sst-2").counted_by(names, "bert").labels == ("0", "1")
+    assert Task.named("sst-2").with_label_order(names, "bert").labels == ("0", "1")
 
 
 def test_a_model_without_names_counts_as_the_task_does_unless_it_may_be_an_older_roberta() -> None:
     names = [f"LABEL_{index}" for index in range(3)]
-    assert Task.named("mnli").counted_by(names, "bert").labels == ("contradiction", "entailment", "neutral")
+    assert Task.named("mnli").with_label_order(names, "bert").labels == (
+        "contradiction",
+        "entailment",
+        "neutral",
+    )
     with pytest.raises(BadData, match="contradiction, neutral, entailment"):
-        Task.named("ax").counted_by(names, "roberta")
-    assert Task.named("elue/snli").counted_by(names, "roberta").labels == ("0", "1", "2")
+        Task.named("ax").with_label_order(names, "roberta")
+    assert Task.named("elue/snli").with_label_order(names, "roberta").labels == ("0", "1", "2")
 
 
 @pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1"), ("yes", "no", "maybe")])
 def test_labels_that_the_model_does_not_have_are_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(BadData, match="the labels do not match"):
-        Task.named("mnli").counted_by(names, "bert")
+        Task.named("mnli").with_label_order(names, "bert")

@@ -177,23 +177,23 @@ def test_many_labels_keep_their_shape() -> None:
     assert trace.labels.tolist() == [[0, 1], [1, 1], [0, 0]]
 
 
-SINGLE, MANY, NUMBER = "single_label_classification", "multi_label_classification", "regression"
+SINGLE_LABEL, MULTI_LABEL, NUMBER = "single_label_classification", "multi_label_classification", "regression"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("problem_type", "labels", "advice"),
     [
-        (SINGLE, [0, 1, None], "row 2 has no label"),
-        (SINGLE, [0, -1, 1], "row 1 has no label"),
-        (SINGLE, [0, 1, 2], "row 2 has the label 2, expected 0 to 1"),
-        (SINGLE, [0.0, 1.0, 0.7], "row 0 has the label 0.0"),
-        (SINGLE, ["few", "many", "few"], "row 0 has the label 'few'"),
-        (SINGLE, [[0], [1], [0]], r"row 0 has the label \[0\]"),
-        (MANY, [[0, 1], [1, 1], None], "row 2 has no label"),
-        (MANY, [[0, 1], [1, 1], [1]], "row 2 .* a list of 2 zeros and ones"),
-        (MANY, [[0, 1], [1, 2], [1, 0]], "row 1 .* zeros and ones"),
-        (MANY, [0, 1, 1], "row 0 .* zeros and ones"),
+        (SINGLE_LABEL, [0, 1, None], "row 2 has no label"),
+        (SINGLE_LABEL, [0, -1, 1], "row 1 has no label"),
+        (SINGLE_LABEL, [0, 1, 2], "row 2 has the label 2, expected 0 to 1"),
+        (SINGLE_LABEL, [0.0, 1.0, 0.7], "row 0 has the label 0.0"),
+        (SINGLE_LABEL, ["few", "many", "few"], "row 0 has the label 'few'"),
+        (SINGLE_LABEL, [[0], [1], [0]], r"row 0 has the label \[0\]"),
+        (MULTI_LABEL, [[0, 1], [1, 1], None], "row 2 has no label"),
+        (MULTI_LABEL, [[0, 1], [1, 1], [1]], "row 2 .* a list of 2 zeros and ones"),
+        (MULTI_LABEL, [[0, 1], [1, 2], [1, 0]], "row 1 .* zeros and ones"),
+        (MULTI_LABEL, [0, 1, 1], "row 0 .* zeros and ones"),
         (NUMBER, [0.5, None, 1.5], "row 1 has no label"),
         (NUMBER, [0.5, 1.5, float("nan")], "row 2 has no label"),
         (NUMBER, [0.5, 1.5, float("inf")], "row 2 .* expected a number"),
@@ -221,7 +221,7 @@ def test_labels_that_end_or_begin_between_two_parts_are_named(labels: list[Any])
 
 @pytest.mark.parametrize(
     ("problem_type", "labels"),
-    [(SINGLE, [None] * 3), (MANY, [[-1, -1]] * 3), (NUMBER, [-1.0] * 3), (NUMBER, [None] * 3)],
+    [(SINGLE_LABEL, [None] * 3), (MULTI_LABEL, [[-1, -1]] * 3), (NUMBER, [-1.0] * 3), (NUMBER, [None] * 3)],
 )
 def test_labels_of_every_kind_may_be_hidden(problem_type: str, labels: list[Any]) -> None:
     model = Telling(problem_type=problem_type)

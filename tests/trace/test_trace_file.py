@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from offramp.errors import BadTrace
+from offramp.errors import BadData
 from offramp.trace import Trace, record
 
 SIZES = {"hidden": 16, "intermediate": 32, "heads": 2, "layers": 6}
@@ -93,22 +93,22 @@ def test_saving_replaces_a_trace_whole_or_not_at_all(tmp_path: Path, monkeypatch
 
 def test_files_that_are_no_whole_trace_are_named(tmp_path: Path) -> None:
     path = tmp_path / "made.trace"
-    with pytest.raises(BadTrace, match="no trace at"):
+    with pytest.raises(BadData, match="no trace at"):
         Trace.load(path)
     path.write_text("hello")
-    with pytest.raises(BadTrace, match="collect it again"):
+    with pytest.raises(BadData, match="collect it again"):
         Trace.load(path)
     trace().save(path)
     path.write_bytes(path.read_bytes()[:-7])
-    with pytest.raises(BadTrace, match="only a part"):
+    with pytest.raises(BadData, match="only a part"):
         Trace.load(path)
     save_file({"weight": np.zeros(3)}, path)
-    with pytest.raises(BadTrace, match="but no trace"):
+    with pytest.raises(BadData, match="but no trace"):
         Trace.load(path)
     save_file({"logits": np.zeros(3)}, path, {"offramp_trace": "2", "fields": "{}"})
-    with pytest.raises(BadTrace, match="newer offramp"):
+    with pytest.raises(BadData, match="newer offramp"):
         Trace.load(path)
-    with pytest.raises(BadTrace):
+    with pytest.raises(BadData):
         Trace.load(tmp_path)
 
 
@@ -146,7 +146,7 @@ def test_foreign_newer_and_damaged_files_are_refused(
     arrays: dict[str, Any], metadata: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     save_file(arrays, tmp_path / "made.trace", metadata)
-    with pytest.raises(BadTrace, match=message):
+    with pytest.raises(BadData, match=message):
         Trace.load(tmp_path / "made.trace")
     save_file(WHOLE, tmp_path / "whole.trace", {"offramp_trace": "1", "fields": written()})
     assert len(Trace.load(tmp_path / "whole.trace")) == 2
@@ -173,5 +173,5 @@ def test_foreign_newer_and_damaged_files_are_refused(
     ],
 )
 def test_parts_that_do_not_fit_together_are_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadTrace, match=message):
+    with pytest.raises(BadData, match=message):
         trace(**changes)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import BertTokenizer, TrainerCallback, TrainingArguments
 
 from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses, train
-from offramp.errors import CannotTrain
+from offramp.errors import BadOption
 from offramp.policy import Policy
 from offramp.trace import collect
 from offramp.training.trainer import PhaseTrainer, anchor, freeze
@@ -26,7 +26,7 @@ from offramp.training.trainer import PhaseTrainer, anchor, freeze
 Make = Callable[..., ExitModel]
 MakeTask = Callable[..., Task]
 Quick = Callable[..., TrainingArguments]
-PROBLEMS = {"single_label_classification": 2, "multi_label_classification": 3, "regression": 1}
+PROBLEM_TYPES = {"single_label_classification": 2, "multi_label_classification": 3, "regression": 1}
 
 
 def weights(model: ExitModel) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def same(left: ExitModel, right: ExitModel) -> bool:
     return not moved(weights(left), weights(right))
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("problem", PROBLEM_TYPES)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_learns_every_kind_of_problem(
     recipe: str,
@@ -53,7 +53,7 @@ def test_every_recipe_learns_every_kind_of_problem(
     tmp_path: Path,
 ) -> None:
     task = tiny_task(problem)
-    model = tiny_model(PROBLEMS[problem], problem_type=problem, exits=[1, 3])
+    model = tiny_model(PROBLEM_TYPES[problem], problem_type=problem, exits=[1, 3])
     before = weights(model)
     args = quick(tmp_path / "run", num_train_epochs=40, learning_rate=5e-3)
     trained = train(model, task, recipe, args, tokenizer=tokenizer)
@@ -365,7 +365,7 @@ def test_a_folder_with_another_run_is_left_alone(
 ) -> None:
     train(tiny_model(), tiny_task(), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
     other = quick(tmp_path / "run", learning_rate=1.0)
-    with pytest.raises(CannotTrain, match=r"differs in .*learning_rate, .*recipe"):
+    with pytest.raises(BadOption, match=r"differs in .*learning_rate, .*recipe"):
         train(tiny_model(), tiny_task(), "elbert", other, tokenizer=tokenizer)
 
 
@@ -431,7 +431,7 @@ def test_another_model_or_other_data_is_another_run(
         model.backbone.embeddings.word_embeddings.weight.data[5, 0] += 1
     if other == "data":
         task = tiny_task(rows=16)
-    with pytest.raises(CannotTrain, match=f"differs in {other}"):
+    with pytest.raises(BadOption, match=f"differs in {other}"):
         train(model, task, "pabee", args, tokenizer=tokenizer)
 
 

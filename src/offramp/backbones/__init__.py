@@ -11,7 +11,7 @@ from offramp.backbones.deberta import Deberta
 from offramp.backbones.distilbert import DistilBert
 from offramp.backbones.modernbert import ModernBert
 from offramp.backbones.mpnet import MPNet
-from offramp.errors import UnknownBackbone
+from offramp.errors import UnknownName
 
 BACKBONES: dict[str, Backbone] = {
     "albert": Albert(),
@@ -33,7 +33,7 @@ BACKBONES: dict[str, Backbone] = {
 
 def backbone_for(model_type: str) -> Backbone:
     if model_type not in BACKBONES:
-        raise UnknownBackbone(
+        raise UnknownName(
             f"no adapter for model_type={model_type!r}; have {', '.join(BACKBONES)}. "
             "See docs/backbones.md to add one."
         )

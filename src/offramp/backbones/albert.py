@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from offramp.backbones.base import Backbone, FinalHead
-from offramp.errors import CannotTruncate
+from offramp.errors import BadOption
 
 
 class Albert(Backbone):
@@ -31,7 +31,7 @@ class Albert(Backbone):
         shorter = {"num_hidden_layers": layers, "num_hidden_groups": groups}
         cut = type(config)(**{**config.to_dict(), **shorter})
         if any(group(cut, i) != group(config, i) for i in range(layers)):
-            raise CannotTruncate(
+            raise BadOption(
                 f"{layers} layers end inside a group of layers that share weights "
                 f"({config.num_hidden_layers} layers in {config.num_hidden_groups} groups); "
                 "cut at the end of a group"

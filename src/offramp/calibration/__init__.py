@@ -1,6 +1,6 @@
 """A threshold for a target: a loss, a speed-up, a budget, or a bound that holds with a known confidence."""
 
-from offramp.calibration.choosing import calibrate
+from offramp.calibration.search import calibrate
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup
 from offramp.calibration.temperatures import Temperatures, fit_temperatures
 

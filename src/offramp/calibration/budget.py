@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from offramp.calibration.targets import Budget
 from offramp.criteria.base import Criterion, softmax
-from offramp.curves.leaving import Leaving, out_of_reach, short_number_between
-from offramp.curves.scoring import metrics_of, read_out, scores
+from offramp.curves.exit_table import Leaving, out_of_reach, short_number_between
+from offramp.curves.scores import metrics_of, read_out, scores
 from offramp.curves.sweep import macs_until
-from offramp.errors import BadTarget, NoSafeThreshold
+from offramp.errors import BadOption, NoSafeThreshold
 from offramp.policy import Policy, reached
 from offramp.trace import Trace
 
@@ -63,7 +63,7 @@ def prices_of(trace: Trace, policy: Policy, of: str) -> Array:
     if of == "layers":
         return np.repeat(np.asarray(trace.layers, np.float64)[:, None], len(trace), axis=1)
     if not trace.shape:
-        raise BadTarget("MACs are unknown: the trace carries no shape. Count layers, or collect it again.")
+        raise BadOption("MACs are unknown: the trace carries no shape. Count layers, or collect it again.")
     return np.stack([macs_until(trace, policy, exit) for exit in range(len(trace.layers))])
 
 

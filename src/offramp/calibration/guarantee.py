@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from offramp.calibration.bounds import Bound, binomial, examples_needed, hoeffding_bentkus
 from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
-from offramp.curves.leaving import Leaving, leaving
-from offramp.curves.scoring import at_full_depth, read_out
-from offramp.errors import BadTarget, NoSafeThreshold
+from offramp.curves.exit_table import Leaving, leaving
+from offramp.curves.scores import at_full_depth, read_out
+from offramp.errors import BadOption, NoSafeThreshold
 from offramp.policy import Policy, fold
 from offramp.policy.text import class_indices
-from offramp.problems import MANY, REGRESSION, SINGLE
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from offramp.trace import Trace
 
 Array: TypeAlias = NDArray[Any]
@@ -51,11 +51,11 @@ def certify(
 def check_fit(trace: Trace, target: Guarantee) -> None:
     regression = trace.problem_type == REGRESSION
     if regression and target.tolerance is None:
-        raise BadTarget("two numbers are never quite the same: give Guarantee a tolerance for regression")
+        raise BadOption("two numbers are never quite the same: give Guarantee a tolerance for regression")
     if not regression and target.tolerance is not None:
-        raise BadTarget("a tolerance is for regression, and two classes are the same or not; leave it out")
+        raise BadOption("a tolerance is for regression, and two classes are the same or not; leave it out")
     if target.of == "accuracy" and trace.labels is None:
-        raise BadTarget('accuracy needs labels and the trace has none; take of="disagreement"')
+        raise BadOption('accuracy needs labels and the trace has none; take of="disagreement"')
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def ladder(criterion: Criterion, trace: Trace) -> Array:
         return np.linspace(0, 1, RUNGS)
     logits = np.zeros((RUNGS, 1, classes))
     lead = np.linspace(0, SUREST, RUNGS)[:, None]
-    if trace.problem_type == MANY:
+    if trace.problem_type == MULTI_LABEL:
         logits[:] = lead[..., None]  # the least sure label decides
     else:
         logits[..., 0] = lead
@@ -181,7 +181,7 @@ def losses_of(trace: Trace, target: Guarantee, answers: Array) -> Array:
 
 def most_lost(trace: Trace, target: Guarantee) -> int:
     """The most that one example can lose: its answer, or of many labels the right ones."""
-    each_label = target.of == "accuracy" and trace.problem_type == MANY
+    each_label = target.of == "accuracy" and trace.problem_type == MULTI_LABEL
     return trace.logits.shape[-1] if each_label else 1
 
 
@@ -196,13 +196,13 @@ def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
     """What is tested by itself: the whole, or what full depth answers (for accuracy: the label) by class."""
     if not isinstance(target.epsilon, Mapping):
         return [Part(None, np.ones(len(trace), bool), target.epsilon)]
-    if trace.problem_type != SINGLE:
-        raise BadTarget("bounds by class need a problem with one label for each example; give one for all")
+    if trace.problem_type != SINGLE_LABEL:
+        raise BadOption("bounds by class need a problem with one label for each example; give one for all")
     names = trace.label_names or tuple(map(str, range(trace.logits.shape[-1])))
     classes = class_indices(target.epsilon, names)
     unbounded = [name for index, name in enumerate(names) if index not in classes]
     if unbounded:
-        raise BadTarget(
+        raise BadOption(
             f"there is no bound for {', '.join(unbounded)}: anything could be lost there; give one"
         )
     of = at_full_depth(trace) if target.of == "disagreement" else trace.labels

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from offramp.errors import BadTarget
+from offramp.errors import BadOption
 
 COSTS = ("layers", "macs")
 RISKS = ("disagreement", "accuracy")
@@ -87,4 +87,4 @@ Target: TypeAlias = MaxLoss | MinSpeedup | Budget | Guarantee
 
 def require(holds: bool, message: str) -> None:
     if not holds:
-        raise BadTarget(message)
+        raise BadOption(message)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from offramp.criteria.base import log_softmax
-from offramp.errors import BadTarget
-from offramp.problems import MANY, REGRESSION
+from offramp.errors import BadOption
+from offramp.problems import MULTI_LABEL, REGRESSION
 from offramp.trace import Trace
 
 Array: TypeAlias = NDArray[Any]
@@ -35,9 +35,9 @@ def fit_temperatures(trace: Trace) -> Temperatures:
     Fit it on other examples than a guarantee is tested on: a temperature is a choice too.
     """
     if trace.labels is None or trace.problem_type == REGRESSION:
-        raise BadTarget("temperatures are fitted to class labels, and this trace has none")
+        raise BadOption("temperatures are fitted to class labels, and this trace has none")
     choices, labels = trace.logits, np.asarray(trace.labels)
-    if trace.problem_type == MANY:
+    if trace.problem_type == MULTI_LABEL:
         choices = np.stack([np.zeros_like(choices), choices], axis=-1)  # every label is a choice of two
     values = tuple(temperature(choices[:, exit], labels) for exit in range(choices.shape[1]))
     return Temperatures(values, fitted_on=trace)

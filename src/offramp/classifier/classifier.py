@@ -12,10 +12,10 @@ import numpy as np
 
 from offramp.classifier.collecting import collect
 from offramp.classifier.prediction import Prediction, predictions
-from offramp.classifier.texts import SavedTokenizer, Text, Tokeniser, checked, chunks, is_one
+from offramp.classifier.texts import BatchTokenizer, SavedTokenizer, Text, checked, chunks, is_one
 from offramp.criteria import CRITERIA
 from offramp.engine import WINDOW, Engine
-from offramp.errors import BadRequest, CannotLoad
+from offramp.errors import BadOption, CannotLoad
 from offramp.policy import Decision, Policy, check_certificate, fold
 from offramp.stages import Array, Stages, Tokens
 from offramp.stages.manifest import is_exported
@@ -54,12 +54,12 @@ class Classifier:
         max_length: int | None = None,
     ) -> None:
         if max_length is not None and max_length < SHORTEST:
-            raise BadRequest(f"max_length={max_length} leaves no room for texts; at least {SHORTEST} tokens.")
+            raise BadOption(f"max_length={max_length} leaves no room for texts; at least {SHORTEST} tokens.")
         self.stages: Stages[Any] = model if isinstance(model, Stages) else torch_stages(model)
         self.engine = Engine(self.stages, window, budget)
         longest = self.stages.max_length
-        self.tokeniser = Tokeniser(tokenizer, min(max_length or longest, longest))
-        self.policy = self.fitting(policy or self.stages.policy or NEVER)
+        self.tokenizer = BatchTokenizer(tokenizer, min(max_length or longest, longest))
+        self.policy = self.resolve_policy(policy or self.stages.policy or NEVER)
         if self.policy.certificate is not None:  # a fingerprint takes a while
             check_certificate(self.policy, self.stages.about()["fingerprint"], self.stages.precision)
 
@@ -95,7 +95,7 @@ class Classifier:
         if is_exported(path):
             unknown = [*options, *(["device"] if device else []), *(["autocast"] if autocast else [])]
             if unknown:
-                raise BadRequest(
+                raise BadOption(
                     f"{path} is exported: ONNX Runtime runs it on the CPU, and takes no {', '.join(unknown)}."
                 )
             stages, tokenizer = exported(path, threads)
@@ -134,22 +134,22 @@ class Classifier:
             trace: adds what every exit says, for which the model is run to its end.
         """
         if trace and deadline_ms is not None:
-            raise BadRequest("a trace runs all layers, so it takes no deadline; leave one of them out.")
-        policy = self.fitting(policy or self.policy, max_layer)
+            raise BadOption("a trace runs all layers, so it takes no deadline; leave one of them out.")
+        policy = self.resolve_policy(policy or self.policy, max_layer)
         if is_one(texts):
             until = after(deadline_ms)
-            return next(self.answer(self.tokeniser([*checked([texts])]), policy, until, trace))
+            return next(self.answer(self.tokenizer([*checked([texts])]), policy, until, trace))
         if not isinstance(texts, Sized):
             return self.stream(checked(texts), policy, deadline_ms, trace)
         until = after(deadline_ms)
         parts = chunks([*checked(texts)], self.engine.window)
-        return [each for part in parts for each in self.answer(self.tokeniser(part), policy, until, trace)]
+        return [each for part in parts for each in self.answer(self.tokenizer(part), policy, until, trace)]
 
     def decide(self, texts: Iterable[Any], policy: Policy | str | None = None) -> Decision:
         """As `predict` for several texts, but as arrays: exits taken, logits answered, whether all was finite."""
-        policy = self.fitting(policy or self.policy)
+        policy = self.resolve_policy(policy or self.policy)
         parts = [*chunks([*checked(texts)], self.engine.window)] or [[]]
-        decisions = [self.engine.run(self.tokeniser(part), policy) for part in parts]
+        decisions = [self.engine.run(self.tokenizer(part), policy) for part in parts]
         return Decision(
             exits=np.concatenate([decision.exits for decision in decisions]),
             answers=np.concatenate([decision.answers for decision in decisions]),
@@ -176,7 +176,7 @@ class Classifier:
 
         return estimator(self, policy, classes)
 
-    def fitting(self, policy: Policy | str, max_layer: int | None = None) -> Policy:
+    def resolve_policy(self, policy: Policy | str, max_layer: int | None = None) -> Policy:
         """A policy in terms of this model, checked against it."""
         policy = Policy.parse(policy) if isinstance(policy, str) else policy
         policy = policy.for_labels(self.stages.labels) if policy.class_thresholds else policy
@@ -190,12 +190,12 @@ class Classifier:
     ) -> Iterator[Prediction]:
         for part in chunks(texts, self.engine.window):
             until = after(deadline_ms)
-            yield from self.answer(self.tokeniser(part), policy, until, trace)
+            yield from self.answer(self.tokenizer(part), policy, until, trace)
 
     def answer(
         self, tokens: list[Tokens], policy: Policy, until: float | Array = math.inf, trace: bool = False
     ) -> Iterator[Prediction]:
-        """As `predict`, after tokenising; `policy` is one that `fitting` has seen, `until` as for the engine."""
+        """As `predict`, for tokens; `policy` comes from `resolve_policy`, `until` is the engine's."""
         if trace:
             return self.traced(tokens, policy)
         return predictions(self.engine.run(tokens, policy, until), self.stages)

@@ -45,4 +45,4 @@ def tokens_of(columns: Columns, classifier: "Classifier") -> list[Tokens]:
     if "input_ids" in columns:
         return [Tokens(row["input_ids"], row.get("token_type_ids")) for row in unpadded_rows(columns)]
     texts, pairs = text_columns(columns)
-    return classifier.tokeniser(texts if pairs is None else [*zip(texts, pairs, strict=True)])
+    return classifier.tokenizer(texts if pairs is None else [*zip(texts, pairs, strict=True)])

@@ -8,9 +8,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from offramp.classifier.classifier import Classifier
 from offramp.classifier.prediction import probabilities
-from offramp.errors import BadRequest, NotFinite
+from offramp.errors import BadOption, NotFinite
 from offramp.policy import Policy
-from offramp.problems import MANY, REGRESSION
+from offramp.problems import MULTI_LABEL, REGRESSION
 from offramp.stages import Array
 
 
@@ -20,8 +20,8 @@ def estimator(
     """The estimator for the classifier's kind of problem."""
     labels = classifier.stages.labels
     if classes is not None and len(classes) != len(labels):
-        raise BadRequest(f"{len(classes)} classes for {len(labels)} labels: {', '.join(labels)}.")
-    kinds = {REGRESSION: ExitRegressor, MANY: ExitMultiLabelClassifier}
+        raise BadOption(f"{len(classes)} classes for {len(labels)} labels: {', '.join(labels)}.")
+    kinds = {REGRESSION: ExitRegressor, MULTI_LABEL: ExitMultiLabelClassifier}
     kind = kinds.get(classifier.stages.problem_type, ExitClassifier)
     return kind(classifier, policy, classes)
 

@@ -35,13 +35,13 @@ class ExitPipeline(TextClassificationPipeline):
         return preprocess, {} if policy is None else {"policy": policy}, postprocess
 
     def preprocess(self, inputs: Any, **options: Any) -> Any:
-        cut = {"truncation": True, "max_length": self.classifier.tokeniser.max_length}
+        cut = {"truncation": True, "max_length": self.classifier.tokenizer.max_length}
         return super().preprocess(inputs, **cut | options)
 
     def _forward(self, model_inputs: Any, policy: Policy | str | None = None) -> dict[str, Tensor]:
         stages = self.classifier.stages
         decision = self.classifier.engine.run(
-            unpadded(**model_inputs), self.classifier.fitting(policy or self.classifier.policy)
+            unpadded(**model_inputs), self.classifier.resolve_policy(policy or self.classifier.policy)
         )
         layers = torch.tensor(stages.layers)[torch.from_numpy(decision.exits)]
         return {"logits": torch.from_numpy(decision.answers), "layer": layers}

@@ -8,7 +8,7 @@ import numpy as np
 
 from offramp.criteria.base import softmax
 from offramp.policy import Decision
-from offramp.problems import MANY, REGRESSION
+from offramp.problems import MULTI_LABEL, REGRESSION
 from offramp.stages import Array, Stages
 
 
@@ -41,7 +41,7 @@ def predictions(decision: Decision, stages: Stages[Any]) -> Iterator[Prediction]
     labels: list[Any]
     if stages.problem_type == REGRESSION:
         labels, scores, names = [None] * len(answers), answers[:, 0], ()
-    elif stages.problem_type == MANY:
+    elif stages.problem_type == MULTI_LABEL:
         labels = [tuple(np.array(names)[row].tolist()) for row in chances > 0.5]
         scores = np.maximum(chances, 1 - chances).min(-1)
     else:
@@ -61,12 +61,12 @@ def predictions(decision: Decision, stages: Stages[Any]) -> Iterator[Prediction]
 def probabilities(answers: Array, problem_type: str) -> Array:
     """Logits (examples, labels) as probabilities; NaN where they are not finite, (examples, 0) in a regression.
 
-    >>> probabilities(np.array([[0.0, 0.0], [1000.0, -1000.0]]), MANY)
+    >>> probabilities(np.array([[0.0, 0.0], [1000.0, -1000.0]]), MULTI_LABEL)
     array([[0.5, 0.5],
            [1. , 0. ]])
     """
     if problem_type == REGRESSION:
         return answers[:, :0]
-    if problem_type == MANY:
+    if problem_type == MULTI_LABEL:
         return 0.5 * (1 + np.tanh(0.5 * answers.astype(np.float64)))
     return softmax(answers)

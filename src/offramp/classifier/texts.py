@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from offramp.errors import BadText, TooLong, UnfitTokenizer
+from offramp.errors import BadData, Incompatible
 from offramp.stages import Tokens
 from offramp.stages.manifest import TOKENIZER
 
@@ -26,13 +26,13 @@ def is_pair(item: Any) -> bool:
 
 
 def checked(given: Any) -> Iterator[Text]:
-    """Several items as texts or as pairs; the first that is neither, or unlike those before, is a `BadText`."""
+    """Several items as texts or as pairs; the first that is neither, or unlike those before, is a `BadData`."""
     if (
         not isinstance(given, Iterable)
         or isinstance(given, Mapping | bytes)
         or getattr(given, "ndim", 1) != 1
     ):
-        raise BadText(f"{describe(given)} is neither a text nor a list of them; give one column of texts.")
+        raise BadData(f"{describe(given)} is neither a text nor a list of them; give one column of texts.")
     return check_items(given)
 
 
@@ -44,9 +44,9 @@ def check_items(items: Iterable[Any]) -> Iterator[Text]:
         elif is_pair(item):
             text = clean(item[0]), clean(item[1])
         else:
-            raise BadText(f"item {index} is {describe(item)}; give a text, or a pair of texts.")
+            raise BadData(f"item {index} is {describe(item)}; give a text, or a pair of texts.")
         if kind not in (None, type(text)):
-            raise BadText(f"item {index} mixes single texts and pairs; give all of one kind.")
+            raise BadData(f"item {index} mixes single texts and pairs; give all of one kind.")
         kind = type(text)
         yield text
 
@@ -96,18 +96,18 @@ class SavedTokenizer:
         try:
             return cls(Tokenizer.from_file(str(folder / TOKENIZER)), **settings)
         except Exception as error:  # the Rust side raises nothing narrower
-            raise UnfitTokenizer(
+            raise Incompatible(
                 f"{folder / TOKENIZER} cannot be used ({error}); export the model again."
             ) from error
 
 
-class Tokeniser:
+class BatchTokenizer:
     """Many texts at once through a Rust tokenizer, cut at the model's length and not padded."""
 
     def __init__(self, tokenizer: Any, max_length: int) -> None:
         rust = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not isinstance(rust, Tokenizer):
-            raise UnfitTokenizer(
+            raise Incompatible(
                 f"{type(tokenizer).__name__} has no Rust tokenizer behind it; load the model's tokenizer with "
                 "transformers.AutoTokenizer, or tokenizers.Tokenizer.from_file('tokenizer.json')."
             )
@@ -129,11 +129,11 @@ class Tokeniser:
         }
 
     def __call__(self, texts: Sequence[Text], whole: bool = False) -> list[Tokens]:
-        """Tokens of each text; with `whole`, one that would be cut is a `TooLong`."""
+        """Tokens of each text; with `whole`, one that would be cut is a `BadData`."""
         encodings = self.rust.encode_batch_fast(texts)
         for index, encoding in enumerate(encodings if whole else ()):
             if encoding.overflowing:
-                raise TooLong(
+                raise BadData(
                     f"item {index} is longer than the {self.max_length} tokens that are read here; "
                     "shorten it, or let it be cut."
                 )

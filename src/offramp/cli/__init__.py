@@ -16,9 +16,9 @@ from offramp.cli.command import EXIT_CODES, Answer, command, quiet
 from offramp.cli.curve import curve
 from offramp.cli.demo import demo
 from offramp.cli.export import export
-from offramp.cli.importing import import_checkpoint
+from offramp.cli.import_checkpoint import import_checkpoint
 from offramp.cli.info import info
-from offramp.cli.listing import list_names
+from offramp.cli.list_names import list_names
 from offramp.cli.predict import predict
 from offramp.cli.serve import serve
 from offramp.cli.trace import trace

@@ -10,10 +10,10 @@ from typer import Argument, Option
 
 from offramp.cli.command import Answer
 from offramp.cli.data import Columns, Data, texts_in
-from offramp.cli.measuring import Truth, machine, side_by_side, timing_table
 from offramp.cli.models import find_model, known
 from offramp.cli.projecting import Assumptions, projected, projection_table
-from offramp.errors import BadRequest
+from offramp.cli.timing import Truth, machine, side_by_side, timing_table
+from offramp.errors import BadOption
 
 
 def bench(
@@ -49,7 +49,7 @@ def bench(
     texts = texts_in(rows)
     classifier = Classifier.from_pretrained(folder, policy, threads=threads)
     if classifier.policy.criterion.reads == "nothing":
-        raise BadRequest(f"{model} has no policy to time; say --policy, or calibrate one: offramp calibrate.")
+        raise BadOption(f"{model} has no policy to time; say --policy, or calibrate one: offramp calibrate.")
     labels = rows["label"] if "label" in rows.column_names else None
     truth = Truth(labels, answers.problem_type, task.metrics)
     timed = side_by_side(classifier, texts, classifier.policy, repeats, truth, one_by_one)
@@ -65,7 +65,7 @@ def bench(
     shown = f"{len(texts)} texts, median of {repeats}\n\n{timing_table(timed)}"
     if assumptions.project is None:
         return Answer(values, shown)
-    lengths = [len(tokens.ids) for tokens in classifier.tokeniser(texts)]
+    lengths = [len(tokens.ids) for tokens in classifier.tokenizer(texts)]
     projection = projected(timed, lengths, cores_of(folder, threads), assumptions)
     return Answer({**values, "projection": projection}, f"{shown}\n\n\n{projection_table(projection)}")
 

@@ -8,9 +8,9 @@ from typer import Argument, Option
 
 from offramp.cli.card import store_policy
 from offramp.cli.command import Answer
-from offramp.cli.measuring import on_trace
 from offramp.cli.models import find_model, identity, known, read_config
-from offramp.errors import BadRequest
+from offramp.cli.timing import on_trace
+from offramp.errors import BadOption
 
 if TYPE_CHECKING:
     from offramp.calibration.targets import Target
@@ -67,7 +67,7 @@ class Wanted:
     def check(self) -> None:
         if len(self.given()) != 1:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in TARGETS)
-            raise BadRequest(f"{len(self.given())} targets were given; give one of {flags}.")
+            raise BadOption(f"{len(self.given())} targets were given; give one of {flags}.")
 
 
 def calibrate(
@@ -101,7 +101,7 @@ def calibrate(
     wanted.check()
     folder = find_model(model)
     if wanted.policy is None and trace is None:
-        raise BadRequest("a target needs a trace: offramp calibrate MODEL TRACE ...")
+        raise BadOption("a target needs a trace: offramp calibrate MODEL TRACE ...")
     seen = None if trace is None else Trace.load(trace)
     if seen is not None:
         check_same_model(folder, seen)
@@ -109,7 +109,7 @@ def calibrate(
     found = {} if seen is None else on_trace(policy, seen)
     if not dry_run:
         if not Path(model).exists():
-            raise BadRequest(f"{model} is on the hub; download it first, or add --dry-run.")
+            raise BadOption(f"{model} is on the hub; download it first, or add --dry-run.")
         store_policy(folder, policy, seen)
     values = {"policy": str(policy), "certificate": policy.certificate, "stored": not dry_run, **found}
     return Answer(values, text(policy, found, folder, dry_run))
@@ -127,7 +127,7 @@ def bounds(text: str) -> float | dict[str, float]:
             label, _, value = part.rpartition("=")
             numbers[label] = float(value)
     except ValueError:
-        raise BadRequest(f"--guarantee {text}: expected a share such as 0.02, or CLASS=0.02,...") from None
+        raise BadOption(f"--guarantee {text}: expected a share such as 0.02, or CLASS=0.02,...") from None
     return numbers[""] if list(numbers) == [""] else numbers
 
 
@@ -138,7 +138,7 @@ def check_same_model(folder: Path, trace: "Trace") -> None:
         "weights" if trace.fingerprint != fingerprint else "numbers" if trace.precision != precision else None
     )
     if other is not None:
-        raise BadRequest(
+        raise BadOption(
             f"the trace of {trace.data} was collected from other {other} than those in {folder}; "
             "collect it again: offramp trace."
         )

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from offramp.atomic import write_files
 from offramp.cli.models import CONFIG, is_path, read_config
-from offramp.writing import write_whole
 
 if TYPE_CHECKING:
     from offramp.policy import Policy
@@ -24,7 +24,7 @@ ROWS = 9
 
 def write_card(folder: Path) -> None:
     """Write the card anew."""
-    write_whole({folder / CARD: card(folder, read_config(folder), read(folder / CURVE))})
+    write_files({folder / CARD: card(folder, read_config(folder), read(folder / CURVE))})
 
 
 def store_policy(folder: Path, policy: "Policy", trace: "Trace | None") -> None:
@@ -37,7 +37,7 @@ def store_policy(folder: Path, policy: "Policy", trace: "Trace | None") -> None:
         curve = curve_for_card(trace, policy)
     if "points" in curve:
         texts[folder / CURVE] = json.dumps(curve, indent=1)
-    write_whole({**texts, folder / CARD: card(folder, config, curve)})
+    write_files({**texts, folder / CARD: card(folder, config, curve)})
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def curve_for_card(trace: "Trace", policy: "Policy") -> dict[str, Any]:
     """A few points of the policy's rule on this trace, from the cheapest to full depth, and the policy itself."""
-    from offramp.cli.measuring import on_trace
+    from offramp.cli.timing import on_trace
     from offramp.curves import sweep
     from offramp.policy.text import criterion_name
 

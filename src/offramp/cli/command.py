@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ import typer
 import yaml
 
 import offramp
-from offramp.errors import NoSafeThreshold, OfframpError
+from offramp.errors import NoSafeThreshold, OfframpError, did_you_mean
 
 EXIT_CODES = {
     0: "done",
@@ -120,9 +119,7 @@ def settings_in(path: Path, parameters: list[Any]) -> Iterator[tuple[str, Any]]:
     for key, value in found.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            guess = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-            raise typer.BadParameter(f"{path}: no flag {key}{guess}")
+            raise typer.BadParameter(f"{path}: unknown flag {did_you_mean(name, known)}")
         yield known[name].name, as_typed(value, several=known[name].multiple or known[name].nargs == -1)
 
 

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from offramp.cli.command import Answer
 from offramp.cli.settings import parse_numbers
-from offramp.errors import BadRequest
+from offramp.errors import BadOption
 
 if TYPE_CHECKING:
     from offramp.report.report import Report
@@ -40,7 +40,7 @@ def curve(
     from offramp.trace import Trace
 
     if thresholds is not None and rule is None:
-        raise BadRequest("--thresholds are in the units of a rule: say which, --rule NAME.")
+        raise BadOption("--thresholds are in the units of a rule: say which, --rule NAME.")
     found = report(
         names({path: Trace.load(path) for path in traces}),
         rule or None,

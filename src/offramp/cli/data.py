@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from offramp.errors import BadData, BadRequest, UnknownTask
+from offramp.errors import BadData, BadOption, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from offramp.tasks import Task
@@ -92,27 +92,26 @@ class Known:
 
 
 def find_task(name: str | None, folder: Path | None, hub: str | None, columns: Columns) -> "Task":
-    from offramp.policy.text import unknown
     from offramp.tasks import TASKS, Task
 
     if hub is not None and (name is not None or folder is not None):
-        raise BadRequest("--hub is one source, and --task with its --data another; leave one out.")
+        raise BadOption("--hub is one source, and --task with its --data another; leave one out.")
     if hub is not None:
         path, _, config = hub.partition(":")
         return Task.from_hub(path, config or None, **columns.options())
     if name is None:
-        raise BadRequest("no data: say --task NAME, --hub NAME, or name files.")
+        raise BadOption("no data: say --task NAME, --hub NAME, or name files.")
     try:
         return Task.named(name, folder, bad_rows=columns.bad_rows)
-    except UnknownTask:
-        raise UnknownTask(f"no task {unknown(name, TASKS)} For own files see --help.") from None
+    except UnknownName:
+        raise UnknownName(f"no task {did_you_mean(name, TASKS)} For own files see --help.") from None
 
 
 def fitting(task: "Task", model: Known) -> "Task":
     """The task as this model knows it: the same labels, counted as the model counts them."""
     if task.problem_type != model.problem_type:
         raise BadData(f"{task.name} is {task.problem_type}, and the model was made for {model.problem_type}.")
-    return task.counted_by(model.labels, model.encoder)
+    return task.with_label_order(model.labels, model.encoder)
 
 
 def texts_in(rows: Any) -> list[Any]:

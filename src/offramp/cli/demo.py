@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from offramp.atomic import write_files
 from offramp.cli.card import store_policy
 from offramp.cli.command import Answer, say
-from offramp.cli.measuring import Timed, Truth, machine, side_by_side, timing_table
-from offramp.cli.packages import ENCODER, SENTENCES, fetch
+from offramp.cli.demo_assets import ENCODER, SENTENCES, fetch
 from offramp.cli.progress import training_progress, watched
+from offramp.cli.timing import Timed, Truth, machine, side_by_side, timing_table
 from offramp.errors import NoSafeThreshold
-from offramp.writing import write_whole
 
 if TYPE_CHECKING:
     from offramp.model import ExitModel
@@ -96,7 +96,7 @@ def run(encoder: Path, sentences: Path, out: Path, settings: Settings = STANDARD
         "test": [asdict(row) for row in timed],
         "seconds": clock.seconds,
     }
-    write_whole({out / "results.json": json.dumps(results, indent=1)})
+    write_files({out / "results.json": json.dumps(results, indent=1)})
     return results
 
 

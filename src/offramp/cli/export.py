@@ -5,15 +5,15 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from offramp.atomic import atomic_folder
 from offramp.cli.calibrate import Wanted, chosen
 from offramp.cli.card import store_policy, write_card
 from offramp.cli.command import Answer
 from offramp.cli.data import Columns, Data
-from offramp.cli.measuring import on_trace
 from offramp.cli.models import find_model, known, stored_policy
+from offramp.cli.timing import on_trace
 from offramp.cli.trace import traced
-from offramp.errors import BadRequest
-from offramp.writing import whole_folder
+from offramp.errors import BadOption
 
 
 def export(
@@ -47,11 +47,11 @@ def export(
     if again:
         wanted.check()
     if again != bool(data.task or data.data or data.hub):
-        raise BadRequest(
+        raise BadOption(
             "setting thresholds again takes both examples and a target: --data and --max-loss, say."
         )
     policy = stored_policy(folder)
-    with whole_folder(out) as half:
+    with atomic_folder(out) as half:
         if again:
             # what is wrong with it shows before the work
             data.task_for(known(folder), columns).load(data.part)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from offramp.atomic import atomic_file
 from offramp.cli.command import Answer, say
 from offramp.cli.data import Columns, find_task, fitting, texts_in
 from offramp.cli.models import find_model, known
-from offramp.cli.on_ray import Pool, predict_on_ray
+from offramp.cli.predict_ray import Pool, predict_on_ray
 from offramp.cli.progress import counted
-from offramp.errors import BadRequest
-from offramp.writing import whole_file
+from offramp.errors import BadOption
 
 if TYPE_CHECKING:
     from offramp.classifier import Classifier, Prediction
@@ -87,10 +87,10 @@ def predict(
         names = {"text": text, "text_pair": text_pair}
         return predict_on_ray(folder, typed, out, pool, threads, policy=policy, max_layer=max_layer, **names)
     if address is not None:
-        raise BadRequest(f"{address} is one argument too many; the address of a cluster goes with --ray.")
+        raise BadOption(f"{address} is one argument too many; the address of a cluster goes with --ray.")
     if submission is not None:
         if submission not in BENCHMARKS or task is None or out is None:
-            raise BadRequest("a submission needs --submission glue or elue, --task NAME and --out FOLDER.")
+            raise BadOption("a submission needs --submission glue or elue, --task NAME and --out FOLDER.")
         elue = submission == "elue"
         name = f"elue/{task.removeprefix('elue/')}" if elue else task
         wanted = fitting(find_task(name, data, None, Columns()), known(folder))
@@ -110,20 +110,20 @@ def read_texts(name: str, text: str | None, text_pair: str | None) -> Iterator[A
 
     path = Path(name)
     if not path.is_file():
-        raise BadRequest(f"{path}: no such file.")
+        raise BadOption(f"{path}: no such file.")
     if path.suffix.lower() == ".txt":
         try:
             with path.open(encoding="utf-8") as file:
                 yield from without_breaks(file)
         except UnicodeDecodeError as error:
-            raise BadRequest(f"{path}: not UTF-8 ({error.reason}). Convert the file to UTF-8.") from error
+            raise BadOption(f"{path}: not UTF-8 ({error.reason}). Convert the file to UTF-8.") from error
         return
     # any label will do, as it is not read
     found = guess(name, column_names(path), text, text_pair, label="")
     rows = File(path, Named(found.text, found.text_pair)).read()
     if rows.faults:
         place, fault = next(iter(rows.faults.items()))
-        raise BadRequest(f"{path}, {rows.unit} {place}: {fault}.")
+        raise BadOption(f"{path}, {rows.unit} {place}: {fault}.")
     pairs = rows.cells.get("text_pair")
     yield from rows.cells["text"] if pairs is None else zip(rows.cells["text"], pairs, strict=True)
 
@@ -183,9 +183,9 @@ def rounded(value: float) -> float | None:
 def written(records: Iterator[dict[str, Any]], out: Path) -> Answer:
     """Into a file whose ending says how."""
     if out.suffix.lower() not in LINES:
-        raise BadRequest(f"{out}: expected a file that ends in {', '.join(LINES)}.")
+        raise BadOption(f"{out}: expected a file that ends in {', '.join(LINES)}.")
     as_line, count = LINES[out.suffix.lower()], 0
-    with whole_file(out) as half, half.open("w", encoding="utf-8", newline="") as file:
+    with atomic_file(out) as half, half.open("w", encoding="utf-8", newline="") as file:
         for count, each in enumerate(records, 1):
             if count == 1 and as_line is not json_line:
                 file.write(as_line({name: name for name in each}) + "\n")
@@ -231,7 +231,7 @@ def submitted(classifier: "Classifier", max_layer: int | None, elue: bool, task:
     from offramp.tasks.submission import write_submission
 
     rows = task.load("test")["test"]
-    decision = classifier.decide(texts_in(rows), classifier.fitting(classifier.policy, max_layer))
+    decision = classifier.decide(texts_in(rows), classifier.resolve_policy(classifier.policy, max_layer))
     layers = np.asarray(classifier.stages.layers)[decision.exits]
     files = write_submission(
         task,

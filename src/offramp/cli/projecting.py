@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 if TYPE_CHECKING:
-    from offramp.cli.measuring import Timed
+    from offramp.cli.timing import Timed
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def projected(
 
 def projection_table(found: dict[str, Any]) -> str:
     """For people: the answer, and beside it what it rests on."""
-    from offramp.cli.measuring import NEVER
+    from offramp.cli.timing import NEVER
     from offramp.report.table import aligned
 
     header = ["", "mean layer", "µs per layer and token", "core-hours", "machines", "money"]

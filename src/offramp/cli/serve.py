@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from offramp.cli.command import Answer
 from offramp.cli.models import find_model
-from offramp.errors import BadRequest
+from offramp.errors import BadOption
 
 
 def serve(
@@ -94,5 +94,5 @@ def key_in(variable: str | None) -> str | None:
         return None
     key = os.environ.get(variable)
     if not key:
-        raise BadRequest(f"--api-key-env {variable}: there is no such variable, or it is empty.")
+        raise BadOption(f"--api-key-env {variable}: there is no such variable, or it is empty.")
     return key

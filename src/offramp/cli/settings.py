@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from offramp.errors import BadRequest
+from offramp.errors import BadOption, did_you_mean
 
 if TYPE_CHECKING:
     from offramp.recipes import Recipe
@@ -18,7 +18,6 @@ def parse_recipe(text: str) -> "Recipe":
     >>> parse_recipe("elbert:weights=equal").phases[0].loss.__name__
     'total'
     """
-    from offramp.policy.text import unknown
     from offramp.recipes import RECIPES, recipe_named
 
     name, _, rest = text.partition(":")
@@ -28,7 +27,7 @@ def parse_recipe(text: str) -> "Recipe":
     known = list(inspect.signature(RECIPES[name]).parameters)
     for key in settings:
         if key not in known:
-            raise BadRequest(f"{name} has no setting {unknown(key, known) if known else repr(key)}")
+            raise BadOption(f"{name} has no setting {did_you_mean(key, known) if known else repr(key)}")
     return RECIPES[name](**settings)
 
 
@@ -42,7 +41,7 @@ def parse_settings(parts: Iterable[str]) -> dict[str, Any]:
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals:
-            raise BadRequest(f"{part!r} should be a setting and its value, key=value.")
+            raise BadOption(f"{part!r} should be a setting and its value, key=value.")
         settings[key.strip()] = parse_value(value.strip())
     return settings
 
@@ -60,4 +59,4 @@ def parse_numbers(text: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:
-        raise BadRequest(f"{text!r} should be numbers with commas between them, such as 3,4,5.") from None
+        raise BadOption(f"{text!r} should be numbers with commas between them, such as 3,4,5.") from None

@@ -12,8 +12,8 @@ from offramp.cli.data import Columns, find_task
 from offramp.cli.models import is_path
 from offramp.cli.progress import training_progress
 from offramp.cli.settings import parse_recipe, parse_settings
-from offramp.errors import BadRequest, CannotLoad
-from offramp.problems import REGRESSION, SINGLE
+from offramp.errors import BadOption, CannotLoad, did_you_mean
+from offramp.problems import REGRESSION, SINGLE_LABEL
 
 if TYPE_CHECKING:
     from offramp.tasks import Task
@@ -74,7 +74,7 @@ def train(
     if train is None and validation is None:
         chosen = find_task(task, data, hub, columns)
     elif task or data or hub:
-        raise BadRequest("own files are one source, and --task, --data and --hub another; leave one out.")
+        raise BadOption("own files are one source, and --task, --data and --hub another; leave one out.")
     else:
         options = columns.options()
         if not any(phase.needs_labels for phase in method.phases):
@@ -82,7 +82,7 @@ def train(
             options["unlabelled"] = ["train"]
         chosen = Task.from_files(train=train, validation=validation, **options, name=own_name(train))
     if "train" not in chosen.splits:
-        raise BadRequest(f"{chosen.name} has no examples to learn from; say --train FILE.")
+        raise BadOption(f"{chosen.name} has no examples to learn from; say --train FILE.")
     changes = {
         "num_train_epochs": epochs,
         "learning_rate": learning_rate,
@@ -125,19 +125,17 @@ def answers_of(config: Any) -> dict[str, Any]:
     if config.problem_type == REGRESSION:
         return {"problem_type": config.problem_type}
     names = [name for _, name in sorted(config.id2label.items())]
-    return {"labels": names, "problem_type": config.problem_type or SINGLE}
+    return {"labels": names, "problem_type": config.problem_type or SINGLE_LABEL}
 
 
 def known_arguments(pairs: list[str]) -> dict[str, Any]:
     from transformers import TrainingArguments
 
-    from offramp.policy.text import unknown
-
     settings = parse_settings(pairs)
     names = [field.name for field in fields(TrainingArguments)]
     for name in settings:
         if name not in names:
-            raise BadRequest(f"TrainingArguments has no {unknown(name, names)}")
+            raise BadOption(f"TrainingArguments has no {did_you_mean(name, names)}")
     return settings
 
 
@@ -166,7 +164,7 @@ def model_for(
         raise CannotLoad(f"{encoder}: {error}") from error
     if kind == "offramp":
         if exits != "1" or head is not None:
-            raise BadRequest(f"{encoder} has exits and heads already; leave --exits and --head out.")
+            raise BadOption(f"{encoder} has exits and heads already; leave --exits and --head out.")
         model = ExitModel.from_pretrained(encoder)
     else:
         model = ExitModel.from_encoder(
@@ -184,9 +182,9 @@ def exit_layers(text: str) -> int | list[int]:
     try:
         numbers = [int(number) for number in text.split(",")]
     except ValueError:
-        raise BadRequest(f"--exits {text}: expected layers such as 2,4,6, or one number k.") from None
+        raise BadOption(f"--exits {text}: expected layers such as 2,4,6, or one number k.") from None
     if any(number < 1 for number in numbers):
-        raise BadRequest(f"--exits {text}: layers are counted from 1.")
+        raise BadOption(f"--exits {text}: layers are counted from 1.")
     return numbers if len(numbers) > 1 else numbers[0]
 
 

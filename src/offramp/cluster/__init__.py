@@ -10,6 +10,6 @@ except ModuleNotFoundError as error:
         f"a cluster needs {error.name}, which is not installed. Type: pip install 'offramp[ray]'"
     ) from error
 
-from offramp.cluster.predicting import Done, predict
+from offramp.cluster.job import Done, predict
 
 __all__ = ["Done", "predict"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from offramp.criteria.base import Array, Criterion, Rows, Shape
-from offramp.errors import UnfitRule
+from offramp.errors import Incompatible
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Oracle(Criterion):
 
     def start(self, examples: Shape) -> Truth:
         if self.labels.size != np.prod(examples):
-            raise UnfitRule(f"the oracle has labels of shape {self.labels.shape} for {examples} answers.")
+            raise Incompatible(f"the oracle has labels of shape {self.labels.shape} for {examples} answers.")
         return Truth(self.labels.reshape(examples))
 
     def step(self, truth: Truth, logits: Array) -> tuple[Truth, Array]:

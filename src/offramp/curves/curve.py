@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from offramp.cost import Cost
 from offramp.criteria import CRITERIA
-from offramp.errors import BadSweep
+from offramp.errors import BadOption
 from offramp.policy import Policy
 
 Array: TypeAlias = NDArray[Any]
@@ -67,7 +67,7 @@ class Curve:
     def performance(self) -> Array:
         """(points, 2) mean FLOPs and headline score in per cent, as ELUE asks for."""
         if any(point.cost.flops is None for point in self.points):
-            raise BadSweep("FLOPs are unknown: the trace carries no shape. Collect it again from the model.")
+            raise BadOption("FLOPs are unknown: the trace carries no shape. Collect it again from the model.")
         return np.array([(point.cost.flops, 100 * self.score(point)) for point in self.points])
 
     @classmethod
@@ -151,7 +151,7 @@ def template(rule: str) -> Policy:
     known = CRITERIA.get(rule)
     policy = Policy(known()) if known and rule != "oracle" else Policy.parse(rule)
     if policy.class_thresholds:
-        raise BadSweep(f"{rule} has thresholds by class, and a sweep moves one for all; leave class.* out")
+        raise BadOption(f"{rule} has thresholds by class, and a sweep moves one for all; leave class.* out")
     return replace(policy, threshold=0.0)
 
 

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from offramp.cost import Shape, cost, macs
 from offramp.criteria.oracle import Oracle
 from offramp.curves.curve import Curve, Point, Sweep, template
-from offramp.curves.leaving import Leaving, leaving, useful_thresholds
-from offramp.curves.scoring import intervals, metrics_of, read_out, scores
-from offramp.errors import BadSweep
+from offramp.curves.exit_table import Leaving, leaving, useful_thresholds
+from offramp.curves.scores import intervals, metrics_of, read_out, scores
+from offramp.errors import BadOption, did_you_mean
 from offramp.policy import Policy
-from offramp.policy.text import unknown
 from offramp.trace import Trace
 
 Array: TypeAlias = NDArray[Any]
@@ -51,7 +50,7 @@ def sweep(
     0.37 1.0 2.0
     """
     if not len(trace):
-        raise BadSweep("the trace holds no examples, so there is nothing to measure")
+        raise BadOption("the trace holds no examples, so there is nothing to measure")
     metrics = metrics_of(trace)
 
     def curve(rule: str, wanted: str | Sequence[float]) -> Curve:
@@ -98,10 +97,10 @@ def asked(thresholds: Thresholds, rules: Sequence[str]) -> dict[str, str | Seque
     """The thresholds of each rule."""
     by_rule = thresholds if isinstance(thresholds, Mapping) else dict.fromkeys(rules, thresholds)
     for rule in by_rule.keys() - set(rules):
-        raise BadSweep(f"there are thresholds for a rule that is not swept, {unknown(rule, rules)}")
+        raise BadOption(f"there are thresholds for a rule that is not swept, {did_you_mean(rule, rules)}")
     for wanted in by_rule.values():
         if isinstance(wanted, str) and wanted != "auto":
-            raise BadSweep(f'thresholds are "auto", numbers, or numbers by rule; not {wanted!r}')
+            raise BadOption(f'thresholds are "auto", numbers, or numbers by rule; not {wanted!r}')
     return {rule: by_rule.get(rule, "auto") for rule in rules}
 
 
@@ -110,7 +109,7 @@ def of_trace(rule: str, trace: Trace) -> Policy:
     if rule != "oracle":
         return template(rule)
     if trace.labels is None:
-        raise BadSweep("the oracle needs labels and the trace has none; leave it out")
+        raise BadOption("the oracle needs labels and the trace has none; leave it out")
     return Policy(Oracle(trace.labels))
 
 
@@ -142,7 +141,7 @@ def mean_macs(trace: Trace, policy: Policy, left: Leaving, padded_to: int | None
 def macs_until(trace: Trace, policy: Policy, exit: int, padded_to: int | None = None) -> Array:
     """(examples,) MACs of an answer at this exit, with the head of every exit on the way that the policy asks."""
     static = policy.criterion.reads in ("nothing", "layer")  # whoever leaves has passed silent exits only
-    heads = 1 if static else exit + 1 - policy.silent(trace.layers)
+    heads = 1 if static else exit + 1 - policy.skippable_exits(trace.layers)
     sizes = trace.shape
     pooler = bool(sizes.get("pooler", True))
     shape = Shape(sizes["hidden"], sizes["intermediate"], sizes["heads"], sizes["layers"], pooler)

@@ -17,7 +17,7 @@ from onnxscript import optimizer
 from torch import Tensor, nn
 from torch.export import Dim
 
-from offramp.errors import CannotExport
+from offramp.errors import Incompatible
 from offramp.export.doings import Doings, doings
 from offramp.model import ExitModel
 
@@ -94,7 +94,7 @@ def traced(module: nn.Module, inputs: dict[str, Tensor], outputs: list[str]) -> 
             return graph
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
-        raise CannotExport(
+        raise Incompatible(
             f"torch.onnx cannot export this model's {type(module).__name__}: {reason}"
         ) from error
 

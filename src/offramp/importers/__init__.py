@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from offramp.errors import BadCheckpoint
+from offramp.errors import CannotLoad
 from offramp.importers import deebert, elasticbert, elbert, pabee
 from offramp.importers.base import Checkpoint, Imported, Plan, build, some
-from offramp.importers.reading import read_config, read_weights
+from offramp.importers.checkpoint_files import read_config, read_weights
 
 SYSTEMS: dict[str, Callable[[Checkpoint], Plan | None]] = {
     "deebert": deebert.plan,
@@ -62,12 +62,12 @@ def recognise(checkpoint: Checkpoint) -> tuple[str, Plan]:
         if plan is not None:
             return system, plan
     if checkpoint.find(r"heads\.classifiers\."):
-        raise BadCheckpoint("this is a model of offramp; load it with ExitModel.from_pretrained")
+        raise CannotLoad("this is a model of offramp; load it with ExitModel.from_pretrained")
     if checkpoint.find(r"(\w+\.)?embeddings\."):
-        raise BadCheckpoint(
+        raise CannotLoad(
             "this looks like a plain transformers model; put exits on it with ExitModel.from_encoder"
         )
-    raise BadCheckpoint(
+    raise CannotLoad(
         "these weights come from none of the known systems. Known are DeeBERT and RomeBERT "
         "(bert. or roberta.encoder.highway.*), PABEE (bert. or albert.* with classifiers.*), ELBERT "
         "(albert.encoder.exit_out_layer*) and ElasticBERT (elasticbert.encoder.pooler.*); "

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from offramp.config import ExitConfig
-from offramp.errors import BadCheckpoint
+from offramp.errors import CannotLoad
 from offramp.heads import HeadConfig
 from offramp.model import ExitModel, label_names
-from offramp.tasks.base import NLI_OF_ROBERTA, ROBERTAS, nameless
+from offramp.tasks.base import NLI_OF_ROBERTA, ROBERTAS, has_default_names
 
 # The values of a foreign config.json that reach the encoder. Not `pad_token_id`: older files give RoBERTa 0,
 # or null, while its code had 1 written into it, and counts positions from there.
@@ -76,7 +76,7 @@ class Checkpoint:
                 model_type, **{key: self.config[key] for key in keys if key in self.config}
             )
         except StrictDataclassError as error:
-            raise BadCheckpoint(f"config.json: {error}") from error
+            raise CannotLoad(f"config.json: {error}") from error
 
 
 def modern(name: str) -> str:
@@ -133,15 +133,15 @@ def count_labels(
     if classifier is None:
         count = num_labels or len(labels or ())
         if count < 1:
-            raise BadCheckpoint(
+            raise CannotLoad(
                 "these weights have no classifier; say how many labels: pass num_labels or labels"
             )
         return count
     if classifier not in checkpoint.weights:
-        raise BadCheckpoint(f"the checkpoint has no {classifier}; is the file whole?")
+        raise CannotLoad(f"the checkpoint has no {classifier}; is the file whole?")
     count = len(checkpoint.weights[classifier])
     if num_labels not in (None, count):
-        raise BadCheckpoint(f"its classifiers have {count} outputs, not {num_labels}; leave num_labels out")
+        raise CannotLoad(f"its classifiers have {count} outputs, not {num_labels}; leave num_labels out")
     return count
 
 
@@ -153,7 +153,7 @@ def saved_labels(plan: Plan, config: Mapping[str, Any], count: int) -> list[str]
     wanted = [str(index) for index in range(count)]
     names = [by_index[index] for index in wanted] if set(by_index) == set(wanted) else None
     mnli = str(config.get("finetuning_task")).lower().startswith("mnli") and count == len(NLI_OF_ROBERTA)
-    if mnli and plan.encoder.model_type in ROBERTAS and (names is None or nameless(names)):
+    if mnli and plan.encoder.model_type in ROBERTAS and (names is None or has_default_names(names)):
         return list(NLI_OF_ROBERTA)
     return names
 
@@ -169,7 +169,7 @@ def empty(plan: Plan, names: dict[int, str]) -> ExitModel:
     try:
         return ExitModel(config)
     except (KeyError, ValueError) as error:
-        raise BadCheckpoint(f"config.json describes an encoder that cannot be built: {error}") from error
+        raise CannotLoad(f"config.json describes an encoder that cannot be built: {error}") from error
 
 
 def check(
@@ -194,7 +194,7 @@ def check(
         if names
     ]
     if faults:
-        raise BadCheckpoint(f"{'; '.join(faults)}. Is config.json the one that was saved with these weights?")
+        raise CannotLoad(f"{'; '.join(faults)}. Is config.json the one that was saved with these weights?")
 
 
 def some(names: Iterable[str]) -> str:

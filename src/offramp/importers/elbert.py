@@ -8,7 +8,7 @@ these were used is read from the names.
 
 import re
 
-from offramp.errors import BadCheckpoint
+from offramp.errors import CannotLoad
 from offramp.heads import HeadConfig
 from offramp.importers.base import Checkpoint, Plan, head_dropout
 
@@ -18,7 +18,7 @@ def plan(checkpoint: Checkpoint) -> Plan | None:
         return None
     pooled = checkpoint.config.get("pooler_input", "cls")
     if pooled != "cls":
-        raise BadCheckpoint(
+        raise CannotLoad(
             f"pooler_input={pooled!r} cannot be imported, only 'cls': means and maxima went over the padding "
             "too, so that an answer depended on how far its text was padded"
         )
@@ -26,7 +26,7 @@ def plan(checkpoint: Checkpoint) -> Plan | None:
     layers = encoder.num_hidden_layers
     heads = head_names(checkpoint)
     if layers % len(heads):
-        raise BadCheckpoint(
+        raise CannotLoad(
             f"{len(heads)} heads (num_exit_layers) cannot share {layers} layers evenly, as ELBERT's do. "
             "Is config.json the one that was saved with these weights?"
         )

@@ -5,7 +5,7 @@ Live and offline decisions are the same code. The engine calls `Decider.step` as
 """
 
 from offramp.policy.certificate import check_certificate
-from offramp.policy.folding import Folded, fold, reached
+from offramp.policy.folds import Folded, fold, reached
 from offramp.policy.policy import Decider, Decision, Policy
 
 __all__ = [

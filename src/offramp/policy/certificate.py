@@ -2,7 +2,7 @@
 
 import warnings
 
-from offramp.errors import OtherThanProven
+from offramp.errors import CertificateMismatch
 from offramp.policy.policy import Policy
 
 
@@ -19,6 +19,6 @@ def check_certificate(policy: Policy, fingerprint: str, precision: str) -> None:
         warnings.warn(
             f"the certificate was made for {' and for '.join(other)}: what it promises is not proven here. "
             "Calibrate on a trace of this model and runtime.",
-            OtherThanProven,
+            CertificateMismatch,
             stacklevel=3,
         )

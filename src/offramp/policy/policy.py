@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offramp.criteria.base import Array, Criterion
-from offramp.errors import BadPolicy, UnfitRule
+from offramp.errors import BadPolicy, Incompatible, did_you_mean
 from offramp.policy import text
-from offramp.policy.folding import Exits, advance, is_regression, reached
-from offramp.problems import MANY
+from offramp.policy.folds import Exits, advance, is_regression, reached
+from offramp.problems import MULTI_LABEL
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ class Policy:
     def _read(cls, criterion: str = "", options: Mapping[str, Any] | None = None, **rest: Any) -> Self:
         known = ["criterion", "options", *(each.name for each in fields(cls) if each.name != "labels")]
         for key in rest.keys() - known:
-            raise BadPolicy(f"a saved policy has no field {text.unknown(key, known)}")
+            raise BadPolicy(f"a saved policy has no field {did_you_mean(key, known)}")
         kind = text.criterion_class(criterion)
         for key in (options or {}).keys() - text.option_names(kind):
-            raise BadPolicy(f"{criterion} has no option {text.unknown(key, text.option_names(kind))}")
+            raise BadPolicy(f"{criterion} has no option {did_you_mean(key, text.option_names(kind))}")
         return cls(kind(**options or {}), **rest)
 
     def for_labels(self, names: Sequence[str]) -> Self:
@@ -173,14 +173,14 @@ class Policy:
         _check_layers(self, layers)
         return Decider(self, tuple(layers), problem_type, finite=np.ones(examples, bool))
 
-    def silent(self, layers: Sequence[int]) -> int:
+    def skippable_exits(self, layers: Sequence[int]) -> int:
         """How many of the first exits need not speak: nobody may leave there, and the rule does not look.
 
-        >>> Policy.parse("never").silent([2, 4, 6]), Policy.parse("layer:4").silent([2, 4, 6])
+        >>> Policy.parse("never").skippable_exits([2, 4, 6]), Policy.parse("layer:4").skippable_exits([2, 4, 6])
         (2, 1)
-        >>> Policy.parse("entropy:0.3,min_layer=4").silent([2, 4, 6])
+        >>> Policy.parse("entropy:0.3,min_layer=4").skippable_exits([2, 4, 6])
         1
-        >>> Policy.parse("patience:1,min_layer=4").silent([2, 4, 6])  # it counts from the first
+        >>> Policy.parse("patience:1,min_layer=4").skippable_exits([2, 4, 6])  # it counts from the first
         0
         """
         first, last = self.min_layer or 0, self.max_layer or layers[-1]
@@ -197,7 +197,9 @@ class Policy:
         if self.temperatures is None:
             return logits
         if len(self.temperatures) != logits.shape[1]:
-            raise UnfitRule(f"there are {len(self.temperatures)} temperatures for {logits.shape[1]} exits.")
+            raise Incompatible(
+                f"there are {len(self.temperatures)} temperatures for {logits.shape[1]} exits."
+            )
         return np.stack([self._tempered_at(exit, logits[:, exit]) for exit in range(logits.shape[1])], axis=1)
 
     def _tempered_at(self, exit: int, logits: Array) -> Array:
@@ -237,7 +239,7 @@ class Decider:
         policy, layer = self.policy, self.layers[exit]
         logits = np.asarray(logits)
         if policy.temperatures is not None and is_regression(logits.shape[-1], self.problem_type):
-            raise UnfitRule("temperatures would change the numbers of a regression; leave them out.")
+            raise Incompatible("temperatures would change the numbers of a regression; leave them out.")
         logits = policy._tempered_at(exit, logits)
         gate = None if gate is None else np.asarray(gate)
         seen = advance(policy.criterion, self.state, logits, gate, layer, self.problem_type)
@@ -272,20 +274,20 @@ def _check_thresholds(criterion: Criterion, thresholds: list[float], by_class: l
 
 def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
     if list(layers) != sorted(set(layers)):
-        raise UnfitRule(f"the layers of the exits must rise, and {', '.join(map(str, layers))} do not.")
+        raise Incompatible(f"the layers of the exits must rise, and {', '.join(map(str, layers))} do not.")
     if isinstance(policy.threshold, tuple) and len(policy.threshold) != len(layers):
-        raise UnfitRule(
+        raise Incompatible(
             f"the policy has {len(policy.threshold)} thresholds for {len(layers)} exits; "
             "give one for each exit, the last included, or one for all."
         )
     if policy.temperatures is not None and len(policy.temperatures) != len(layers):
-        raise UnfitRule(f"the policy has {len(policy.temperatures)} temperatures for {len(layers)} exits.")
+        raise Incompatible(f"the policy has {len(policy.temperatures)} temperatures for {len(layers)} exits.")
     limits = {"min_layer": policy.min_layer, "max_layer": policy.max_layer}
     if policy.criterion.reads == "layer":
         limits["layer"] = int(np.max(policy.threshold))
     for name, layer in limits.items():
         if layer is not None and layer not in layers:
-            raise UnfitRule(f"{name} {layer} has no exit; the exits are at {', '.join(map(str, layers))}.")
+            raise Incompatible(f"{name} {layer} has no exit; the exits are at {', '.join(map(str, layers))}.")
 
 
 def _threshold(policy: Policy, exit: int, answers: Array, problem_type: str | None) -> ArrayLike:
@@ -295,11 +297,15 @@ def _threshold(policy: Policy, exit: int, answers: Array, problem_type: str | No
         return threshold
     classes = answers.shape[-1]
     if is_regression(classes, problem_type):
-        raise UnfitRule("a regression has no classes, so it has no thresholds for them; leave class.* out.")
+        raise Incompatible(
+            "a regression has no classes, so it has no thresholds for them; leave class.* out."
+        )
     for label in policy.class_thresholds:
         if not policy.labels and not label.isdecimal():
-            raise UnfitRule(f"class {label!r} is a name: give the model's first, policy.for_labels(names).")
+            raise Incompatible(
+                f"class {label!r} is a name: give the model's first, policy.for_labels(names)."
+            )
     names = policy.labels or tuple(map(str, range(classes)))
     by_class = np.full(classes, threshold)
     by_class[text.class_indices(policy.class_thresholds, names)] = [*policy.class_thresholds.values()]
-    return by_class if problem_type == MANY else by_class[answers.argmax(-1)][:, None]
+    return by_class if problem_type == MULTI_LABEL else by_class[answers.argmax(-1)][:, None]

@@ -8,14 +8,13 @@ no class has that name. `temperatures=1.5/1.2/1` divide the logits of each exit.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any, get_args, get_type_hints
 from urllib.parse import quote, unquote
 
 from offramp.criteria import CRITERIA
 from offramp.criteria.base import Criterion
-from offramp.errors import BadPolicy, UnknownClass
+from offramp.errors import BadPolicy, UnknownName, did_you_mean
 
 LIMITS = ("min_layer", "max_layer")
 CLASS = "class."
@@ -33,7 +32,7 @@ def read(text: str) -> dict[str, Any]:
     known = [*option_names(kind), *LIMITS, TEMPERATURES]
     for key in settings:
         if key not in known and not key.startswith(CLASS):
-            raise BadPolicy(f"{name} has no option {unknown(key, [*known, CLASS + 'NAME'])}")
+            raise BadPolicy(f"{name} has no option {did_you_mean(key, [*known, CLASS + 'NAME'])}")
     if kind.bare and numbers:
         raise BadPolicy(f"{name} takes no threshold; write just {name}.")
     if not kind.bare and not numbers:
@@ -85,7 +84,7 @@ def criterion_name(criterion: Criterion) -> str:
 def criterion_class(name: str) -> type[Criterion]:
     """The rule of this name."""
     if name not in CRITERIA:
-        raise BadPolicy(f"there is no rule {unknown(name, CRITERIA)}")
+        raise BadPolicy(f"there is no rule {did_you_mean(name, CRITERIA)}")
     if name == "oracle":
         raise BadPolicy(
             "the oracle needs labels, so it has no text: Policy(Oracle(labels)), for curves only."
@@ -108,19 +107,11 @@ def class_indices(labels: Iterable[str], names: Sequence[str]) -> list[int]:
     for label in labels:
         index = names.index(label) if label in names else int(label) if label.isdecimal() else len(names)
         if index >= len(names):
-            raise UnknownClass(f"there is no class {unknown(label, names)}")
+            raise UnknownName(f"there is no class {did_you_mean(label, names)}")
         if index in found:
-            raise UnknownClass(f"{label!r} names the class {names[index]!r} a second time; leave one out.")
+            raise UnknownName(f"{label!r} names the class {names[index]!r} a second time; leave one out.")
         found.append(index)
     return found
-
-
-def unknown(name: str, known: Iterable[str]) -> str:
-    """An unknown name and what may have been meant, to end a message with."""
-    near = get_close_matches(name, known, n=3, cutoff=0.5)
-    return (
-        f"{name!r}; did you mean {' or '.join(near)}?" if near else f"{name!r}; there are {', '.join(known)}."
-    )
 
 
 def _settings(parts: Iterable[str]) -> dict[str, str]:

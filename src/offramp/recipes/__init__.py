@@ -3,9 +3,7 @@
 A recipe of your own is a `Recipe`, passed to `train` as it is, or a function that gives one, put into `RECIPES`.
 """
 
-from difflib import get_close_matches
-
-from offramp.errors import UnknownRecipe
+from offramp.errors import UnknownName, did_you_mean
 from offramp.recipes.base import Phase, Recipe, RecipeMaker
 from offramp.recipes.berxit import berxit
 from offramp.recipes.deebert import deebert
@@ -31,9 +29,7 @@ RECIPES: dict[str, RecipeMaker] = {
 def recipe_named(name: str) -> Recipe:
     """The recipe of that name, with its default settings."""
     if name not in RECIPES:
-        near = get_close_matches(name, RECIPES, n=1)
-        guess = f" Did you mean {near[0]!r}?" if near else ""
-        raise UnknownRecipe(f"no recipe {name!r}; have {', '.join(RECIPES)}.{guess}")
+        raise UnknownName(f"unknown recipe {did_you_mean(name, RECIPES)}")
     return RECIPES[name]()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from offramp.errors import UnfitRecipe
+from offramp.errors import Incompatible
 from offramp.losses import Loss
 
 TRAINABLE = ("all", "final", "exits")
@@ -62,20 +62,20 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not self.phases:
-            raise UnfitRecipe(f"recipe {self.name!r} has no phases; give it at least one")
+            raise Incompatible(f"recipe {self.name!r} has no phases; give it at least one")
         for need in self.needs:
             choose("needs", need, NEEDS)
 
 
 def choose(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
-        raise UnfitRecipe(f"{name}={value!r}; choose one of {', '.join(map(str, choices))}")
+        raise Incompatible(f"{name}={value!r}; choose one of {', '.join(map(str, choices))}")
 
 
 def number(name: str, value: Any, expected: str, fits: Callable[[Any], bool]) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and fits(value)):
-        raise UnfitRecipe(f"{name}={value!r}; expected a number, {expected}")
+        raise Incompatible(f"{name}={value!r}; expected a number, {expected}")
 
 
 RecipeMaker = Callable[..., Recipe]

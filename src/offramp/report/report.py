@@ -10,13 +10,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from offramp.atomic import write_files
 from offramp.problems import REGRESSION
 from offramp.report.page import page
 from offramp.report.plots import save_plots
 from offramp.report.sections import Section, measure
 from offramp.report.table import text
 from offramp.trace import Trace
-from offramp.writing import write_whole
 
 RULES = ("entropy", "confidence", "margin", "patience", "layer", "oracle")
 
@@ -98,7 +98,7 @@ class Report:
             "report.json": json.dumps(self.to_json(), indent=1),
             "report.txt": str(self) + "\n",
         }
-        write_whole({root / name: content for name, content in texts.items()})
+        write_files({root / name: content for name, content in texts.items()})
         return [*(root / name for name in texts), *drawn]
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from offramp.curves import Sweep, sweep
 from offramp.curves.curve import template
-from offramp.curves.scoring import at_full_depth, read_out
+from offramp.curves.scores import at_full_depth, read_out
 from offramp.problems import REGRESSION
 from offramp.trace import Trace
 

@@ -1,6 +1,6 @@
 """The HTTP side: endpoints over a `Batcher`.
 
-Reading, checking and tokenising a request happen in threads of their own, and waiting is awaited, so that the
+Reading, checking and tokenizing a request happen in threads of their own, and waiting is awaited, so that the
 event loop is always free for the next request and for /health.
 """
 
@@ -22,20 +22,20 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 import offramp
-from offramp.errors import BadRequest, Draining, Overloaded
+from offramp.errors import BadOption, Draining, Overloaded
 from offramp.policy import Policy
 from offramp.serve import batcher
 from offramp.serve.batcher import STOPPED, Batcher, Reply
+from offramp.serve.error_responses import EXPLANATIONS, problem, problems
 from offramp.serve.ladder import share_broken
 from offramp.serve.logs import Watched, log
 from offramp.serve.metrics import Metrics
-from offramp.serve.refusals import EXPLANATIONS, problem, problems
 from offramp.serve.schema import Answer, Health, Question, Ready, question_schema
 
 CLIENT_GONE = 499
 """As other servers log it; nobody receives it."""
 READERS = 2
-"""Threads that read and tokenise; more would take the model's cores."""
+"""Threads that read and tokenize; more would take the model's cores."""
 FULL_BODIES = 32
 """As many of the largest size may wait to be read."""
 
@@ -172,7 +172,7 @@ class Endpoints:
                     "limits": {
                         **vars(self.batcher.limits),
                         "body_bytes": self.service.body_limit,
-                        "text_tokens": self.batcher.classifier.tokeniser.max_length,
+                        "text_tokens": self.batcher.classifier.tokenizer.max_length,
                     },
                 },
                 inf_nan_mode="null",
@@ -256,7 +256,7 @@ class Endpoints:
         allowed = self.allowed()
         if policy not in allowed:
             others = f", or take one of {', '.join(allowed)}" if allowed else ""
-            raise BadRequest(f"policy {policy} is not allowed here; leave it out{others}.")
+            raise BadOption(f"policy {policy} is not allowed here; leave it out{others}.")
         return self.service.allowed[policy]
 
     def allowed(self) -> list[str]:

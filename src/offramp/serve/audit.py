@@ -20,7 +20,7 @@ from offramp.classifier import Prediction
 from offramp.criteria.base import Criterion
 from offramp.policy import Policy
 from offramp.policy.text import class_indices
-from offramp.serve.sequence import bounds, is_above
+from offramp.serve.confidence_sequence import bounds, is_above
 from offramp.stages import Tokens
 
 LATELY = 1000

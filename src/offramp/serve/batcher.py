@@ -1,6 +1,6 @@
 """Batcher: requests of any shape in, replies out, one thread running the model. It knows no HTTP.
 
-`submit` tokenises in the caller's thread and refuses at once what there is no room for. What it accepts is answered
+`submit` tokenizes in the caller's thread and refuses at once what there is no room for. What it accepts is answered
 once, fails, or is cancelled. The worker takes what waits as soon as it is free, so that nobody waits while it is
 idle, and audits when nobody waits.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from offramp.classifier import Classifier, Prediction
 from offramp.classifier.classifier import NEVER
 from offramp.classifier.texts import Text, checked
-from offramp.errors import BadRequest, BadText, Draining, Failed, OfframpError, Overloaded
+from offramp.errors import BadData, BadOption, Draining, OfframpError, Overloaded, RunFailed
 from offramp.policy import Policy
 from offramp.serve.audit import Audit
 from offramp.serve.ladder import FULL_DEPTH, Ladder
@@ -104,23 +104,23 @@ class Batcher:
         self._finite = classifier.stages.is_finite()
         if not self._finite:
             log.error("some of the model's weights are NaN or infinite")
-        self._test = classifier.tokeniser([TEST])
+        self._test = classifier.tokenizer([TEST])
         self._healthy = self._passes_test()
         self._worker = threading.Thread(target=self._work, name="offramp-worker", daemon=True)
         self._worker.start()
 
     def submit(self, request: Request) -> Future[Reply]:
-        """A place in the queue; or at once `Overloaded`, `Draining`, `TooLarge`, `TooLong`, `BadText` and whatever
-        else is wrong with a request (`BadRequest`, `UnfitRule`, `BadPolicy`).
+        """A place in the queue; or at once `Overloaded`, `Draining`, `TooLarge`, `BadData`, `BadData` and whatever
+        else is wrong with a request (`BadOption`, `Incompatible`, `BadPolicy`).
 
-        Cancelling the future frees the places of its texts that have not begun. It ends in `Failed` if the run does.
+        Cancelling the future frees the places of its texts that have not begun. A failed run raises `RunFailed`.
         """
         now = time.monotonic()
         texts = check_request(request)
         with self._changed:
             self._check_room(len(texts), tokens=len(texts))  # at least; before any work is done for it
         ticket = Ticket(
-            self.classifier.tokeniser(texts, whole=not request.truncate),
+            self.classifier.tokenizer(texts, whole=not request.truncate),
             rungs=self._policies(request.policy, request.max_layer),
             named=request.policy is not None,
             limited=request.max_layer is not None or request.deadline_ms is not None,
@@ -189,13 +189,13 @@ class Batcher:
         return self._fitting(self._rungs if named is None else [named], max_layer)
 
     def _fitting(self, policies: Iterable[Policy], max_layer: int | None = None) -> tuple[Policy, ...]:
-        return tuple(self.classifier.fitting(policy, max_layer) for policy in policies)
+        return tuple(self.classifier.resolve_policy(policy, max_layer) for policy in policies)
 
     def _check_room(self, items: int, tokens: int) -> None:
         if self._draining:
             raise Draining("the server is being stopped; send the request to another one.")
         if not self._worker.is_alive():
-            raise Failed("the server's worker is gone, its log says how; restart the server.")
+            raise RunFailed("the server's worker is gone, its log says how; restart the server.")
         if not self._queue.has_room(items, tokens):
             self._counts["overloaded"] += 1
             pace = self._pace
@@ -266,7 +266,9 @@ class Batcher:
         except Exception as error:
             log.exception("the model failed on a window of %d texts", len(items))
             for item in items:
-                failure = Failed("the model failed on the texts that ran with this request; send it again.")
+                failure = RunFailed(
+                    "the model failed on the texts that ran with this request; send it again."
+                )
                 failure.__cause__ = error
                 self._fail(item.ticket, failure)
             self._healthy = self._passes_test()
@@ -323,10 +325,10 @@ class Batcher:
 def check_request(request: Request) -> list[Text]:
     """Its texts."""
     if request.trace and request.deadline_ms is not None:
-        raise BadRequest("a trace runs all layers, so it takes no deadline; leave one of them out.")
+        raise BadOption("a trace runs all layers, so it takes no deadline; leave one of them out.")
     if isinstance(request.texts, str):
-        raise BadText("a request holds a list of texts, also where it is one.")
+        raise BadData("a request holds a list of texts, also where it is one.")
     texts = [*checked(request.texts)]
     if not texts:
-        raise BadRequest("there are no texts; give at least one.")
+        raise BadOption("there are no texts; give at least one.")
     return texts

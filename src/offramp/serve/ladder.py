@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp.classifier.classifier import NEVER
-from offramp.errors import BadLadder
+from offramp.errors import BadPolicy
 from offramp.policy import Policy
 
 PROMISES = ("disagreement", "accuracy")
@@ -46,7 +46,7 @@ class Ladder:
     ) -> None:
         check_rungs(rungs)
         if not 0 <= low < high <= 1:
-            raise BadLadder(f"low={low} and high={high} must be shares of what may wait, the low one less.")
+            raise BadPolicy(f"low={low} and high={high} must be shares of what may wait, the low one less.")
         self.rungs = tuple(rungs)
         self.high, self.low, self.fall, self.rise = high, low, fall, rise
         self.broken: set[int] = set()
@@ -105,10 +105,10 @@ def share_broken(ladder: Ladder, folder: Path) -> None:
 
 def check_rungs(rungs: Sequence[Policy]) -> None:
     if not rungs:
-        raise BadLadder("a ladder needs a rung: give at least the normal policy.")
+        raise BadPolicy("a ladder needs a rung: give at least the normal policy.")
     for number, policy in enumerate(rungs):
         if number and not policy.certificate:
-            raise BadLadder(
+            raise BadPolicy(
                 f"rung {number}, {policy}, has no certificate, and load must not bend answers past what is proven: "
                 "make it with `offramp calibrate`."
             )
@@ -117,7 +117,7 @@ def check_rungs(rungs: Sequence[Policy]) -> None:
     for number, (above, below) in enumerate(pairwise(policy.certificate or {} for policy in rungs), 1):
         same_data = above.get("data") == below.get("data")
         if same_data and above.get("mean_layer", inf) < below.get("mean_layer", 0):
-            raise BadLadder(f"rung {number} leaves later than the one before it; order rungs by mean layer.")
+            raise BadPolicy(f"rung {number} leaves later than the one before it; order rungs by mean layer.")
 
 
 def check_promise(number: int, certificate: Mapping[str, Any]) -> None:
@@ -126,7 +126,7 @@ def check_promise(number: int, certificate: Mapping[str, Any]) -> None:
     bounds = epsilon.values() if isinstance(epsilon, Mapping) else [epsilon]
     told = bool(bounds) and all(isinstance(bound, int | float) and 0 < bound < 1 for bound in bounds)
     if not told or certificate.get("of") not in PROMISES:
-        raise BadLadder(
+        raise BadPolicy(
             f"the certificate of rung {number} does not say how many answers may differ; "
             "make it with `offramp calibrate`."
         )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from offramp.classifier import Prediction
 from offramp.classifier.texts import Text
-from offramp.errors import BadRequest, TooLarge
+from offramp.errors import BadOption, TooLarge
 from offramp.policy import Policy
 from offramp.stages import Tokens
 
@@ -31,7 +31,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                raise BadRequest(f"the limit {name}={value} lets nothing through; it must be at least 1.")
+                raise BadOption(f"the limit {name}={value} lets nothing through; it must be at least 1.")
 
 
 @dataclass(frozen=True)

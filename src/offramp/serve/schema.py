@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from offramp.classifier import Prediction
-from offramp.errors import BadRequest, MalformedJson
+from offramp.errors import BadOption, OfframpError
 from offramp.serve.batcher import Reply
 
 A_TEXT = {"type": "string"}
@@ -18,6 +18,10 @@ TEXTS = {
     "examples": ["a gripping film", ["a gripping film", "a dull one"], [["Is it good?", "It is."]]],
 }
 AN_HOUR = 3_600_000
+
+
+class MalformedJson(OfframpError):
+    """The body of a request is not JSON."""
 
 
 class Question(BaseModel):
@@ -50,7 +54,7 @@ class Question(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             place = first["loc"][0] if first["loc"] else "the body"
-            raise BadRequest(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
+            raise BadOption(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
 
 def question_schema(policies: Iterable[str], layers: Sequence[int]) -> dict[str, Any]:

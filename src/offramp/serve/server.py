@@ -21,7 +21,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from offramp.classifier import Classifier
-from offramp.errors import BadLadder, CannotLoad, OfframpError, OtherThanProven
+from offramp.errors import BadPolicy, CannotLoad, CertificateMismatch, OfframpError
 from offramp.policy import Policy, check_certificate
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
@@ -146,27 +146,27 @@ def load(settings: Settings) -> tuple[Batcher, dict[str, Policy]]:
     share, layers = settings.audit_share, classifier.stages.layers
     audit = Audit(rungs, layers, share=share) if share else None
     batcher = Batcher(classifier, Ladder(rungs), settings.limits, audit)
-    further = [classifier.fitting(each) for each in settings.allow]
+    further = [classifier.resolve_policy(each) for each in settings.allow]
     return batcher, {str(policy): policy for policy in [*rungs, *further]}
 
 
 def proven(classifier: Classifier, path: Path) -> Policy:
     """The policy in a file, whose certificate must speak of this model."""
-    policy = classifier.fitting(read_policy(path))
+    policy = classifier.resolve_policy(read_policy(path))
     unsaid = [
         name for name in ("policy", "fingerprint", "precision") if not (policy.certificate or {}).get(name)
     ]
     if unsaid:
-        raise BadLadder(
+        raise BadPolicy(
             f"{path}: there is no certificate that says for which {' and '.join(unsaid)} it was made; "
             "make it with `offramp calibrate`."
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("error", OtherThanProven)
+        warnings.simplefilter("error", CertificateMismatch)
         try:
             check_certificate(policy, classifier.stages.about()["fingerprint"], classifier.stages.precision)
-        except OtherThanProven as error:
-            raise BadLadder(f"{path}: {error}") from None
+        except CertificateMismatch as error:
+            raise BadPolicy(f"{path}: {error}") from None
     return policy
 
 
@@ -180,7 +180,7 @@ def read_policy(path: Path) -> Policy:
             return Policy.from_json(record)
         return replace(Policy.parse(record["policy"]), certificate=record["certificate"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadLadder(
+        raise BadPolicy(
             f"{path} holds no policy ({error}); write it with `offramp calibrate ... --dry-run --json > {path}`."
         ) from error
 

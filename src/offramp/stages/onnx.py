@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from offramp.errors import BadRequest, CannotLoad
+from offramp.errors import BadOption, CannotLoad
 from offramp.policy import Policy
 from offramp.stages import Array, Tokens, pad
 from offramp.stages.manifest import CONFIG, Manifest, read
@@ -100,7 +100,7 @@ def real(lengths: Array) -> Array:
 
 def session_options(threads: int | None) -> Any:
     if threads is not None and threads < 1:
-        raise BadRequest(f"threads={threads} must be at least 1.")
+        raise BadOption(f"threads={threads} must be at least 1.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
     # each graph has threads of its own, which spin between its operations: faster than to sleep and be woken. When

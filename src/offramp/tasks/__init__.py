@@ -1,9 +1,9 @@
 """Text and labels: the tasks of GLUE, ELUE and ELBERT by name, and a person's own files."""
 
 from offramp.tasks.base import Task
+from offramp.tasks.elbert_sets import TEXT
 from offramp.tasks.elue import ELUE
 from offramp.tasks.glue import GLUE
-from offramp.tasks.text import TEXT
 
 TASKS: dict[str, Task] = {task.name: task for task in [*GLUE, *ELUE, *TEXT]}
 

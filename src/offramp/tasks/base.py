@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offramp.errors import BadData, UnknownTask
-from offramp.problems import MANY, PROBLEMS, REGRESSION, SINGLE
+from offramp.errors import BadData, UnknownName
+from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
 from offramp.tasks.checks import checked, infer_labels, infer_problem_type
 from offramp.tasks.files import Columns, File, Hub, Source, Table, column_names, guess, hub_data, label_names
 from offramp.tasks.metrics import check_metrics
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 DEFAULT_METRICS = {
-    SINGLE: ("acc", "macro_f1"),
-    MANY: ("micro_f1", "macro_f1", "acc"),
+    SINGLE_LABEL: ("acc", "macro_f1"),
+    MULTI_LABEL: ("micro_f1", "macro_f1", "acc"),
     REGRESSION: ("pearson", "spearmanr", "corr"),
 }
 
@@ -51,7 +51,7 @@ class Task:
     """What answers are scored by; the first is the headline."""
     splits: Mapping[str, Source]
     """Where `load` finds each split."""
-    problem_type: str = SINGLE
+    problem_type: str = SINGLE_LABEL
     """In the words of transformers: single_label_classification, multi_label_classification or regression."""
     separator: str | None = None
     """What stands between the labels of one example, where a cell of text holds many."""
@@ -59,7 +59,7 @@ class Task:
     """Labelled rows of the wrong width, or without text or label, are an "error", or what to "drop" aloud."""
     layout: Mapping[str, Table] = field(default_factory=dict)
     """The files of the task in a folder, for `at`."""
-    spellings: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     """Other names of the task and of its folder, the usual one first."""
     submission: str | None = None
     """What the benchmark calls the file of answers, without its ending."""
@@ -83,10 +83,10 @@ class Task:
         from offramp.tasks import TASKS
 
         spelt = {_plain(task.name.removeprefix(_prefix(task))): task for task in TASKS.values()}
-        spelt |= {_plain(_prefix(task) + other): task for task in TASKS.values() for other in task.spellings}
+        spelt |= {_plain(_prefix(task) + other): task for task in TASKS.values() for other in task.aliases}
         spelt |= {_plain(task.name): task for task in TASKS.values()}
         if _plain(name) not in spelt:
-            raise UnknownTask(f"no task named {name!r}; have {', '.join(TASKS)}. Own data: Task.from_files")
+            raise UnknownName(f"no task named {name!r}; have {', '.join(TASKS)}. Own data: Task.from_files")
         bad_rows = bad_rows or ("drop" if folder is None else "error")
         task = replace(spelt[_plain(name)], bad_rows=bad_rows)
         return task if folder is None else task.at(folder)
@@ -177,8 +177,8 @@ class Task:
             raise BadData(f"{name}: no split has labels; say labels=..., their names in the model's order")
         rows = (labelled or list(splits.values()))[0].read()
         problem_type = problem_type or infer_problem_type(rows, labels, separator)
-        if problem_type not in PROBLEMS:
-            raise BadData(f"problem_type={problem_type!r}, expected one of {', '.join(PROBLEMS)}")
+        if problem_type not in PROBLEM_TYPES:
+            raise BadData(f"problem_type={problem_type!r}, expected one of {', '.join(PROBLEM_TYPES)}")
         names = labels or (
             infer_labels(rows, problem_type, separator) if problem_type != REGRESSION else None
         )
@@ -213,16 +213,16 @@ class Task:
         files = [table.path for table in self.layout.values()]
         if any((folder / file).is_file() for file in files):
             return folder
-        own = {_plain(name) for name in (*self.spellings, self.name.removeprefix(_prefix(self)))}
+        own = {_plain(name) for name in (*self.aliases, self.name.removeprefix(_prefix(self)))}
         for inside in sorted(folder.iterdir()) if folder.is_dir() else []:
             if _plain(inside.name) in own and any((inside / file).is_file() for file in files):
                 return inside
         raise BadData(
             f"{folder}: no files of {self.name}, expected {', '.join(map(str, files))} there "
-            f"or in a folder {self.spellings[0]} inside it"
+            f"or in a folder {self.aliases[0]} inside it"
         )
 
-    def counted_by(self, names: Sequence[str], encoder: str) -> "Task":
+    def with_label_order(self, names: Sequence[str], encoder: str) -> "Task":
         """The task with its labels in the order of a model that answers with these names.
 
         A model without names (LABEL_0, ...) counts as the task does, and labels that are numbers in order are
@@ -234,12 +234,12 @@ class Task:
             return replace(self, labels=tuple(names))
         places = [str(index) for index in range(len(names))]
         exchanged = encoder in ROBERTAS and set(self.labels) == set(NLI)
-        if nameless(names) and exchanged:
+        if has_default_names(names) and exchanged:
             raise BadData(
                 f"a {encoder} without names for its labels may count {', '.join(NLI)}, or "
                 f"{', '.join(NLI_OF_ROBERTA)} as the older scripts did; make or import it with labels=[...]"
             )
-        if list(self.labels) == places or (nameless(names) and len(self.labels) == len(names)):
+        if list(self.labels) == places or (has_default_names(names) and len(self.labels) == len(names)):
             return self
         raise BadData(
             f"the labels do not match: the model answers {', '.join(names)} and {self.name} has "
@@ -264,8 +264,8 @@ class Task:
         rows = self.splits[split].read()
         columns = checked(rows, self.texts, self.labels, self.problem_type, self.separator, self.bad_rows)
         kinds = {
-            SINGLE: datasets.ClassLabel(names=list(self.labels or ())),
-            MANY: datasets.List(datasets.Value("float32")),  # what the loss over many labels takes
+            SINGLE_LABEL: datasets.ClassLabel(names=list(self.labels or ())),
+            MULTI_LABEL: datasets.List(datasets.Value("float32")),  # what the loss over many labels takes
             REGRESSION: datasets.Value("float32"),
         }
         features = {text: datasets.Value("string") for text in self.texts}
@@ -274,7 +274,7 @@ class Task:
         return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 
-def nameless(names: Sequence[str]) -> bool:
+def has_default_names(names: Sequence[str]) -> bool:
     """Whether a model has only transformers' own names for its labels."""
     return list(names) == [f"LABEL_{index}" for index in range(len(names))]
 

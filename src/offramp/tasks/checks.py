@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from offramp.errors import BadData
-from offramp.problems import MANY, REGRESSION, SINGLE
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from offramp.tasks.files import Rows
 
 
@@ -51,7 +51,7 @@ def incomplete(rows: Rows, texts: Sequence[str], problem_type: str) -> dict[int,
                 raise BadData(f"{place(rows, number)}: {text!r} as {role}, expected a string")
     if "label" in rows.cells:
         for number, label in zip(rows.numbers, rows.cells["label"], strict=True):
-            none_of_many = problem_type == MANY and isinstance(label, str)
+            none_of_many = problem_type == MULTI_LABEL and isinstance(label, str)
             if is_missing(label) and not none_of_many:
                 found[number] = "no label"
     return found
@@ -86,7 +86,7 @@ def label_column(
     index = {label: position for position, label in enumerate(labels)}
     if problem_type == REGRESSION:
         return [_number(rows, *cell) for cell in cells]
-    if problem_type == MANY:
+    if problem_type == MULTI_LABEL:
         return [_marks(rows, number, names(rows, number, cell, separator), index) for number, cell in cells]
     return [_position(rows, number, name(rows, number, cell), index) for number, cell in cells]
 
@@ -124,15 +124,15 @@ def infer_problem_type(rows: Rows, labels: Sequence[str] | None, separator: str 
     labelled = zip(rows.numbers, rows.cells["label"], strict=True) if "label" in rows.cells else ()
     cells = {number: cell for number, cell in labelled if not is_missing(cell)}
     if separator is not None or any(isinstance(cell, list) for cell in cells.values()):
-        return MANY
+        return MULTI_LABEL
     fractions = [cell for cell in cells.values() if is_number(cell) and not float(cell).is_integer()]
     if labels is not None or not fractions:
-        return SINGLE
+        return SINGLE_LABEL
     for number, cell in cells.items():
         if not is_number(cell):
             raise BadData(
                 f"{place(rows, number)}: label {cell!r}, expected a number as {fractions[0]!r} is one. "
-                f"Mend it, or say that these are names: problem_type={SINGLE!r}"
+                f"Mend it, or say that these are names: problem_type={SINGLE_LABEL!r}"
             )
     return REGRESSION
 
@@ -144,7 +144,7 @@ def infer_labels(rows: Rows, problem_type: str, separator: str | None) -> list[s
     found: set[str] = set()
     for number, cell in zip(rows.numbers, rows.cells["label"], strict=True):
         if not is_missing(cell):
-            many = problem_type == MANY
+            many = problem_type == MULTI_LABEL
             found.update(names(rows, number, cell, separator) if many else [name(rows, number, cell)])
     if len(found) < 2:
         raise BadData(f"{rows.source}: the only label is {', '.join(found) or 'none'}, expected at least two")

@@ -31,7 +31,7 @@ ELUE = [
         metrics=("acc",),
         layout=SINGLE_TEXT,
         splits=hub("sst2", "sentence", numbered=True),
-        spellings=("SST-2",),
+        aliases=("SST-2",),
         submission="sst-2",
     ),
     Task(
@@ -43,7 +43,7 @@ ELUE = [
             split: Hub("stanfordnlp/imdb", None, name, Columns("text", label="label"), numbered=True)
             for split, name in {"train": "train", "validation": "test"}.items()
         },
-        spellings=("IMDb",),
+        aliases=("IMDb",),
         submission="imdb",
     ),
     Task(
@@ -52,7 +52,7 @@ ELUE = [
         metrics=PARAPHRASE_METRICS,
         layout=tables(Columns(3, 4, label=0), Columns(3, 4, idx=0)),
         splits=hub("mrpc", "sentence1", "sentence2", numbered=True),
-        spellings=("MRPC",),
+        aliases=("MRPC",),
         submission="mrpc",
     ),
     Task(
@@ -62,7 +62,7 @@ ELUE = [
         metrics=SIMILARITY_METRICS,
         layout=PAIR,
         splits=hub("stsb", "sentence1", "sentence2"),
-        spellings=("STS-B",),
+        aliases=("STS-B",),
         submission="sts-b",
     ),
     Task(
@@ -71,7 +71,7 @@ ELUE = [
         metrics=("acc",),
         layout=PAIR,
         splits=nli("stanfordnlp/snli", None, numbered=True, names={}),
-        spellings=("SNLI",),
+        aliases=("SNLI",),
         submission="snli",
     ),
     Task(
@@ -80,7 +80,7 @@ ELUE = [
         metrics=("acc",),
         layout=PAIR,
         splits=nli("allenai/scitail", "tsv_format", numbered=False, names={"entails": "0", "neutral": "1"}),
-        spellings=("SciTail",),
+        aliases=("SciTail",),
         submission="scitail",
     ),
 ]

@@ -51,7 +51,7 @@ def mnli(name: str, genres: str, submission: str) -> Task:
             "validation": Hub(HUB, "mnli", f"validation_{genres}", named),
             "test": Hub(HUB, "mnli", f"test_{genres}", named),
         },
-        spellings=("MNLI", submission, f"mnli_{genres}"),
+        aliases=("MNLI", submission, f"mnli_{genres}"),
         submission=submission,
     )
 
@@ -63,7 +63,7 @@ GLUE = [
         metrics=("mcc",),
         layout=tables(Columns(3, label=1), Columns(1, idx=0), header=False),
         splits=hub("cola", "sentence", numbered=True),
-        spellings=("CoLA",),
+        aliases=("CoLA",),
         submission="CoLA",
     ),
     Task(
@@ -72,7 +72,7 @@ GLUE = [
         metrics=("acc",),
         layout=tables(Columns(0, label=1), Columns(1, idx=0)),
         splits=hub("sst2", "sentence", numbered=True),
-        spellings=("SST-2",),
+        aliases=("SST-2",),
         submission="SST-2",
     ),
     Task(
@@ -81,7 +81,7 @@ GLUE = [
         metrics=PARAPHRASE_METRICS,
         layout=tables(Columns(3, 4, label=0), Columns(3, 4, idx=0)),
         splits=hub("mrpc", "sentence1", "sentence2", numbered=True),
-        spellings=("MRPC",),
+        aliases=("MRPC",),
         submission="MRPC",
     ),
     Task(
@@ -91,7 +91,7 @@ GLUE = [
         metrics=SIMILARITY_METRICS,
         layout=tables(Columns(7, 8, label=-1), Columns(7, 8, idx=0)),
         splits=hub("stsb", "sentence1", "sentence2"),
-        spellings=("STS-B",),
+        aliases=("STS-B",),
         submission="STS-B",
     ),
     Task(
@@ -100,7 +100,7 @@ GLUE = [
         metrics=PARAPHRASE_METRICS,
         layout=tables(Columns(3, 4, label=5), Columns(1, 2, idx=0)),
         splits=hub("qqp", "question1", "question2", numbered=True),
-        spellings=("QQP",),
+        aliases=("QQP",),
         submission="QQP",
     ),
     mnli("mnli", "matched", submission="MNLI-m"),
@@ -111,7 +111,7 @@ GLUE = [
         metrics=("acc",),
         layout=tables(Columns(1, 2, label=-1), Columns(1, 2, idx=0)),
         splits=hub("qnli", "question", "sentence"),
-        spellings=("QNLI",),
+        aliases=("QNLI",),
         submission="QNLI",
     ),
     Task(
@@ -120,7 +120,7 @@ GLUE = [
         metrics=("acc",),
         layout=tables(Columns(1, 2, label=-1), Columns(1, 2, idx=0)),
         splits=hub("rte", "sentence1", "sentence2"),
-        spellings=("RTE",),
+        aliases=("RTE",),
         submission="RTE",
     ),
     Task(
@@ -129,7 +129,7 @@ GLUE = [
         metrics=("acc",),
         layout=tables(Columns(1, 2, label=-1), Columns(1, 2, idx=0)),
         splits=hub("wnli", "sentence1", "sentence2", numbered=True),
-        spellings=("WNLI",),
+        aliases=("WNLI",),
         submission="WNLI",
     ),
     Task(
@@ -138,7 +138,7 @@ GLUE = [
         metrics=("mcc",),
         layout={"test": Table(Path("diagnostic.tsv"), Columns(1, 2, idx=0))},
         splits={"test": Hub(HUB, "ax", "test", Columns("premise", "hypothesis", "label", "idx"))},
-        spellings=("AX", "diagnostic"),
+        aliases=("AX", "diagnostic"),
         submission="AX",
     ),
 ]

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from offramp.errors import UnknownMetric
-from offramp.problems import MANY, REGRESSION, SINGLE
+from offramp.errors import UnknownName
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 
 Array: TypeAlias = NDArray[Any]
 Metric: TypeAlias = Callable[[Array, Array], float]
@@ -35,7 +35,7 @@ def compute(names: Sequence[str], labels: ArrayLike, answers: ArrayLike) -> dict
 def check_known(names: Sequence[str]) -> None:
     unknown = [name for name in names if name not in METRICS]
     if unknown:
-        raise UnknownMetric(f"no metric named {', '.join(unknown)}; have {', '.join(METRICS)}")
+        raise UnknownName(f"no metric named {', '.join(unknown)}; have {', '.join(METRICS)}")
 
 
 def check_metrics(names: Sequence[str], problem_type: str, classes: int) -> None:
@@ -43,12 +43,12 @@ def check_metrics(names: Sequence[str], problem_type: str, classes: int) -> None
     check_known(names)
     unfit = [name for name in names if name not in FITTING[problem_type]]
     if unfit:
-        raise UnknownMetric(
+        raise UnknownName(
             f"{unfit[0]} does not score {problem_type}; take {', '.join(FITTING[problem_type])}"
         )
     binary = [name for name in names if name in ("f1", "acc_and_f1")]
-    if binary and (problem_type, classes) != (SINGLE, 2):
-        raise UnknownMetric(
+    if binary and (problem_type, classes) != (SINGLE_LABEL, 2):
+        raise UnknownName(
             f"{binary[0]} is for two classes of which an example has one; take macro_f1 or micro_f1"
         )
 
@@ -60,9 +60,9 @@ def answers(logits: Array, problem_type: str) -> Array:
     [[1, 1], [1, 0]]
     """
     given: Array = logits[..., 0]
-    if problem_type == SINGLE:
+    if problem_type == SINGLE_LABEL:
         given = logits.argmax(-1)
-    elif problem_type == MANY:
+    elif problem_type == MULTI_LABEL:
         given = (logits > 0).astype(np.int8)
     return given
 
@@ -145,8 +145,8 @@ METRICS: Mapping[str, Metric] = {
 }
 
 FITTING = {
-    SINGLE: ("mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"),
-    MANY: ("acc", "macro_f1", "micro_f1"),
+    SINGLE_LABEL: ("mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"),
+    MULTI_LABEL: ("acc", "macro_f1", "micro_f1"),
     REGRESSION: ("pearson", "spearmanr", "corr"),
 }
 """Which metrics score which kind of answer."""

@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from offramp.atomic import write_files
 from offramp.errors import BadData
 from offramp.problems import REGRESSION
 from offramp.tasks.base import Task
-from offramp.writing import write_whole
 
 SIMILARITY = (0.0, 5.0)
 """The scale of STS-B, the only task of GLUE and ELUE whose answer is a number."""
@@ -38,7 +38,7 @@ def write_submission(
         columns[f"{task.submission}_exit_layer.tsv"] = ("exit_layer", [str(int(layer)) for layer in layers])
     _check_idx(idx, [len(cells) for _, cells in columns.values()])
     files = {Path(folder) / name: _table(idx, *column) for name, column in columns.items()}
-    write_whole(files)
+    write_files(files)
     return [*files]
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from offramp.errors import BadData
-from offramp.problems import MANY, REGRESSION, SINGLE
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from offramp.trace.record import Array, Trace
 
 CHUNK = 4096
-"""How many examples are tokenised and sorted by length at a time."""
+"""How many examples are tokenized and sorted by length at a time."""
 
 Columns = dict[str, list[Any]]
 Progress = Callable[[int], Any]
@@ -127,7 +127,10 @@ def _labels(columns: Columns, problem_type: str, classes: int, first: int) -> Ar
         raise _unlabelled(first + missing.index(True))
     for row, label in enumerate(labels, first):
         if not _is_label(label, problem_type, classes):
-            expected = {SINGLE: f"0 to {classes - 1}", MANY: f"a list of {classes} zeros and ones"}
+            expected = {
+                SINGLE_LABEL: f"0 to {classes - 1}",
+                MULTI_LABEL: f"a list of {classes} zeros and ones",
+            }
             raise BadData(
                 f"row {row} has the label {label!r}, expected {expected.get(problem_type, 'a number')}."
             )
@@ -144,7 +147,7 @@ def _is_missing(label: Any, problem_type: str) -> bool:
 def _is_label(label: Any, problem_type: str, classes: int) -> bool:
     if problem_type == REGRESSION:
         return isinstance(label, int | float) and isfinite(label)
-    if problem_type == MANY:
+    if problem_type == MULTI_LABEL:
         return isinstance(label, list) and len(label) == classes and all(each in (0, 1) for each in label)
     return isinstance(label, int) and 0 <= label < classes
 

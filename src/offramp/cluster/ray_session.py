@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from offramp.errors import BadRequest
+from offramp.errors import BadOption
 
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # a cluster of our own tells nobody about itself
@@ -28,7 +28,7 @@ def joined(address: str | None, cores: int) -> Iterator[None]:
     that runs as long as this does.
     """
     if ray.is_initialized() and address is not None:
-        raise BadRequest(f"this process has joined a cluster already; leave {address} out.")
+        raise BadOption(f"this process has joined a cluster already; leave {address} out.")
     if ray.is_initialized():
         with quiet():
             yield
@@ -51,7 +51,7 @@ def start(address: str | None, cores: int) -> None:
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **settings)
     except (OSError, RuntimeError, ValueError) as error:
         where = f"no cluster can be joined at {address}" if address else "no cluster can be started here"
-        raise BadRequest(f"{where} ({' '.join(str(error).split())}).") from error
+        raise BadOption(f"{where} ({' '.join(str(error).split())}).") from error
 
 
 def knock(address: str) -> None:

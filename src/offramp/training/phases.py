@@ -25,15 +25,15 @@ from transformers import (
     set_seed,
 )
 
-from offramp.errors import CannotTrain, UnfitRecipe
+from offramp.atomic import write_files
+from offramp.errors import BadOption, Incompatible
 from offramp.model import ExitModel
 from offramp.recipes import Phase, Recipe, recipe_named
 from offramp.tasks import Task
 from offramp.tasks.metrics import answers, compute
-from offramp.training.fitting import fitted
-from offramp.training.folder import claim, identity, last_whole_checkpoint
+from offramp.training.preflight import fitted
+from offramp.training.run_dir import claim, identity, last_whole_checkpoint
 from offramp.training.trainer import PhaseTrainer
-from offramp.writing import write_whole
 
 SCORES = "scores.json"
 """Written last, so where it is a run is finished."""
@@ -106,13 +106,13 @@ def train(
     set_seed(args.seed)
     try:
         task = fitted(model, task, recipe, args, early_stopping)
-        data = tokenised_splits(task, tokenizer, longest(model, tokenizer, max_length))
+        data = tokenized_splits(task, tokenizer, longest(model, tokenizer, max_length))
         check_labels(task, recipe, data)
         run = identity(model, recipe, args, data, task=task.name, early_stopping=early_stopping)
         with args.main_process_first(local=False):
             claim(home, run)
         if (home / "model" / SCORES).exists():
-            return taken_over(model, home / "model")
+            return load_finished(model, home / "model")
         for number, phase in enumerate(recipe.phases, start=1):
             folder = home / f"phase-{number}"
             trainer = PhaseTrainer(
@@ -136,7 +136,7 @@ def train(
     return Trained(model, scores, home / "model")
 
 
-def taken_over(model: ExitModel, folder: Path) -> Trained:
+def load_finished(model: ExitModel, folder: Path) -> Trained:
     """What a finished run ended with, and the policy that it has been given since."""
     load_model(model, folder / "model.safetensors")
     model.config.policy = type(model.config).from_pretrained(folder).policy
@@ -149,7 +149,7 @@ def tokenizer_beside(model: ExitModel) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError) as error:
-        raise CannotTrain(
+        raise BadOption(
             f"no tokenizer at {place or 'the place of the encoder'}; pass tokenizer=..."
         ) from error
     return tokenizer
@@ -159,28 +159,28 @@ def longest(model: ExitModel, tokenizer: PreTrainedTokenizerBase, wanted: int) -
     """How many tokens a text may have: what was asked for, if the encoder has so many positions."""
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if wanted < least:
-        raise CannotTrain(f"max_length={wanted} leaves no room for texts; at least {least} tokens")
+        raise BadOption(f"max_length={wanted} leaves no room for texts; at least {least} tokens")
     return int(min(wanted, model.max_length, tokenizer.model_max_length))
 
 
-def tokenised_splits(task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Any]:
+def tokenized_splits(task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, Any]:
     splits = [split for split in ("train", "validation") if split in task.splits]
-    return {split: tokenised(rows, tokenizer, max_length) for split, rows in task.load(*splits).items()}
+    return {split: tokenized(rows, tokenizer, max_length) for split, rows in task.load(*splits).items()}
 
 
-def tokenised(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Any:
+def tokenized(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Any:
     def tokens(batch: dict[str, list[Any]]) -> dict[str, Any]:
         found = dict(tokenizer(batch["text"], batch.get("text_pair"), truncation=True, max_length=max_length))
         return {**found, "length": [len(ids) for ids in found["input_ids"]]}
 
     unneeded = [name for name in rows.column_names if name != "label"]
-    rows = rows.map(tokens, batched=True, remove_columns=unneeded, desc="tokenising")
+    rows = rows.map(tokens, batched=True, remove_columns=unneeded, desc="tokenizing")
     return rows.rename_column("label", "labels") if "label" in rows.column_names else rows
 
 
 def check_labels(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> None:
     if any(phase.needs_labels for phase in recipe.phases) and not labelled(data, "train"):
-        raise UnfitRecipe(
+        raise Incompatible(
             f"{recipe.name} needs labels, and {task.name} has none to learn from; "
             "fastbert(fine_tune=False) can do without"
         )
@@ -251,4 +251,4 @@ def finish(trainer: PhaseTrainer, folder: Path, scores: Mapping[str, Any]) -> No
     trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
         exits = cast(ExitModel, trainer.model).config.exits
-        write_whole({folder / SCORES: json.dumps({"layers": exits, **scores}, indent=2)})
+        write_files({folder / SCORES: json.dumps({"layers": exits, **scores}, indent=2)})

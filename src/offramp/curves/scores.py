@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offramp.curves.counts import SCORES, Counts
-from offramp.curves.leaving import Leaving
-from offramp.errors import BadSweep
+from offramp.curves.count_metrics import SCORES, Counts
+from offramp.curves.exit_table import Leaving
+from offramp.errors import BadOption
 from offramp.policy import Policy, fold
-from offramp.problems import MANY, REGRESSION, SINGLE
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from offramp.tasks.metrics import answers as answers_of
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
@@ -23,8 +23,8 @@ AGREEMENT = "agreement"
 RIGHT_OR_WRONG = ("acc", "micro_f1", AGREEMENT)
 """Metrics, of one label an example, that are a share of examples."""
 DEFAULT_METRIC = {
-    SINGLE: "acc",
-    MANY: "micro_f1",
+    SINGLE_LABEL: "acc",
+    MULTI_LABEL: "micro_f1",
     REGRESSION: "corr",
 }
 
@@ -58,11 +58,11 @@ def metrics_of(trace: Trace) -> tuple[str, ...]:
     if trace.labels is not None:
         names = tuple(trace.metrics) or (DEFAULT_METRIC[trace.problem_type],)
     if {"f1", "acc_and_f1"} & set(names) and trace.logits.shape[-1] != 2:
-        raise BadSweep("f1 is of class 1 against class 0; with other classes take macro_f1 or micro_f1")
+        raise BadOption("f1 is of class 1 against class 0; with other classes take macro_f1 or micro_f1")
     if trace.problem_type != REGRESSION:
         names += (AGREEMENT,)
     if not names:
-        raise BadSweep("regression without labels has no score; collect the trace from data with labels")
+        raise BadOption("regression without labels has no score; collect the trace from data with labels")
     return names
 
 
@@ -97,7 +97,7 @@ def intervals(trace: Trace, left: Leaving, answers: Array, resamples: int, seed:
 
 def countable(trace: Trace, metrics: list[str]) -> bool:
     """Whether counts by class say all that these metrics need."""
-    return trace.problem_type == SINGLE and SCORES.keys() >= set(metrics)
+    return trace.problem_type == SINGLE_LABEL and SCORES.keys() >= set(metrics)
 
 
 def label_counts(trace: Trace, left: Leaving, answers: Array) -> Counts:

@@ -14,10 +14,11 @@ from torch import nn
 from transformers import AutoTokenizer
 
 import offramp
-from offramp.classifier.texts import Tokeniser
-from offramp.errors import CannotExport, CannotLoad
+from offramp.atomic import atomic_folder
+from offramp.classifier.texts import BatchTokenizer
+from offramp.errors import CannotLoad, Incompatible
 from offramp.export.graphs import graphs
-from offramp.export.quantising import quantised
+from offramp.export.int8 import quantised
 from offramp.export.weights import Weights
 from offramp.model import ExitModel
 from offramp.policy import Policy, check_certificate
@@ -26,7 +27,6 @@ from offramp.stages.manifest import CONFIG, TOKENIZER, Manifest
 from offramp.stages.onnx import OnnxStages
 from offramp.stages.torch import TorchStages
 from offramp.trace.collecting import sizes
-from offramp.writing import whole_folder
 
 PRECISIONS = ("fp32", "int8")
 EMBEDDING, STAGE, WEIGHTS = "embedding.onnx", "stage-{:02}.onnx", "weights.bin"
@@ -52,20 +52,20 @@ def export(
         tokenizer: the model's fast tokenizer; by default the one that lies beside the model.
     """
     if precision not in PRECISIONS:
-        raise CannotExport(f"precision={precision!r}; choose one of {', '.join(PRECISIONS)}")
+        raise Incompatible(f"precision={precision!r}; choose one of {', '.join(PRECISIONS)}")
     model, tokenizer = loaded(model, tokenizer)
     if not model.is_finite():
-        raise CannotExport("some of the model's weights are NaN or infinite; train it again.")
+        raise Incompatible("some of the model's weights are NaN or infinite; train it again.")
     plain = prepared(model)
     policy = plain.config.policy
     if policy is not None:
         check_certificate(Policy.from_json(policy), model.fingerprint(), precision)
-    with whole_folder(Path(path)) as folder:
+    with atomic_folder(Path(path)) as folder:
         embedding, *stages = write_graphs(plain, folder, precision)
         plain.config.to_json_file(folder / CONFIG, use_diff=False)
         limit = TorchStages(plain).max_length
-        tokeniser = Tokeniser(tokenizer, limit)
-        tokeniser.rust.save(str(folder / TOKENIZER))
+        batch_tokenizer = BatchTokenizer(tokenizer, limit)
+        batch_tokenizer.rust.save(str(folder / TOKENIZER))
         Manifest(
             precision=precision,
             embedding=embedding,
@@ -74,7 +74,7 @@ def export(
             padding=plain.config.encoder_config.pad_token_id or 0,
             shape=sizes(plain.config),
             fingerprint=model.fingerprint(),
-            tokenizer=tokeniser.settings(),
+            tokenizer=batch_tokenizer.settings(),
             made_with=versions(),
         ).save(folder)
         check(plain, OnnxStages(folder))
@@ -84,7 +84,7 @@ def export(
 def loaded(model: Any, tokenizer: Any) -> tuple[ExitModel, Any]:
     if isinstance(model, ExitModel):
         if tokenizer is None:
-            raise CannotExport("pass the model's tokenizer too: export(model, path, tokenizer=tokenizer)")
+            raise Incompatible("pass the model's tokenizer too: export(model, path, tokenizer=tokenizer)")
         return model, tokenizer
     try:
         return ExitModel.from_pretrained(model), tokenizer or AutoTokenizer.from_pretrained(model)
@@ -134,7 +134,7 @@ def check(model: ExitModel, stages: OnnxStages) -> None:
         have, answers, _ = found.run(exit, have)
         difference = float(np.abs(answers - logits).max() / max(1.0, np.abs(logits).max()))
         if not np.isfinite(answers).all() or (stages.manifest.precision == "fp32" and difference > TOLERANCE):
-            raise CannotExport(
+            raise Incompatible(
                 f"the graphs say something else than the model at layer {layer} (by {difference:.2g} of the "
                 "largest logit); run it in PyTorch, and please report this model."
             )

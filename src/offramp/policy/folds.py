@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 
 from offramp.criteria import CRITERIA
 from offramp.criteria.base import Array, Criterion, finite_rows
-from offramp.errors import UnfitRule
-from offramp.problems import MANY, PROBLEMS, REGRESSION
+from offramp.errors import Incompatible
+from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def reached(criterion: Criterion, readiness: Array, threshold: ArrayLike) -> Arr
 
 def is_regression(classes: int, problem_type: str | None) -> bool:
     """One number that is no label of its own."""
-    return classes == 1 and problem_type != MANY
+    return classes == 1 and problem_type != MULTI_LABEL
 
 
 class Exits:
@@ -79,16 +79,18 @@ class Exits:
     def __init__(self, logits: ArrayLike, gates: ArrayLike | None, layers: Sequence[int] | None) -> None:
         self.logits = np.asarray(logits)
         if self.logits.ndim != 3 or 0 in self.logits.shape[1:]:
-            raise UnfitRule(f"logits must be (examples, exits, classes), not of shape {self.logits.shape}.")
+            raise Incompatible(
+                f"logits must be (examples, exits, classes), not of shape {self.logits.shape}."
+            )
         if not np.issubdtype(self.logits.dtype, np.floating):
             self.logits = self.logits.astype(np.float64)
         shape = self.logits.shape[:2]
         self.gates = None if gates is None else np.asarray(gates)
         if self.gates is not None and self.gates.shape != shape:
-            raise UnfitRule(f"gates of shape {self.gates.shape} do not fit (examples, exits) = {shape}.")
+            raise Incompatible(f"gates of shape {self.gates.shape} do not fit (examples, exits) = {shape}.")
         self.layers = tuple(range(1, shape[1] + 1) if layers is None else layers)
         if len(self.layers) != shape[1]:
-            raise UnfitRule(f"{len(self.layers)} layers were named for logits of {shape[1]} exits.")
+            raise Incompatible(f"{len(self.layers)} layers were named for logits of {shape[1]} exits.")
 
     def at(self, exit: int, rows: Any = slice(None)) -> tuple[Array, Array | None]:
         """Logits and gate scores of some rows at one exit."""
@@ -124,31 +126,31 @@ def advance(
         state = criterion.start(read.shape[:2])
     state, ready = criterion.step(state, read)
     answers = criterion.answer(state, choices)
-    answers = answers[..., 1] - answers[..., 0] if problem_type == MANY else answers[:, 0]
+    answers = answers[..., 1] - answers[..., 0] if problem_type == MULTI_LABEL else answers[:, 0]
     return Seen(state, np.where(finite[:, None], ready, -np.inf), answers, finite)
 
 
 def _check_fit(criterion: Criterion, classes: int, gate: Array | None, problem_type: str | None) -> None:
-    if problem_type not in (None, *PROBLEMS):
-        raise UnfitRule(f"problem_type {problem_type!r} is none of {', '.join(PROBLEMS)}.")
+    if problem_type not in (None, *PROBLEM_TYPES):
+        raise Incompatible(f"problem_type {problem_type!r} is none of {', '.join(PROBLEM_TYPES)}.")
     if problem_type == REGRESSION and classes > 1:
-        raise UnfitRule(
+        raise Incompatible(
             f"no rule decides for {classes} real-valued outputs at once; give each its own model."
         )
     if is_regression(classes, problem_type) and not criterion.regression:
         able = ", ".join(name for name, kind in CRITERIA.items() if kind.regression)
-        raise UnfitRule(
+        raise Incompatible(
             f"{type(criterion).__name__} compares classes, and a regression gives one number. "
             f"Take a rule that can decide there ({able}), for example patience:3,tolerance=0.1."
         )
     if criterion.reads == "gate" and gate is None:
-        raise UnfitRule(
+        raise Incompatible(
             "the gate rule reads gate scores, and there are none: train the exits with gates first."
         )
 
 
 def _choices(logits: Array, problem_type: str | None) -> Array:
     """(examples, labels, classes): one choice among all classes, or for each label absent against present."""
-    if problem_type == MANY:
+    if problem_type == MULTI_LABEL:
         return np.stack([np.zeros_like(logits), logits], axis=-1)
     return logits[:, None]

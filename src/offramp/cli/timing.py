@@ -19,7 +19,7 @@ def on_trace(policy: "Policy", trace: "Trace") -> dict[str, Any]:
     """Mean layer and scores of the policy, beside those of full depth."""
     import numpy as np
 
-    from offramp.curves.scoring import AGREEMENT, metrics_of
+    from offramp.curves.scores import AGREEMENT, metrics_of
 
     decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
     metrics = [] if trace.labels is None else [name for name in metrics_of(trace) if name != AGREEMENT]

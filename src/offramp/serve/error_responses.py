@@ -9,31 +9,28 @@ from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
 from offramp.errors import (
+    BadData,
+    BadOption,
     BadPolicy,
-    BadRequest,
-    BadText,
     Draining,
-    Failed,
-    MalformedJson,
+    Incompatible,
     OfframpError,
     Overloaded,
+    RunFailed,
     TooLarge,
-    TooLong,
-    UnfitRule,
 )
 from offramp.serve.logs import log
-from offramp.serve.schema import Problem
+from offramp.serve.schema import MalformedJson, Problem
 
 STATUS: dict[type[OfframpError], int] = {
     MalformedJson: 400,
     TooLarge: 413,
-    BadText: 422,
-    BadRequest: 422,
+    BadData: 422,
+    BadOption: 422,
     BadPolicy: 422,
-    UnfitRule: 422,
-    TooLong: 422,
+    Incompatible: 422,
     Overloaded: 429,
-    Failed: 500,
+    RunFailed: 500,
     Draining: 503,
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow
 
 from offramp.classifier.texts import clean
-from offramp.errors import BadData, BadRequest
+from offramp.errors import BadData, BadOption
 from offramp.tasks.checks import place
 from offramp.tasks.files import READERS, Columns, File, Rows, column_names, guess
 
@@ -73,9 +73,7 @@ def find_texts(
     found = guess(str(files[0]), names, text, text_pair, label="")  # any label will do, as it is not read
     ids = [id] if id else [name for name in names if name.lower() in IDS]
     if id in TAKEN:
-        raise BadRequest(
-            f"an id cannot be called {id}, as the answers have a column of that name; rename it."
-        )
+        raise BadOption(f"an id cannot be called {id}, as the answers have a column of that name; rename it.")
     columns = Columns(found.text, found.text_pair, idx=ids[0] if ids else None)
     for name in columns.roles().values():
         if name not in names:
@@ -87,16 +85,16 @@ def find_texts(
 def files_in(source: Path) -> list[Path]:
     """Names that start with a dot or an underscore are not data, as everywhere in this field."""
     if not source.exists():
-        raise BadRequest(f"{source}: no such file or folder.")
+        raise BadOption(f"{source}: no such file or folder.")
     if source.is_file():
         return [source]
     inside = (file.relative_to(source) for file in sorted(source.rglob("*")) if file.is_file())
     files = [source / file for file in inside if not any(part.startswith((".", "_")) for part in file.parts)]
     other = [file for file in files if file.suffix.lower() not in READERS]
     if other:
-        raise BadRequest(f"{other[0]}: expected only files that end in {', '.join(READERS)}; move it away.")
+        raise BadOption(f"{other[0]}: expected only files that end in {', '.join(READERS)}; move it away.")
     if not files:
-        raise BadRequest(f"{source}: no files there that end in {', '.join(READERS)}.")
+        raise BadOption(f"{source}: no files there that end in {', '.join(READERS)}.")
     return files
 
 

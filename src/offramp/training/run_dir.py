@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from transformers import TrainingArguments
 
-from offramp.errors import CannotTrain
+from offramp.atomic import write_files
+from offramp.errors import BadOption
 from offramp.model import ExitModel
 from offramp.recipes import Phase, Recipe
-from offramp.writing import write_whole
 
 DECISIVE = """
 learning_rate per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps warmup_steps
@@ -83,12 +83,12 @@ def claim(home: Path, run: Mapping[str, Any]) -> None:
     """Says in the folder what runs there; refuses a folder where something else ran."""
     file = home / "run.json"
     if not file.exists():
-        write_whole({file: json.dumps(run, indent=2)})
+        write_files({file: json.dumps(run, indent=2)})
         return
     before = json.loads(file.read_text(encoding="utf-8"))
     different = sorted(name for name in {*before, *run} if before.get(name) != run.get(name))
     if different:
-        raise CannotTrain(
+        raise BadOption(
             f"{home} holds another run (it differs in {', '.join(different)}); choose another output_dir, "
             "or remove it to start anew"
         )

@@ -6,8 +6,8 @@ import os
 import pytest
 import ray
 
-from offramp.cluster.joining import SETTINGS, joined
-from offramp.errors import BadRequest
+from offramp.cluster.ray_session import SETTINGS, joined
+from offramp.errors import BadOption
 
 
 def test_a_cluster_of_our_own_runs_no_longer_than_it_is_needed() -> None:
@@ -18,7 +18,7 @@ def test_a_cluster_of_our_own_runs_no_longer_than_it_is_needed() -> None:
         with joined(None, cores=5):  # it is in touch already, and stays so
             pass
         assert ray.is_initialized()
-        with pytest.raises(BadRequest, match="already"), joined("auto", cores=1):
+        with pytest.raises(BadOption, match="already"), joined("auto", cores=1):
             pass
     assert not ray.is_initialized()
     assert not os.path.exists(node["RayletSocketName"])
@@ -31,5 +31,5 @@ def settings() -> dict[str, str | None]:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:6379"])
 def test_where_nobody_listens_there_is_no_cluster(address: str) -> None:
-    with pytest.raises(BadRequest, match=f"no cluster can be joined at {address}"), joined(address, cores=1):
+    with pytest.raises(BadOption, match=f"no cluster can be joined at {address}"), joined(address, cores=1):
         pass

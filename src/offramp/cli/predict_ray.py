@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from offramp.cli.command import Answer
-from offramp.errors import BadRequest
+from offramp.errors import BadOption
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ def predict_on_ray(
     from offramp.cluster import predict
 
     if not typed:
-        raise BadRequest("--ray reads a file or a folder; name it.")
+        raise BadOption("--ray reads a file or a folder; name it.")
     if len(typed) > 2:
-        raise BadRequest(f"--ray takes texts and maybe an address, not all of {', '.join(typed)}.")
+        raise BadOption(f"--ray takes texts and maybe an address, not all of {', '.join(typed)}.")
     if out is None:
-        raise BadRequest("--ray writes a folder; say --out FOLDER.")
+        raise BadOption("--ray writes a folder; say --out FOLDER.")
     source, address = typed[0], typed[1] if len(typed) > 1 else None
     if address is not None and Path(address).exists() and not Path(source).exists():
         source, address = address, source  # --ray ADDRESS before the texts

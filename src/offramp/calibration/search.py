@@ -12,7 +12,7 @@ from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, 
 from offramp.calibration.temperatures import Temperatures
 from offramp.curves import Point, Sweep, sweep
 from offramp.curves.curve import template
-from offramp.errors import BadTarget, NoSafeThreshold, ReusedData
+from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.policy import Policy
 from offramp.trace import Trace
 
@@ -47,9 +47,9 @@ def calibrate(
     """
     rules = [rule] if isinstance(rule, str) else list(rule)
     if not rules:
-        raise BadTarget("name at least one rule to calibrate")
+        raise BadOption("name at least one rule to calibrate")
     if not len(trace):
-        raise BadTarget("the trace holds no examples to calibrate on")
+        raise BadOption("the trace holds no examples to calibrate on")
     policies = [template(text) for text in rules]
     fitted_on = None
     if isinstance(temperatures, Temperatures):
@@ -58,7 +58,7 @@ def calibrate(
     if temperatures is not None:
         policies = [replace(policy, temperatures=tuple(temperatures)) for policy in policies]
     if any(policy.criterion.bare for policy in policies):
-        raise BadTarget(f"{', '.join(rules)}: a rule without a threshold has none to calibrate")
+        raise BadOption(f"{', '.join(rules)}: a rule without a threshold has none to calibrate")
     for what, source in (("rule was chosen", chosen_on), ("temperatures were fitted", fitted_on)):
         if source is not None and reuses(trace, source):
             warn(f"the {what} on {name_of(source)!r} and the threshold is calibrated on it")
@@ -98,7 +98,7 @@ def within_loss(found: Sweep, target: MaxLoss) -> Policy:
     """The policy of fewest layers that loses little enough."""
     metric = target.metric or found.headline
     if metric not in found.metrics:
-        raise BadTarget(f"the trace is not scored by {metric!r}; it has {', '.join(found.metrics)}")
+        raise BadOption(f"the trace is not scored by {metric!r}; it has {', '.join(found.metrics)}")
 
     def lost(point: Point) -> float:
         return 100 * (found.full.scores[metric] - point.scores[metric])
@@ -137,5 +137,5 @@ def expense(point: Point, of: str) -> float:
     if of == "layers":
         return point.cost.mean_layer
     if point.cost.macs is None:
-        raise BadTarget("MACs are unknown: the trace carries no shape. Count layers, or collect it again.")
+        raise BadOption("MACs are unknown: the trace carries no shape. Count layers, or collect it again.")
     return point.cost.macs

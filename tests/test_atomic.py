@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from offramp.errors import AlreadyThere
-from offramp.writing import whole_file, whole_folder, write_whole
+from offramp.atomic import atomic_file, atomic_folder, write_files
+from offramp.errors import OutputExists
 
 UNWRITABLE = "a lone surrogate \ud800"
 
@@ -12,7 +12,7 @@ def test_of_several_files_none_is_written_if_one_cannot_be(tmp_path: Path) -> No
     old, new = tmp_path / "old.txt", tmp_path / "new.txt"
     old.write_text("before")
     with pytest.raises(UnicodeEncodeError):
-        write_whole({old: "after", new: UNWRITABLE})
+        write_files({old: "after", new: UNWRITABLE})
     assert old.read_text() == "before"
     assert [*tmp_path.iterdir()] == [old]
 
@@ -20,16 +20,16 @@ def test_of_several_files_none_is_written_if_one_cannot_be(tmp_path: Path) -> No
 def test_a_file_stays_as_it_was_when_writing_fails(tmp_path: Path) -> None:
     file = tmp_path / "kept.txt"
     file.write_text("before")
-    with pytest.raises(UnicodeEncodeError), whole_file(file) as half:
+    with pytest.raises(UnicodeEncodeError), atomic_file(file) as half:
         half.write_text(UNWRITABLE)
     assert file.read_text() == "before"
     assert [*tmp_path.iterdir()] == [file]
 
 
 def test_a_folder_is_there_with_all_in_it_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(UnicodeEncodeError), whole_folder(tmp_path / "in" / "half") as half:
+    with pytest.raises(UnicodeEncodeError), atomic_folder(tmp_path / "in" / "half") as half:
         (half / "one").write_text(UNWRITABLE)
-    with whole_folder(tmp_path / "in" / "whole") as half:
+    with atomic_folder(tmp_path / "in" / "whole") as half:
         (half / "one").write_text("1")
         assert not (tmp_path / "in" / "whole").exists()
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == [
@@ -46,8 +46,8 @@ def test_what_is_there_is_not_written_over(tmp_path: Path, holding: str) -> None
     precious.parent.mkdir(exist_ok=True)
     precious.write_text("keep me")
     with (
-        pytest.raises(AlreadyThere, match=r"there is there already.*choose another folder"),
-        whole_folder(there),
+        pytest.raises(OutputExists, match=r"there is there already.*choose another folder"),
+        atomic_folder(there),
     ):
         raise AssertionError("nothing is to be written")
     assert precious.read_text() == "keep me"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp.curves.counts import SCORES, Counts
+from offramp.curves.count_metrics import SCORES, Counts
 from offramp.tasks.metrics import compute
 
 PAIRS = st.integers(2, 4).flatmap(

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from offramp.atomic import atomic_folder
 from offramp.cli.card import write_card
 from offramp.cli.command import Answer
-from offramp.errors import BadCheckpoint
-from offramp.writing import whole_folder
+from offramp.errors import CannotLoad
 
 
 def import_checkpoint(
@@ -35,7 +35,7 @@ def import_checkpoint(
 
     imported = importers.import_checkpoint(checkpoint, num_labels, names(labels))
     words = find_tokenizer(tokenizer or str(checkpoint), imported.model.config.encoder_config)
-    with whole_folder(out) as half:
+    with atomic_folder(out) as half:
         imported.model.save_pretrained(half)
         words.save_pretrained(half)
     write_card(out)
@@ -62,6 +62,6 @@ def find_tokenizer(place: str, encoder: Any) -> Any:
     try:
         return AutoTokenizer.from_pretrained(place, config=encoder)
     except (OSError, ValueError, ImportError) as error:
-        raise BadCheckpoint(
+        raise CannotLoad(
             f"no tokenizer in {place}; name one with --tokenizer, such as bert-base-uncased ({error})"
         ) from error

@@ -19,13 +19,13 @@ import pyarrow.dataset
 import ray.data
 from ray.exceptions import RayActorError, RayTaskError
 
+from offramp.atomic import write_files
 from offramp.classifier import Classifier
-from offramp.cluster.answering import Answering
-from offramp.cluster.joining import joined
-from offramp.cluster.texts import Texts, find_texts
-from offramp.errors import BadData, BadRequest, ClusterFailed, OfframpError
+from offramp.cluster.input_files import Texts, find_texts
+from offramp.cluster.ray_session import joined
+from offramp.cluster.worker import Answering
+from offramp.errors import BadData, BadOption, OfframpError, RunFailed
 from offramp.policy import Policy
-from offramp.writing import write_whole
 
 DONE = "_done.json"
 PIECE = 128 * 2**10
@@ -91,7 +91,7 @@ def predict(
     check_empty(out)
     texts, files = find_texts(source, text, text_pair, id)
     asked = Classifier.from_pretrained(model, policy)  # a mistake shows here, before anything is started
-    used, policy = asked.fitting(asked.policy, max_layer), asked.policy
+    used, policy = asked.resolve_policy(asked.policy, max_layer), asked.policy
     del asked
     here = max(1, len(os.sched_getaffinity(0)) // threads)
     with joined(address, cores=threads * (workers or here)), failures(out):
@@ -105,7 +105,7 @@ def predict(
         answer(texts, full, out, workers, work)
         exits = leaving(out)
     if exits.total() != total:
-        raise ClusterFailed(f"{exits.total()} answers to {total} texts. {again(out)}")
+        raise RunFailed(f"{exits.total()} answers to {total} texts. {again(out)}")
     done = Done(
         texts=total,
         files=len(files),
@@ -117,13 +117,13 @@ def predict(
         threads=threads,
         seconds=time.perf_counter() - begin,
     )
-    write_whole({out / DONE: json.dumps(asdict(done), indent=1)})
+    write_files({out / DONE: json.dumps(asdict(done), indent=1)})
     return done
 
 
 def check_counts(workers: int | None, threads: int) -> None:
     if threads < 1 or (workers is not None and workers < 1):
-        raise BadRequest(f"workers={workers} and threads={threads} must be at least 1.")
+        raise BadOption(f"workers={workers} and threads={threads} must be at least 1.")
 
 
 def check_empty(out: Path) -> None:
@@ -133,13 +133,13 @@ def check_empty(out: Path) -> None:
             if (out / DONE).is_file()
             else f"is not empty, and no run was finished in it (no {DONE})"
         )
-        raise BadRequest(f"{out} {state}; choose another folder, or remove it.")
+        raise BadOption(f"{out} {state}; choose another folder, or remove it.")
 
 
 def as_many_as_fit(threads: int) -> int:
     cores = int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
     if cores < threads:
-        raise BadRequest(f"a worker of {threads} threads does not fit into a cluster of {cores} cores.")
+        raise BadOption(f"a worker of {threads} threads does not fit into a cluster of {cores} cores.")
     return cores // threads
 
 
@@ -182,11 +182,11 @@ def failures(out: Path) -> Iterator[None]:
     except RayTaskError as error:
         if isinstance(error.cause, BadData):
             raise error.cause from None
-        raise ClusterFailed(f"{reason(error.cause)}. {again(out)}") from error
+        raise RunFailed(f"{reason(error.cause)}. {again(out)}") from error
     except OfframpError:
         raise
     except Exception as error:
-        raise ClusterFailed(f"{reason(error)}. {again(out)}") from error
+        raise RunFailed(f"{reason(error)}. {again(out)}") from error
 
 
 def reason(error: BaseException) -> str:

@@ -34,7 +34,7 @@ def label_and_rest(line: str) -> list[str]:
 def task(
     name: str,
     labels: tuple[str, ...],
-    *spellings: str,
+    *aliases: str,
     train: str = "train.tsv",
     validation: str = "test.tsv",
     columns: Columns = Columns(1, label=0),  # noqa: B008 - frozen
@@ -50,7 +50,7 @@ def task(
             "validation": Table(Path(validation), columns, cells=cells),
         },
         splits=splits or {},
-        spellings=spellings or (name,),
+        aliases=aliases or (name,),
     )
 
 

@@ -12,9 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from offramp.classifier import Classifier
-from offramp.cluster import predict, predicting
-from offramp.cluster.answering import Answering
-from offramp.errors import BadData, BadPolicy, BadRequest, ClusterFailed, MissingExtra, UnfitRule
+from offramp.cluster import job, predict
+from offramp.cluster.worker import Answering
+from offramp.errors import BadData, BadOption, BadPolicy, Incompatible, MissingExtra, RunFailed
 
 POLICY = "confidence:0.775"
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film", "unheard"]
@@ -79,7 +79,7 @@ def answers(out: Path) -> dict[tuple[str, int], Any]:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some dozens of pieces from these few texts."""
-    monkeypatch.setattr(predicting, "PIECE", 2000)
+    monkeypatch.setattr(job, "PIECE", 2000)
 
 
 @pytest.mark.usefixtures("cluster", "small_pieces")
@@ -100,7 +100,7 @@ def test_when_a_worker_dies_every_text_is_still_answered_once_and_as_by_one_proc
                 os._exit(1)
             return answers
 
-    monkeypatch.setattr(predicting, "Answering", Mortal)
+    monkeypatch.setattr(job, "Answering", Mortal)
     done = predict(exported, folder, tmp_path / "out", policy=POLICY, workers=2)
     assert died.exists()
     pieces = [file.name.split("-", 1) for file in seen.iterdir()]
@@ -151,9 +151,9 @@ def test_a_run_that_fails_says_why_and_its_folder_is_not_taken_for_finished(
     def fail(self: Answering, *given: Any, **named: Any) -> None:
         raise OSError("no such model here")
 
-    monkeypatch.setattr(predicting, "Answering", type("Failing", (Answering,), {when: fail}))
+    monkeypatch.setattr(job, "Answering", type("Failing", (Answering,), {when: fail}))
     out = tmp_path / "out"
-    with pytest.raises(ClusterFailed, match=r"OSError: no such model here. .*out is not finished; remove it"):
+    with pytest.raises(RunFailed, match=r"OSError: no such model here. .*out is not finished; remove it"):
         predict(exported, folder, out, workers=1)
     assert not (out / "_done.json").exists()
 
@@ -162,10 +162,10 @@ def test_a_folder_that_holds_something_is_left_alone(saved: Path, folder: Path, 
     out = tmp_path / "out"
     out.mkdir()
     (out / "half.parquet").write_text("")
-    with pytest.raises(BadRequest, match=r"no run was finished in it"):
+    with pytest.raises(BadOption, match=r"no run was finished in it"):
         predict(saved, folder, out)
     (out / "_done.json").write_text("{}")
-    with pytest.raises(BadRequest, match="holds answers"):
+    with pytest.raises(BadOption, match="holds answers"):
         predict(saved, folder, out)
     assert sorted(file.name for file in out.iterdir()) == ["_done.json", "half.parquet"]
 
@@ -174,10 +174,10 @@ def test_a_folder_that_holds_something_is_left_alone(saved: Path, folder: Path, 
     ("options", "error", "message"),
     [
         ({"policy": "entropi:1"}, BadPolicy, "entropy"),
-        ({"workers": 0}, BadRequest, "at least 1"),
-        ({"id": "label"}, BadRequest, "called label"),
+        ({"workers": 0}, BadOption, "at least 1"),
+        ({"id": "label"}, BadOption, "called label"),
         ({"text": "words"}, BadData, "words"),
-        ({"max_layer": 9}, UnfitRule, "9"),
+        ({"max_layer": 9}, Incompatible, "9"),
     ],
 )
 def test_a_mistake_shows_before_any_work(

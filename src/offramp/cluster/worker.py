@@ -7,7 +7,7 @@ import pyarrow
 
 from offramp.classifier import Classifier
 from offramp.policy import Policy
-from offramp.problems import MANY
+from offramp.problems import MULTI_LABEL
 
 TEXTS = ("text", "text_pair")
 
@@ -24,7 +24,7 @@ class Answering:
         columns = [piece[name].to_pylist() for name in TEXTS if name in piece.column_names]
         texts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         answers = self.classifier.predict(texts, max_layer=self.max_layer)
-        several = self.classifier.stages.problem_type == MANY
+        several = self.classifier.stages.problem_type == MULTI_LABEL
         label = pyarrow.list_(pyarrow.string()) if several else pyarrow.string()
         said: dict[str, tuple[list[Any], Any]] = {
             "label": ([answer.label for answer in answers], label),
