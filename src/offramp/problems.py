@@ -1,8 +1,39 @@
-"""The kinds of problem, in the words of transformers' `problem_type`."""
+"""The problem types, in the words of transformers' `problem_type`, and what follows from each."""
 
-from typing import Final
+from typing import Any, Final, TypeAlias
+
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
 
 SINGLE_LABEL: Final = "single_label_classification"
 MULTI_LABEL: Final = "multi_label_classification"
 REGRESSION: Final = "regression"
 PROBLEM_TYPES: Final = (SINGLE_LABEL, MULTI_LABEL, REGRESSION)
+
+DEFAULT_METRICS: Final = {
+    SINGLE_LABEL: ("acc", "macro_f1"),
+    MULTI_LABEL: ("micro_f1", "macro_f1", "acc"),
+    REGRESSION: ("pearson", "spearmanr", "corr"),
+}
+"""The metrics of a task or trace that names none; the first is the headline."""
+
+
+def is_regression(outputs: int, problem_type: str | None) -> bool:
+    """Whether a model with this many outputs predicts a number; without a problem type, one output decides."""
+    return problem_type == REGRESSION or (problem_type is None and outputs == 1)
+
+
+def decode(logits: Array, problem_type: str) -> Array:
+    """Logits (..., outputs) as predictions: class indices, numbers, or rows of 0 and 1.
+
+    >>> import numpy as np
+    >>> decode(np.array([[0.2, 0.9], [1.5, -1.0]]), MULTI_LABEL).tolist()
+    [[1, 1], [1, 0]]
+    """
+    decoded: Array = logits[..., 0]
+    if problem_type == SINGLE_LABEL:
+        decoded = logits.argmax(-1)
+    elif problem_type == MULTI_LABEL:
+        decoded = (logits > 0).astype("int8")
+    return decoded

@@ -1,4 +1,4 @@
-"""A threshold for a target: a loss, a speed-up, a budget, or a bound that holds with a known confidence."""
+"""A threshold for a target: a maximum loss, a speed-up, a budget, or a bound with a known confidence."""
 
 from offramp.calibration.search import calibrate
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup

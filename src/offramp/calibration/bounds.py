@@ -1,29 +1,30 @@
-"""How surprising a low observed risk would be if the true risk were too high: the p-values of a certificate.
+"""P-values for "the risk is at most epsilon": how likely is an observed risk this low if the true one is higher?
 
-A loss of each example lies in [0, 1] and the risk is its mean over the population. Each function bounds the
-chance to observe a risk this low on n examples when the true one is epsilon or more.
+The loss of each example lies in [0, 1] and the risk is its mean over the population. Each function bounds the
+probability of observing a risk this low on n examples when the true risk is epsilon or more.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import rel_entr
 from scipy.stats import binom
 
-Array: TypeAlias = NDArray[Any]
+from offramp.problems import Array
+
 Bound: TypeAlias = Callable[[ArrayLike, int, float], Array]
 """(risk, examples, epsilon) to p-values, of the shape of the risk."""
 
 MOST = 1_000_000_000
-"""Examples that nobody has more of."""
+"""The largest number of examples considered."""
 
 
 def binomial(risk: ArrayLike, examples: int, epsilon: float) -> Array:
-    """Exact for losses of 0 or 1: the chance of at most this many errors.
+    """Exact for losses of 0 or 1: the probability of at most this many errors.
 
-    *Relation*: `hoeffding_bentkus` also takes losses in between, and is weaker.
+    *Relation*: `hoeffding_bentkus` also allows losses in between, and is weaker.
 
     *Example*
     >>> float(binomial(0.0, examples=299, epsilon=0.01).round(4))
@@ -42,7 +43,7 @@ def hoeffding_bentkus(risk: ArrayLike, examples: int, epsilon: float) -> Array:
     >>> float(hoeffding_bentkus(0.05, examples=1000, epsilon=0.1).round(10))
     1.63e-08
     """
-    # a sum of float losses may land a hair below 0 or above a whole number; neither may prove or cost anything
+    # a sum of floats may be slightly below 0 or above a whole number, which must not change the result
     observed = np.clip(np.asarray(risk, np.float64), 0, 1)
     below = np.minimum(observed, epsilon)
     divergence = rel_entr(below, epsilon) + rel_entr(1 - below, 1 - epsilon)
@@ -52,7 +53,7 @@ def hoeffding_bentkus(risk: ArrayLike, examples: int, epsilon: float) -> Array:
 
 
 def examples_needed(epsilon: float, delta: float, risk: float = 0.0, bound: Bound = binomial) -> int | None:
-    """How many examples prove risk <= epsilon at level delta if this risk is observed; None if a billion do not.
+    """How many examples prove risk <= epsilon at level delta when this risk is observed; None above a billion.
 
     *Example*: without errors it is ln(delta) / ln(1 - epsilon), rounded up.
     >>> examples_needed(0.01, 0.05), examples_needed(0.01, 0.05, risk=0.005), examples_needed(0.01, 0.05, 0.02)

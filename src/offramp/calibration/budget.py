@@ -1,11 +1,9 @@
-"""A budget for a set of examples, as MSDNet spends it: a share of the examples for every exit."""
+"""A budget for a set of examples, spent as in MSDNet: a fraction of the examples leaves at every exit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offramp.calibration.targets import Budget
 from offramp.criteria.base import Criterion, softmax
@@ -14,40 +12,39 @@ from offramp.curves.scores import metrics_of, read_out, scores
 from offramp.curves.sweep import macs_until
 from offramp.errors import BadOption, NoSafeThreshold
 from offramp.policy import Policy, reached
+from offramp.problems import Array
 from offramp.trace import Trace
 
-Array: TypeAlias = NDArray[Any]
-
 STEEPEST = 20.0
-"""Logarithm of the ratio of neighbouring shares at which all examples are at one end."""
+"""The logarithm of the ratio of neighbouring fractions at which all examples leave at one end."""
 
 
 def spend(trace: Trace, policies: Sequence[Policy], target: Budget) -> Policy:
-    """The policy with the best score that keeps to the budget on this trace."""
-    plans = [plan(trace, policy, target) for policy in policies]
-    return max(plans, key=lambda each: each.score).policy
+    """The policy with the best score within the budget on this trace."""
+    candidates = [fit_budget(trace, policy, target) for policy in policies]
+    return max(candidates, key=lambda each: each.score).policy
 
 
 @dataclass(frozen=True)
-class Plan:
+class Candidate:
     policy: Policy
     score: float
 
 
-def plan(trace: Trace, policy: Policy, target: Budget) -> Plan:
-    """Shares of the exits form a geometric series; its ratio is moved until the mean cost meets the budget."""
+def fit_budget(trace: Trace, policy: Policy, target: Budget) -> Candidate:
+    """The fractions form a geometric series; bisect its ratio until the mean cost meets the budget."""
     read = read_out(trace, policy)
     prices = prices_of(trace, policy, target.of)
-    everybody = np.arange(len(trace))
+    every_row = np.arange(len(trace))
 
     def mean(slope: float) -> float:
-        return float(prices[split(policy, read.readiness, trace.layers, slope).exits, everybody].mean())
+        return float(prices[split(policy, read.readiness, trace.layers, slope).exits, every_row].mean())
 
     early, late = -STEEPEST, STEEPEST
     if mean(early) > target.mean:
         raise NoSafeThreshold(
-            f"a mean of {target.mean:g} {target.of} is out of reach: even leaving as early as the rule can takes "
-            f"{mean(early):g}. Allow that much, or give the model earlier exits."
+            f"a mean of {target.mean:g} {target.of} is out of reach: leaving as early as the rule can takes "
+            f"{mean(early):g}. Allow that much, or add earlier exits to the model."
         )
     for _ in range(40):
         middle = (early + late) / 2
@@ -55,28 +52,28 @@ def plan(trace: Trace, policy: Policy, target: Budget) -> Plan:
     chosen = split(policy, read.readiness, trace.layers, early)
     left = Leaving(np.zeros(1), (chosen.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
     reach = scores(trace, left, read.answers)[metrics_of(trace)[0]]
-    return Plan(replace(policy, threshold=chosen.thresholds), float(reach[0]))
+    return Candidate(replace(policy, threshold=chosen.thresholds), float(reach[0]))
 
 
 def prices_of(trace: Trace, policy: Policy, of: str) -> Array:
-    """(exits, examples) what an answer at each exit costs."""
+    """(exits, examples) the cost of leaving at each exit."""
     if of == "layers":
         return np.repeat(np.asarray(trace.layers, np.float64)[:, None], len(trace), axis=1)
     if not trace.shape:
-        raise BadOption("MACs are unknown: the trace carries no shape. Count layers, or collect it again.")
+        raise BadOption("MACs are unknown: the trace has no model shape. Count layers, or collect it again.")
     return np.stack([macs_until(trace, policy, exit) for exit in range(len(trace.layers))])
 
 
 @dataclass(frozen=True)
 class Split:
-    """Thresholds for all exits, and the exit that each example takes."""
+    """A threshold per exit, and the exit that each example takes."""
 
     thresholds: tuple[float, ...]
     exits: Array
 
 
 def split(policy: Policy, readiness: Array, layers: Sequence[int], slope: float) -> Split:
-    """Let the readiest leave, at each exit as many as its share; a slope below 0 favours early exits."""
+    """At each exit let its fraction of the readiest examples leave; a negative slope favours early exits."""
     until = np.cumsum(softmax(slope * np.arange(len(layers))))
     exits = np.full(len(readiness), len(layers) - 1)
     waiting = np.arange(len(readiness))
@@ -97,13 +94,13 @@ def split(policy: Policy, readiness: Array, layers: Sequence[int], slope: float)
 
 
 def threshold_for(criterion: Criterion, readiness: Array, wanted: int, exits: int) -> float:
-    """A threshold that the `wanted` readiest reach, and of the others only who is as ready as the last of them."""
-    finite = readiness[np.isfinite(readiness)] if criterion.strict else readiness
+    """A threshold that the `wanted` readiest examples reach, and of the rest only ties with the last of them."""
+    finite = readiness if criterion.counts_exits else readiness[np.isfinite(readiness)]
     wanted = min(wanted, len(finite))
     if wanted <= 0:
         return out_of_reach(criterion)
     last = float(np.partition(finite, len(finite) - wanted)[len(finite) - wanted])
-    if not criterion.strict:
+    if criterion.counts_exits:
         return float(np.clip(last, 1, exits + 1))
     below = finite[finite < last]
     return criterion.sign * short_number_between(float(below.max()) if below.size else last - 0.1, last)

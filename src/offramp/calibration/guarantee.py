@@ -1,21 +1,21 @@
-"""Learn then Test: the laxest threshold whose risk is proven to be low.
+"""Learn then Test: the loosest threshold whose risk is proven to be low.
 
 *Reference*: Angelopoulos et al. 2021, arXiv:2110.01052; for early exits Schuster et al. 2021, arXiv:2104.08803.
 
-Thresholds are tested from the safest down, each at the full level delta, and testing stops at the first that
-fails: to certify a risky threshold, the first risky one in the sequence must have passed by bad luck, which has
-probability delta at most. This needs a sequence that was fixed before the data were seen: `ladder`.
+Thresholds are tested from the safest down, each at the full level delta, and testing stops at the first failure:
+to certify a risky threshold, the first risky one in the sequence must pass by chance, which has probability at
+most delta. The sequence must be fixed before the data are seen: `threshold_grid`.
 
 With bounds by class a threshold passes if it passes for every class. A threshold that is risky for some class
-must then have passed for that class too, so each class is tested at the full level delta as well.
+must then pass for that class too, so each class is also tested at the full level delta.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offramp.calibration.bounds import Bound, binomial, examples_needed, hoeffding_bentkus
 from offramp.calibration.targets import Guarantee
@@ -23,48 +23,46 @@ from offramp.criteria.base import Criterion
 from offramp.curves.exit_table import Leaving, leaving
 from offramp.curves.scores import at_full_depth, read_out
 from offramp.errors import BadOption, NoSafeThreshold
-from offramp.policy import Policy, fold
+from offramp.policy import Certificate, Policy, fold
 from offramp.policy.text import class_indices
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
 from offramp.trace import Trace
 
-Array: TypeAlias = NDArray[Any]
-
-RUNGS = 400
-SUREST = 25.0
-"""The lead of a logit at the safest end of the ladder: a probability of 1 - 1e-11."""
+GRID_SIZE = 400
+LARGEST_LEAD = 25.0
+"""The lead of the top logit at the safest end of the grid: a probability of 1 - 1e-11."""
 
 
 def certify(
     trace: Trace, policies: Sequence[Policy], target: Guarantee, origin: dict[str, str | None]
 ) -> Policy:
-    """The policy that leaves earliest among those proven, with its certificate; or `NoSafeThreshold`."""
-    check_fit(trace, target)
+    """The earliest-leaving policy that is proven safe, with its certificate; or `NoSafeThreshold`."""
+    check_target(trace, target)
     outcomes = [prove(trace, policy, target, target.delta / len(policies)) for policy in policies]
     proven = [outcome for outcome in outcomes if outcome.proven]
     if not proven:
-        raise refusal(trace, target, outcomes)
+        raise no_safe_threshold(trace, target, outcomes)
     best = min(proven, key=lambda outcome: outcome.mean_layer)
-    return replace(best.policy, certificate=certificate(trace, target, best, len(policies)) | origin)
+    return replace(best.policy, certificate=issue(trace, target, best, len(policies), origin))
 
 
-def check_fit(trace: Trace, target: Guarantee) -> None:
+def check_target(trace: Trace, target: Guarantee) -> None:
     regression = trace.problem_type == REGRESSION
     if regression and target.tolerance is None:
-        raise BadOption("two numbers are never quite the same: give Guarantee a tolerance for regression")
+        raise BadOption("for regression, set the tolerance within which two numbers count as equal")
     if not regression and target.tolerance is not None:
-        raise BadOption("a tolerance is for regression, and two classes are the same or not; leave it out")
+        raise BadOption("a tolerance is for regression only; leave it out")
     if target.of == "accuracy" and trace.labels is None:
-        raise BadOption('accuracy needs labels and the trace has none; take of="disagreement"')
+        raise BadOption('accuracy needs labels and the trace has none; bound "disagreement" instead')
 
 
 @dataclass(frozen=True)
 class Part:
-    """Examples that have a bound of their own: all of them, or those of one class."""
+    """The examples that share one bound: all of them, or those of one class."""
 
     of_class: str | None
     rows: Array
-    """(examples,) which they are."""
+    """(examples,) a mask."""
     epsilon: float
 
     @property
@@ -73,8 +71,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Tested:
-    """One part at one threshold."""
+class TestResult:
+    """The test of one part at one threshold."""
 
     part: Part
     risk: float
@@ -83,31 +81,31 @@ class Tested:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What testing one rule came to."""
+    """The result of testing one rule."""
 
     proven: bool
     policy: Policy
-    """The laxest that was proven; or else the safest that lets anyone leave early, and failed."""
-    tested: tuple[Tested, ...]
-    """Each part, at this policy."""
+    """The loosest that was proven; otherwise the safest that saves anything, which failed."""
+    tests: tuple[TestResult, ...]
+    """One per part, for this policy."""
     exits: tuple[float, ...]
-    """The share of examples that leaves at each exit."""
+    """The fraction of examples that leaves at each exit."""
     mean_layer: float
     delta: float
 
     @property
-    def weakest(self) -> Tested:
-        return max(self.tested, key=lambda each: each.p_value)
+    def weakest(self) -> TestResult:
+        return max(self.tests, key=lambda each: each.p_value)
 
 
 def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outcome:
-    """Fixed-sequence testing of one rule along the ladder."""
+    """Fixed-sequence testing of one rule along its grid of thresholds."""
     read = read_out(trace, policy)
-    left = leaving(policy, read.readiness, trace.layers, ladder(policy.criterion, trace))
-    losses, most = losses_of(trace, target, read.answers), most_lost(trace, target)
+    left = leaving(policy, read.readiness, trace.layers, threshold_grid(policy.criterion, trace))
+    losses, largest = losses_of(trace, target, read.answers), largest_loss(trace, target)
     _, bound = bound_for(trace, target)
     parts = parts_of(trace, target)
-    risks = [risks_of(part, left, losses) / most for part in parts]
+    risks = [risks_of(part, left, losses) / largest for part in parts]
     p_values = [bound(risk, part.examples, part.epsilon) for part, risk in zip(parts, risks, strict=True)]
     exits = left.histogram()
     mean_layers = exits @ np.asarray(trace.layers) / len(trace)
@@ -121,8 +119,8 @@ def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outc
     return Outcome(
         proven=bool(proven),
         policy=replace(policy, threshold=float(left.thresholds[index])),
-        tested=tuple(
-            Tested(part, float(risk[index]), float(p_value[index]))
+        tests=tuple(
+            TestResult(part, float(risk[index]), float(p_value[index]))
             for part, risk, p_value in zip(parts, risks, p_values, strict=True)
         ),
         exits=tuple((exits[index] / len(trace)).tolist()),
@@ -131,28 +129,39 @@ def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outc
     )
 
 
-def ladder(criterion: Criterion, trace: Trace) -> Array:
-    """Thresholds in the rule's units, from lax to safe, that depend on the model's shape and not on its answers.
+def threshold_grid(criterion: Criterion, trace: Trace) -> Array:
+    """Thresholds in the rule's own units that depend on the shape of the model and not on its logits.
 
-    A rule that counts has few. For others, answers that are surer and surer (a logit in the lead by 0 to 25) show
-    which readiness the rule knows.
+    Rules that count exits have few. For the others, logits of growing confidence (a lead of 0 to 25) span the
+    readiness that the rule can take. Rounded, so that a policy is easy to read.
     """
     _, exits, classes = trace.logits.shape
     if criterion.reads == "layer":
         return np.asarray(trace.layers)
-    if not criterion.strict:
+    if criterion.counts_exits:
         return np.arange(1, exits + 1)
     if criterion.reads == "gate":
-        return np.linspace(0, 1, RUNGS)
-    logits = np.zeros((RUNGS, 1, classes))
-    lead = np.linspace(0, SUREST, RUNGS)[:, None]
+        return np.linspace(0, 1, GRID_SIZE + 1)
+    logits = np.zeros((GRID_SIZE, 1, classes))
+    lead = np.linspace(0, LARGEST_LEAD, GRID_SIZE)[:, None]
     if trace.problem_type == MULTI_LABEL:
-        logits[:] = lead[..., None]  # the least sure label decides
+        logits[:] = lead[..., None]  # the least confident label decides
     else:
         logits[..., 0] = lead
-    return np.asarray(
-        criterion.sign * fold(criterion, logits, problem_type=trace.problem_type).readiness[:, 0]
-    )
+    readiness = fold(criterion, logits, problem_type=trace.problem_type).readiness[:, 0]
+    return np.unique([round_threshold(value) for value in (criterion.sign * readiness).tolist()])
+
+
+def round_threshold(value: float) -> float:
+    """Four significant digits; close to 1, two significant digits of the distance to 1.
+
+    >>> round_threshold(0.47421046), round_threshold(0.98765432), round_threshold(0.999953421)
+    (0.4742, 0.9877, 0.999953)
+    """
+    digits = 3 - math.floor(math.log10(abs(value))) if value else 0
+    if 0.9 < value < 1:
+        digits = max(digits, 1 - math.floor(math.log10(1 - value)))
+    return round(value, digits)
 
 
 def risks_of(part: Part, left: Leaving, losses: Array) -> Array:
@@ -160,51 +169,49 @@ def risks_of(part: Part, left: Leaving, losses: Array) -> Array:
     return left.total(lambda exit: losses[exit] * part.rows) / max(part.examples, 1)
 
 
-def losses_of(trace: Trace, target: Guarantee, answers: Array) -> Array:
-    """(exits, examples) 0 to `most_lost`: what it costs to answer at each exit instead of at full depth.
+def losses_of(trace: Trace, target: Guarantee, predictions: Array) -> Array:
+    """(exits, examples) the loss, 0 to `largest_loss`, of leaving at each exit instead of at full depth.
 
-    Whole numbers: sums of shares would land a hair beside what they should be.
+    Integers, because sums of fractions would be off by rounding.
     """
     full = at_full_depth(trace)
 
-    def same(some: Array, others: Any) -> Array:
+    def same(a: Array, b: Any) -> Array:
         if trace.problem_type != REGRESSION:
-            return np.asarray(some == others)
-        return np.asarray(np.abs(some - others) <= target.tolerance)
+            return np.asarray(a == b)
+        return np.asarray(np.abs(a - b) <= target.tolerance)
 
     if target.of == "disagreement":
-        differ = ~same(answers, full)
+        differ = ~same(predictions, full)
         return np.asarray(differ.any(-1) if differ.ndim == 3 else differ, np.int64)
-    spoiled = same(full, trace.labels) & ~same(answers, trace.labels)
-    return np.asarray(spoiled.sum(-1) if spoiled.ndim == 3 else spoiled, np.int64)
+    lost = same(full, trace.labels) & ~same(predictions, trace.labels)
+    return np.asarray(lost.sum(-1) if lost.ndim == 3 else lost, np.int64)
 
 
-def most_lost(trace: Trace, target: Guarantee) -> int:
-    """The most that one example can lose: its answer, or of many labels the right ones."""
+def largest_loss(trace: Trace, target: Guarantee) -> int:
+    """The most that one example can lose: its prediction, or for multi-label accuracy each of its labels."""
     each_label = target.of == "accuracy" and trace.problem_type == MULTI_LABEL
     return trace.logits.shape[-1] if each_label else 1
 
 
 def bound_for(trace: Trace, target: Guarantee) -> tuple[str, Bound]:
-    """By the kind of loss, whatever the losses happen to be."""
-    if most_lost(trace, target) == 1:
+    """The bound for this kind of loss, and its name."""
+    if largest_loss(trace, target) == 1:
         return "exact binomial", binomial
     return "Hoeffding-Bentkus", hoeffding_bentkus
 
 
 def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
-    """What is tested by itself: the whole, or what full depth answers (for accuracy: the label) by class."""
+    """All examples, or one part per class: by the prediction of full depth, or for accuracy by label."""
     if not isinstance(target.epsilon, Mapping):
         return [Part(None, np.ones(len(trace), bool), target.epsilon)]
     if trace.problem_type != SINGLE_LABEL:
-        raise BadOption("bounds by class need a problem with one label for each example; give one for all")
+        raise BadOption("bounds by class need a single-label problem; give one bound for all")
     names = trace.label_names or tuple(map(str, range(trace.logits.shape[-1])))
     classes = class_indices(target.epsilon, names)
     unbounded = [name for index, name in enumerate(names) if index not in classes]
     if unbounded:
-        raise BadOption(
-            f"there is no bound for {', '.join(unbounded)}: anything could be lost there; give one"
-        )
+        raise BadOption(f"no bound for {', '.join(unbounded)}; give one for every class")
     of = at_full_depth(trace) if target.of == "disagreement" else trace.labels
     return [
         Part(names[index], np.asarray(of == index), epsilon)
@@ -212,11 +219,11 @@ def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
     ]
 
 
-def refusal(trace: Trace, target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeThreshold:
+def no_safe_threshold(trace: Trace, target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeThreshold:
     """Why nothing was proven, and how many examples would have been enough."""
     leaving_early = [outcome for outcome in outcomes if outcome.mean_layer < trace.layers[-1]]
     if not leaving_early:
-        return NoSafeThreshold("no threshold lets anyone leave early on this trace; take another rule.")
+        return NoSafeThreshold("no threshold lets any example leave early on this trace; use another rule.")
     nearest = min(leaving_early, key=lambda outcome: outcome.weakest.p_value)
     part, risk, delta = nearest.weakest.part, nearest.weakest.risk, nearest.delta
     _, bound = bound_for(trace, target)
@@ -227,16 +234,16 @@ def refusal(trace: Trace, target: Guarantee, outcomes: Sequence[Outcome]) -> NoS
     if without_errors is None or part.examples < without_errors:
         least = "more than a billion" if without_errors is None else str(without_errors)
         return NoSafeThreshold(
-            f"{part.examples} {kind} cannot prove {wanted}: even without a single error it takes {least}. "
-            "Calibrate on more examples, or ask for less.",
+            f"{part.examples} {kind} cannot prove {wanted}: even with no errors it takes {least}. "
+            "Calibrate on more examples, or allow more risk.",
             needed or without_errors,
             part.of_class,
         )
-    seen = f"the safest threshold at which anyone leaves early has an observed risk of {risk:.4f}"
+    seen = f"the safest threshold that saves anything has an observed risk of {risk:.4f}"
     if needed is None:
         return NoSafeThreshold(
             f"no threshold can be proven to have {wanted} on {part.examples} {kind}: {seen}. More examples do not "
-            "help; allow a larger epsilon, take another rule, or train the exits further.",
+            "help; allow a larger risk, use another rule, or train the exits further.",
             of_class=part.of_class,
         )
     return NoSafeThreshold(
@@ -247,48 +254,51 @@ def refusal(trace: Trace, target: Guarantee, outcomes: Sequence[Outcome]) -> NoS
     )
 
 
-def certificate(trace: Trace, target: Guarantee, outcome: Outcome, rules_tried: int) -> dict[str, Any]:
-    """What was proven, of what, from what."""
-    lost = sum(each.risk * each.part.examples for each in outcome.tested)
+def issue(
+    trace: Trace, target: Guarantee, outcome: Outcome, rules_tried: int, origin: dict[str, str | None]
+) -> Certificate:
+    """The certificate for a proven policy."""
+    lost = sum(each.risk * each.part.examples for each in outcome.tests)
     by_class = {
         each.part.of_class: {"examples": each.part.examples, "observed_risk": each.risk}
-        for each in outcome.tested
+        for each in outcome.tests
         if each.part.of_class is not None
     }
-    return {
-        "promise": promise(target, outcome),
-        "policy": str(outcome.policy),
-        "of": target.of,
-        "epsilon": dict(target.epsilon) if isinstance(target.epsilon, Mapping) else target.epsilon,
-        "delta": target.delta,
-        "tolerance": target.tolerance,
-        "bound": bound_for(trace, target)[0],
-        "examples": len(trace),
-        "observed_risk": lost / len(trace),
-        "by_class": by_class or None,
-        "mean_layer": outcome.mean_layer,
-        "exits": list(outcome.exits),
-        "data": trace.data,
-        "fingerprint": trace.fingerprint,
-        "runtime": trace.runtime,
-        "precision": trace.precision,
-        "rules_tried": rules_tried,
-    }
+    return Certificate(
+        promise=promise(target, outcome),
+        policy=str(outcome.policy),
+        of=target.of,
+        epsilon=dict(target.epsilon) if isinstance(target.epsilon, Mapping) else target.epsilon,
+        delta=target.delta,
+        tolerance=target.tolerance,
+        bound=bound_for(trace, target)[0],
+        examples=len(trace),
+        observed_risk=lost / len(trace),
+        by_class=by_class or None,
+        mean_layer=outcome.mean_layer,
+        exits=outcome.exits,
+        data=trace.data,
+        fingerprint=trace.fingerprint,
+        runtime=trace.runtime,
+        precision=trace.precision,
+        rules_tried=rules_tried,
+        **origin,
+    )
 
 
 def promise(target: Guarantee, outcome: Outcome) -> str:
-    """In words, with every condition."""
+    """The exact statement, with every condition."""
     loss, belongs = {
-        "disagreement": ("get an answer that is not that of full depth", "to which full depth answers"),
-        "accuracy": ("lose a right answer of full depth by leaving early", "whose label is"),
+        "disagreement": ("get a prediction that differs from full depth", "that full depth predicts as"),
+        "accuracy": ("lose a right prediction of full depth by leaving early", "labelled"),
     }[target.of]
-    shares = [
-        f"a share of {part.epsilon:g} of "
-        + ("examples" if part.of_class is None else f"those {belongs} {part.of_class!r}")
-        for part in (each.part for each in outcome.tested)
+    parts = [
+        f"a fraction {part.epsilon:g} of "
+        + ("examples" if part.of_class is None else f"examples {belongs} {part.of_class!r}")
+        for part in (each.part for each in outcome.tests)
     ]
-    within = "" if target.tolerance is None else f" (within {target.tolerance:g} is the same)"
+    within = "" if target.tolerance is None else f" (numbers within {target.tolerance:g} count as equal)"
     return (
-        f"With probability at least {1 - target.delta:g} over the choice of the calibration examples, for examples "
-        f"drawn like them: at most {' and '.join(shares)} {loss}{within}."
+        f"With probability at least {1 - target.delta:g} over the draw of the calibration examples, for examples "
+        f"from the same distribution: at most {' and '.join(parts)} {loss}{within}."
     )

@@ -17,7 +17,7 @@ from offramp.policy import Policy
 from offramp.trace import Trace
 
 POINTS = 400
-"""Thresholds that are looked at where no statistics limits them."""
+"""Thresholds tried where no statistical test limits them."""
 
 
 def calibrate(
@@ -30,11 +30,11 @@ def calibrate(
 ) -> Policy:
     """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
 
-    `rule` is a name or the text of a policy, whose threshold is replaced. Of several the one that serves the
-    target best is taken; a guarantee pays for that by sharing out delta among them, other targets warn.
+    `rule` is a name or the text form of a policy, whose threshold is replaced. Of several rules the best for the
+    target is returned; a guarantee pays for that choice by splitting delta among them, other targets warn.
     `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` is the trace, or the name
-    of the data, that the rule and its options were chosen on. If rule or temperatures come from examples of this
-    trace, that is a reason to warn.
+    of the data, that the rule and its options were chosen on. A warning says if the rule or the temperatures were
+    chosen on examples of this trace.
 
     *Example*
     >>> import numpy as np
@@ -42,14 +42,14 @@ def calibrate(
     >>> logits[:, 0, 0], logits[:, 1, 0] = np.linspace(-0.2, 4, 400), 4
     >>> trace = Trace(logits, (1, 2), labels=None, lengths=np.ones(400), ids=np.arange(400))
     >>> policy = calibrate(trace, "entropy", Guarantee(epsilon=0.02, delta=0.05))
-    >>> policy.certificate["examples"], policy.certificate["observed_risk"]
+    >>> policy.certificate.examples, policy.certificate.observed_risk
     (400, 0.005)
     """
     rules = [rule] if isinstance(rule, str) else list(rule)
     if not rules:
         raise BadOption("name at least one rule to calibrate")
     if not len(trace):
-        raise BadOption("the trace holds no examples to calibrate on")
+        raise BadOption("the trace is empty; there is nothing to calibrate on")
     policies = [template(text) for text in rules]
     fitted_on = None
     if isinstance(temperatures, Temperatures):
@@ -57,8 +57,8 @@ def calibrate(
         temperatures = temperatures.values
     if temperatures is not None:
         policies = [replace(policy, temperatures=tuple(temperatures)) for policy in policies]
-    if any(policy.criterion.bare for policy in policies):
-        raise BadOption(f"{', '.join(rules)}: a rule without a threshold has none to calibrate")
+    if any(not policy.criterion.takes_threshold for policy in policies):
+        raise BadOption(f"{', '.join(rules)}: has no threshold to calibrate")
     for what, source in (("rule was chosen", chosen_on), ("temperatures were fitted", fitted_on)):
         if source is not None and reuses(trace, source):
             warn(f"the {what} on {name_of(source)!r} and the threshold is calibrated on it")
@@ -75,12 +75,12 @@ def calibrate(
 
 
 def reuses(trace: Trace, source: Trace | str) -> bool:
-    """Whether a trace has examples of that source."""
+    """Whether a trace contains examples of that source."""
     if isinstance(source, str):
         return source == trace.data
     if source.data != trace.data or not np.isin(trace.ids, source.ids).any():
         return False
-    # ids are often just row numbers, so those of data without a name say little alone
+    # ids are often just row numbers, so for unnamed data they prove little
     return bool(trace.data) or source.fingerprint == trace.fingerprint
 
 
@@ -90,12 +90,12 @@ def name_of(source: Trace | str | None) -> str | None:
 
 def warn(what: str) -> None:
     warnings.warn(
-        f"{what}: expect a worse score on new data, or hold examples back.", ReusedData, stacklevel=3
+        f"{what}: expect a worse score on new data, or hold examples out.", ReusedData, stacklevel=3
     )
 
 
 def within_loss(found: Sweep, target: MaxLoss) -> Policy:
-    """The policy of fewest layers that loses little enough."""
+    """The policy with the fewest layers within the allowed loss."""
     metric = target.metric or found.headline
     if metric not in found.metrics:
         raise BadOption(f"the trace is not scored by {metric!r}; it has {', '.join(found.metrics)}")
@@ -110,14 +110,14 @@ def within_loss(found: Sweep, target: MaxLoss) -> Policy:
         least = min((lost(point) for _, point in saving), default=float("inf"))
         raise NoSafeThreshold(
             f"no threshold saves a layer and loses at most {target.points:g} points of {metric}: "
-            f"the least that is lost is {least:.2f}. Allow that, or train the exits further."
+            f"the smallest loss is {least:.2f}. Allow that, or train the exits further."
         )
     curve, point = min(allowed, key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
     return curve.policy(point)
 
 
 def fast_enough(found: Sweep, target: MinSpeedup) -> Policy:
-    """The policy of the best score that costs little enough."""
+    """The policy with the best score within the allowed cost."""
 
     def ratio(point: Point) -> float:
         return expense(found.full, target.of) / expense(point, target.of)
@@ -127,7 +127,7 @@ def fast_enough(found: Sweep, target: MinSpeedup) -> Policy:
     if not allowed:
         most = max(ratio(point) for _, point in points)
         raise NoSafeThreshold(
-            f"no threshold makes {target.of} {target.ratio:g} times fewer: the most is {most:.2f} times."
+            f"no threshold reduces {target.of} {target.ratio:g} times; the most is {most:.2f} times."
         )
     curve, point = max(allowed, key=lambda item: (found.score(item[1]), ratio(item[1])))
     return curve.policy(point)
@@ -137,5 +137,5 @@ def expense(point: Point, of: str) -> float:
     if of == "layers":
         return point.cost.mean_layer
     if point.cost.macs is None:
-        raise BadOption("MACs are unknown: the trace carries no shape. Count layers, or collect it again.")
+        raise BadOption("MACs are unknown: the trace has no model shape. Count layers, or collect it again.")
     return point.cost.macs

@@ -1,44 +1,44 @@
-"""What a person can ask a threshold for."""
+"""The targets that a threshold can be calibrated for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from offramp.errors import BadOption
+from offramp.policy.certificate import RISKS
 
 COSTS = ("layers", "macs")
-RISKS = ("disagreement", "accuracy")
 
 
 @dataclass(frozen=True)
 class MaxLoss:
-    """Fewest layers, at a loss of at most so many points on this data; no promise for other data."""
+    """The fewest layers that lose at most this many points on this data; no guarantee for other data."""
 
     points: float
     """Hundredths of the score: 0.5 lets an accuracy of 0.914 fall to 0.909."""
     metric: str | None = None
-    """The headline metric unless named."""
+    """By default the headline metric."""
 
     def __post_init__(self) -> None:
-        require(self.points >= 0, f"points={self.points}: a loss is 0 or more")
+        require(self.points >= 0, f"points={self.points}: expected 0 or more")
 
 
 @dataclass(frozen=True)
 class MinSpeedup:
-    """The best score at a cost at least so many times lower than full depth."""
+    """The best score at a cost at least this many times lower than full depth."""
 
     ratio: float
     of: str = "layers"
     """What is counted: "layers" or "macs"."""
 
     def __post_init__(self) -> None:
-        require(self.ratio >= 1, f"ratio={self.ratio}: full depth is 1, twice as cheap is 2")
+        require(self.ratio >= 1, f"ratio={self.ratio}: expected 1 (full depth) or more")
         require(self.of in COSTS, f"of={self.of!r}: choose one of {', '.join(COSTS)}")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A mean cost over a set of examples, spent by a threshold of its own at every exit.
+    """A mean cost over a set of examples, with a separate threshold at every exit.
 
     *Reference*: budgeted batch classification of MSDNet, Huang et al. 2018, arXiv:1703.09844.
     *Relation*: `MinSpeedup` finds one threshold for all exits.
@@ -49,7 +49,7 @@ class Budget:
     """What is counted: "layers" or "macs"."""
 
     def __post_init__(self) -> None:
-        require(self.mean > 0, f"mean={self.mean}: a budget is more than 0")
+        require(self.mean > 0, f"mean={self.mean}: expected more than 0")
         require(self.of in COSTS, f"of={self.of!r}: choose one of {', '.join(COSTS)}")
 
 
@@ -57,29 +57,29 @@ class Budget:
 class Guarantee:
     """Fewest layers such that a risk is at most epsilon, with probability at least 1 - delta.
 
-    The probability is over the draw of the calibration examples. The risk is the mean, over examples drawn like
-    them, of a loss: for "disagreement", that the answer is not that of full depth (no labels needed); for
-    "accuracy", that leaving early turns a right answer into a wrong one. Accuracy falls by at most that.
+    The probability is over the draw of the calibration examples. The risk is the mean of a loss over examples from
+    the same distribution: for "disagreement", that the prediction differs from full depth (no labels needed); for
+    "accuracy", that leaving early turns a right prediction into a wrong one. Accuracy drops by at most that.
     """
 
     epsilon: float | Mapping[str, float]
-    """One bound for all; or one for every class, by name, each of which then holds for the examples of that class
-    by itself: those that full depth answers with it, or for "accuracy" those that have it as their label. A rare
-    class is protected this way, and needs as many calibration examples of its own."""
+    """One bound for all examples; or one per class name, each of which then holds within that class: the examples
+    that full depth predicts as it, or for "accuracy" those labelled with it. This protects rare classes, and each
+    class needs enough calibration examples."""
     delta: float = 0.05
     of: str = "disagreement"
     """ "disagreement" or "accuracy"."""
     tolerance: float | None = None
-    """In regression: how far two numbers may differ and still be the same answer."""
+    """In regression: numbers no further apart than this count as equal."""
 
     def __post_init__(self) -> None:
         bounds = self.epsilon.values() if isinstance(self.epsilon, Mapping) else [self.epsilon]
         possible = bool(bounds) and all(0 < bound < 1 for bound in bounds)
-        require(possible, f"epsilon={self.epsilon}: a share between 0 and 1 is needed")
-        require(0 < self.delta < 1, f"delta={self.delta}: a probability between 0 and 1 is needed")
+        require(possible, f"epsilon={self.epsilon}: expected a fraction between 0 and 1")
+        require(0 < self.delta < 1, f"delta={self.delta}: expected a probability between 0 and 1")
         require(self.of in RISKS, f"of={self.of!r}: choose one of {', '.join(RISKS)}")
         near = self.tolerance is None or 0 <= self.tolerance < float("inf")
-        require(near, f"tolerance={self.tolerance}: a distance of 0 or more is needed")
+        require(near, f"tolerance={self.tolerance}: expected a distance of 0 or more")
 
 
 Target: TypeAlias = MaxLoss | MinSpeedup | Budget | Guarantee

@@ -1,58 +1,54 @@
-"""A temperature for every exit, so that its probabilities say how often it is right.
+"""A temperature for every exit, so that its probabilities match how often it is right.
 
-*Reference*: Guo et al. 2017, arXiv:1706.04599. A rule that compares exits by one threshold gains where exits
-differ in how sure they pretend to be. The answers stay the same.
+*Reference*: Guo et al. 2017, arXiv:1706.04599. A rule that applies one threshold to all exits gains where
+exits differ in overconfidence. Predictions stay the same.
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from offramp.criteria.base import log_softmax
 from offramp.errors import BadOption
-from offramp.problems import MULTI_LABEL, REGRESSION
+from offramp.problems import MULTI_LABEL, REGRESSION, Array
 from offramp.trace import Trace
 
-Array: TypeAlias = NDArray[Any]
-
-FARTHEST = np.log(100)
+LOG_RANGE = np.log(100)
 
 
 @dataclass(frozen=True, eq=False)
 class Temperatures:
-    """One for each exit, and what they were fitted on, which `calibrate` holds against its own examples."""
+    """One per exit, with the trace they were fitted on, so that `calibrate` can warn about reuse."""
 
     values: tuple[float, ...]
     fitted_on: Trace
 
 
 def fit_temperatures(trace: Trace) -> Temperatures:
-    """The temperature of each exit that makes the labels most likely.
+    """The temperature of each exit that maximises the likelihood of the labels.
 
-    Fit it on other examples than a guarantee is tested on: a temperature is a choice too.
+    Fit it on other examples than the guarantee is tested on: choosing a temperature is choosing a policy.
     """
     if trace.labels is None or trace.problem_type == REGRESSION:
-        raise BadOption("temperatures are fitted to class labels, and this trace has none")
+        raise BadOption("temperatures are fitted to class labels, which this trace does not have")
     choices, labels = trace.logits, np.asarray(trace.labels)
     if trace.problem_type == MULTI_LABEL:
-        choices = np.stack([np.zeros_like(choices), choices], axis=-1)  # every label is a choice of two
+        choices = np.stack([np.zeros_like(choices), choices], axis=-1)  # each label is a two-class problem
     values = tuple(temperature(choices[:, exit], labels) for exit in range(choices.shape[1]))
     return Temperatures(values, fitted_on=trace)
 
 
 def temperature(logits: Array, labels: Array) -> float:
-    """Of one exit: logits (..., classes), labels (...); rows that are not finite do not count."""
+    """For one exit: logits (..., classes), labels (...); non-finite rows are ignored."""
     finite = np.isfinite(logits).all(-1)
     logits, labels = logits[finite].astype(np.float64), labels[finite].astype(np.int64)
     if not len(labels):
         return 1.0
 
-    def surprise(log_temperature: float) -> float:
-        chances = log_softmax(logits / np.exp(log_temperature))
-        return -float(np.take_along_axis(chances, labels[:, None], -1).mean())
+    def negative_log_likelihood(log_temperature: float) -> float:
+        log_probabilities = log_softmax(logits / np.exp(log_temperature))
+        return -float(np.take_along_axis(log_probabilities, labels[:, None], -1).mean())
 
-    found = minimize_scalar(surprise, bounds=(-FARTHEST, FARTHEST), method="bounded")
+    found = minimize_scalar(negative_log_likelihood, bounds=(-LOG_RANGE, LOG_RANGE), method="bounded")
     return round(float(np.exp(found.x)), 4)

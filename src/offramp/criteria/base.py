@@ -1,6 +1,6 @@
-"""What every rule shares: the contract, the records that carry its state, and the numerics of logits.
+"""The interface of a rule, the record that holds its state, and the numerics of logits.
 
-A rule is a fold over exits. It sees the logits of one exit at a time and says how ready each example is to
+A rule is a fold over exits. It reads the logits of one exit at a time and returns how ready each example is to
 leave; a `Policy` compares that readiness with a threshold. All arithmetic is in float64.
 """
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[Any]
+from offramp.problems import Array
+
 Shape = int | tuple[int, ...]
 
 ALWAYS_WRITTEN = {"written": "always"}
@@ -20,43 +21,43 @@ ALWAYS_WRITTEN = {"written": "always"}
 class Criterion:
     """A rule for leaving. Rules are frozen dataclasses whose fields are the rule's options.
 
-    *Shapes*: `logits` (..., classes), where ... is (examples,) or (examples, labels); readiness (...). In a
-    multi-label problem every label is a problem of two classes of its own.
+    *Shapes*: `logits` (..., classes), where ... is (examples,) or (examples, labels); readiness (...). A
+    multi-label problem is one two-class problem per label.
     """
 
     reads: ClassVar[str] = "logits"
-    """What `step` is fed: "logits", "gate" (the exit's learned score) or "layer" (its number, from 1). A rule
-    that says "nothing" is fed the logits and does not look."""
+    """The input of `step`: "logits", "gate" (the exit's learned score), "layer" (its number) or "nothing" (it is
+    passed the logits and ignores them)."""
     sign: ClassVar[int] = 1
-    """-1 where a person's threshold is an upper bound, as in "entropy below 0.3"."""
-    strict: ClassVar[bool] = True
-    """Readiness must pass the threshold. False for rules that count exits: there reaching it is enough, and a
-    threshold of 0 means never."""
-    bare: ClassVar[bool] = False
-    """Takes no threshold."""
+    """-1 where the threshold is an upper bound, as in "entropy below 0.3"."""
+    counts_exits: ClassVar[bool] = False
+    """Whether readiness is a number of exits: it leaves at the threshold, not only above it, and 0 means never."""
+    takes_threshold: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = False
+    """Whether it reads the labels, so that it can bound a curve but never run."""
     regression: ClassVar[bool] = False
-    """Can decide for a single real-valued output."""
+    """Whether it works for a single real-valued output."""
 
     def start(self, examples: Shape) -> Any:
-        """The state before the first exit; rules that remember something override this."""
-        return Rows()
+        """The state before the first exit; rules with memory override this."""
+        return PerExample()
 
     def step(self, state: Any, logits: Array) -> tuple[Any, Array]:
-        """The state after this exit, and the readiness to leave here, which grows with willingness."""
+        """The state after this exit, and the readiness to leave here: the higher, the readier."""
         raise NotImplementedError
 
-    def answer(self, state: Any, logits: Array) -> Array:
-        """The logits that an example leaving here answers with; `state` is the one after this exit."""
+    def output(self, state: Any, logits: Array) -> Array:
+        """The logits returned for an example that leaves here; `state` is the one after this exit."""
         return logits
 
     def level(self, threshold: ArrayLike) -> Array:
-        """A threshold in a person's units as a level of readiness."""
+        """The readiness that a threshold, in the rule's own units, stands for."""
         value = np.asarray(threshold, np.float64)
-        return self.sign * value if self.strict else np.where(value > 0, value, np.inf)
+        return np.where(value > 0, value, np.inf) if self.counts_exits else self.sign * value
 
 
 @dataclass(frozen=True)
-class Rows:
+class PerExample:
     """A record of arrays with one row per example. `record[rows]` keeps some: a mask, indices or a slice."""
 
     def __getitem__(self, rows: Any) -> Self:

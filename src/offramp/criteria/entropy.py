@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from offramp.criteria.base import Array, Criterion, entropy
+from offramp.criteria.base import Criterion, entropy
 from offramp.errors import BadPolicy
+from offramp.problems import Array
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Entropy(Criterion):
     """Leave when the entropy, in nats, is below the threshold.
 
     *Reference*: DeeBERT; RomeBERT and ElasticBERT use the same rule, ELBERT the normalised one.
-    *Relation*: `confidence` looks at the top class only; entropy also feels how the rest is spread.
+    *Relation*: `confidence` reads the top class only; entropy also depends on how the rest is spread.
     *Shapes*: logits (..., classes) to readiness (...), the negative entropy.
     *Example*:
 
@@ -26,13 +27,13 @@ class Entropy(Criterion):
     normalised: bool = False
     """Divide by ln(classes), so that 1 is the most uncertain for any number of classes."""
     top: int | None = None
-    """Look at so many most likely classes only, renormalised: a long tail of classes drowns the rest."""
+    """Use only this many of the most likely classes, renormalised: a long tail of classes would dominate."""
 
     sign = -1
 
     def __post_init__(self) -> None:
         if self.top is not None and self.top < 2:
-            raise BadPolicy(f"top={self.top} leaves nothing to be uncertain about; take at least 2.")
+            raise BadPolicy(f"top={self.top} leaves no uncertainty to measure; use at least 2.")
 
     def step(self, state: Any, logits: Array) -> tuple[Any, Array]:
         if self.top is not None and self.top < logits.shape[-1]:

@@ -1,9 +1,10 @@
-"""Gate: leave when a small learned head says that the answer is right (BERxiT, Xin et al. 2021)."""
+"""Gate: leave when a small learned head predicts that the exit is right (BERxiT, Xin et al. 2021)."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from offramp.criteria.base import Array, Criterion
+from offramp.criteria.base import Criterion
+from offramp.problems import Array
 
 
 @dataclass(frozen=True)
@@ -11,7 +12,7 @@ class Gate(Criterion):
     """Leave when the exit's gate score is above the threshold.
 
     *Reference*: BERxiT, Xin et al. 2021, EACL, "learning to exit".
-    *Relation*: the only rule besides `patience` that makes regression leave early by looking at the example.
+    *Relation*: besides `patience`, the only rule that reads the example and works for regression.
     *Shapes*: gate scores (...) to readiness (...), the scores themselves.
     *Example*:
 

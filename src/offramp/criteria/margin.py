@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from offramp.criteria.base import Array, Criterion, softmax
+from offramp.criteria.base import Criterion, softmax
+from offramp.problems import Array
 
 
 @dataclass(frozen=True)

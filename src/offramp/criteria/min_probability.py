@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from offramp.criteria.base import Array, Criterion, softmax
+from offramp.criteria.base import Criterion, softmax
+from offramp.problems import Array
 
 
 @dataclass(frozen=True)

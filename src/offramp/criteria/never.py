@@ -1,11 +1,12 @@
-"""Never: nobody leaves before the last exit, as in the plain model."""
+"""Never: every example leaves at the last exit, as in the plain model."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from offramp.criteria.base import Array, Criterion
+from offramp.criteria.base import Criterion
+from offramp.problems import Array
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Never(Criterion):
     """
 
     reads = "nothing"
-    bare = True
+    takes_threshold = False
     regression = True
 
     def step(self, state: Any, logits: Array) -> tuple[Any, Array]:

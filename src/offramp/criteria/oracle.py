@@ -1,21 +1,22 @@
-"""Oracle: leave as soon as the answer is right. It needs the labels, so it bounds curves and never runs."""
+"""Oracle: leave as soon as the prediction is right. It needs labels, so it bounds curves and never runs."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from offramp.criteria.base import Array, Criterion, Rows, Shape
+from offramp.criteria.base import Criterion, PerExample, Shape
 from offramp.errors import Incompatible
+from offramp.problems import Array
 
 
 @dataclass(frozen=True)
-class Truth(Rows):
+class Truth(PerExample):
     labels: Array  # (...)
 
 
 @dataclass(frozen=True, eq=False)
 class Oracle(Criterion):
-    """Leave at the first exit whose answer is the label; whoever is never right stays to the last.
+    """Leave at the first exit whose prediction is the label; examples that no exit gets right leave at the last.
 
     *Reference*: the upper bound of early-exit papers, "overthinking" (Kaya et al. 2019, arXiv:1810.07052).
     *Relation*: what `gate` tries to learn.
@@ -29,7 +30,8 @@ class Oracle(Criterion):
 
     labels: Array
 
-    bare = True
+    takes_threshold = False
+    needs_labels = True
 
     def start(self, examples: Shape) -> Truth:
         if self.labels.size != np.prod(examples):

@@ -1,24 +1,25 @@
 """Patience: leave when consecutive exits agree (Zhou et al. 2020, arXiv:2006.04152).
 
-Like `window`, but asks only for equal answers and not for probabilities.
+Like `window`, but counts equal predictions and ignores probabilities.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from offramp.criteria.base import Array, Criterion, Rows, Shape, finite_rows
+from offramp.criteria.base import Criterion, PerExample, Shape, finite_rows
+from offramp.problems import Array
 
 
 @dataclass(frozen=True)
-class Agreement(Rows):
-    answer: Array  # (...) class or value at the exit before, NaN for none: NaN agrees with nothing
-    run: Array  # (...) agreements in a row
+class Streak(PerExample):
+    prediction: Array  # (...) class or value at the previous exit, NaN for none: NaN agrees with nothing
+    run: Array  # (...) consecutive agreements
 
 
 @dataclass(frozen=True)
 class Patience(Criterion):
-    """Leave when this many exits in a row gave the answer of the one before.
+    """Leave when this many consecutive exits agreed with the one before.
 
     *Reference*: PABEE. The first exit agrees with nothing, so patience t leaves at the (t + 1)-th exit at the
     earliest, and 0 means never.
@@ -37,21 +38,21 @@ class Patience(Criterion):
     """
 
     tolerance: float = 0.0
-    """In regression, values closer than this agree; 0 lets none agree."""
+    """In regression, values closer than this agree; with 0 none do."""
 
-    strict = False
+    counts_exits = True
     regression = True
 
-    def start(self, examples: Shape) -> Agreement:
-        return Agreement(answer=np.full(examples, np.nan), run=np.zeros(examples, int))
+    def start(self, examples: Shape) -> Streak:
+        return Streak(prediction=np.full(examples, np.nan), run=np.zeros(examples, int))
 
-    def step(self, seen: Agreement, logits: Array) -> tuple[Agreement, Array]:
+    def step(self, seen: Streak, logits: Array) -> tuple[Streak, Array]:
         if logits.shape[-1] == 1:
-            answer = np.asarray(logits[..., 0], np.float64)
+            prediction = np.asarray(logits[..., 0], np.float64)
             with np.errstate(invalid="ignore"):  # inf - inf
-                agree = np.abs(answer - seen.answer) < self.tolerance
+                agree = np.abs(prediction - seen.prediction) < self.tolerance
         else:
-            answer = np.where(finite_rows(logits), logits.argmax(-1), np.nan)
-            agree = answer == seen.answer
+            prediction = np.where(finite_rows(logits), logits.argmax(-1), np.nan)
+            agree = prediction == seen.prediction
         run = np.where(agree, seen.run + 1, 0)
-        return Agreement(answer, run), run
+        return Streak(prediction, run), run

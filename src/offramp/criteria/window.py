@@ -1,37 +1,38 @@
 """Window: leave when confident, or when several exits lean the same way (ELBERT, arXiv:2107.00175).
 
-Like `patience`, but looks at the probability of the answer and not only at which one it is.
+Like `patience`, but also reads the probability of the prediction.
 """
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from offramp.criteria.base import ALWAYS_WRITTEN, Array, Criterion, Rows, Shape, entropy, softmax
+from offramp.criteria.base import ALWAYS_WRITTEN, Criterion, PerExample, Shape, entropy, softmax
 from offramp.errors import BadPolicy
+from offramp.problems import Array
 
 SHAPES = ("side", "monotone", "range")
 
 
 @dataclass(frozen=True)
-class Leaning(Rows):
-    answer: Array  # (...) class at the exit before, -1 for none
-    chance: Array  # (...) its probability
-    run: Array  # (...) exits in a row on the answer's side
-    past: Array  # (..., exits) every chance so far, kept for shape=range only
+class Lean(PerExample):
+    prediction: Array  # (...) class at the previous exit, -1 for none
+    probability: Array  # (...)
+    run: Array  # (...) consecutive exits with this prediction
+    past: Array  # (..., exits) every probability so far, kept for shape=range only
 
 
 @dataclass(frozen=True)
 class Window(Criterion):
     """Leave when normalised entropy is below `entropy`, or the last N exits fit a window, N the threshold.
 
-    Every exit of the window gives the same answer with a probability above 0.5 + `margin`, and moreover
+    Every exit of the window predicts the same class with a probability above 0.5 + `margin`, and in addition
     `side`: nothing; `monotone`: the probability never falls; `range`: it varies by at most `range`.
 
     *Reference*: ELBERT's two-stage rule (`bias_1`, `bias_2`, `bias_3`). ELBERT watches class 0 for any
     number of classes; here it is the predicted class, which for two classes is the same.
     *Relation*: `patience_confidence` has one level of confidence and no first stage.
-    *Shapes*: logits (..., classes) to readiness (...): how many exits long a window would fit, or infinity.
+    *Shapes*: logits (..., classes) to readiness (...): the length of the window that fits, or infinity.
     *Example*:
 
     >>> rule = Window(shape="side", entropy=0.1, margin=0.0)
@@ -51,7 +52,7 @@ class Window(Criterion):
     range: float | None = None
     """With shape=range: how far the probability may vary within the window."""
 
-    strict = False
+    counts_exits = True
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
@@ -61,25 +62,25 @@ class Window(Criterion):
         if (self.shape == "range") != (self.range is not None):
             raise BadPolicy("shape=range needs a range, as in range=0.05, and no other shape has one.")
 
-    def start(self, examples: Shape) -> Leaning:
+    def start(self, examples: Shape) -> Lean:
         none = np.zeros(examples)
-        return Leaning(answer=none - 1, chance=none, run=none, past=none[..., None][..., :0])
+        return Lean(prediction=none - 1, probability=none, run=none, past=none[..., None][..., :0])
 
-    def step(self, seen: Leaning, logits: Array) -> tuple[Leaning, Array]:
-        chances = softmax(logits)
-        answer, chance = chances.argmax(-1), chances.max(-1)
-        above = chance > 0.5 + self.margin
-        goes_on = above & (answer == seen.answer)
+    def step(self, seen: Lean, logits: Array) -> tuple[Lean, Array]:
+        probabilities = softmax(logits)
+        prediction, probability = probabilities.argmax(-1), probabilities.max(-1)
+        above = probability > 0.5 + self.margin
+        continues = above & (prediction == seen.prediction)
         if self.shape == "monotone":
-            goes_on &= chance >= seen.chance
-        run = np.where(goes_on, seen.run + 1, above)
+            continues &= probability >= seen.probability
+        run = np.where(continues, seen.run + 1, above)
 
-        past, fitting = seen.past, run
+        past, length = seen.past, run
         if self.range is not None:
-            past = np.concatenate([past, chance[..., None]], axis=-1)
-            fitting = np.minimum(run, _steady(past, self.range))
+            past = np.concatenate([past, probability[..., None]], axis=-1)
+            length = np.minimum(run, _steady(past, self.range))
         sure = entropy(logits) / np.log(logits.shape[-1]) < self.entropy
-        return Leaning(answer, chance, run, past), np.where(sure, np.inf, fitting)
+        return Lean(prediction, probability, run, past), np.where(sure, np.inf, length)
 
 
 def _steady(past: Array, width: float) -> Array:

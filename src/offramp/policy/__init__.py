@@ -1,14 +1,15 @@
 """A criterion with its threshold and limits: which exit each example takes.
 
-Live and offline decisions are the same code. The engine calls `Decider.step` as logits appear,
+Live and offline decisions run the same code. The engine calls `Decider.step` as logits appear,
 `Policy.decide` calls it over a whole array. A sweep of thresholds folds once (`fold`), then compares.
 """
 
-from offramp.policy.certificate import check_certificate
+from offramp.policy.certificate import Certificate, check_certificate
 from offramp.policy.folds import Folded, fold, reached
 from offramp.policy.policy import Decider, Decision, Policy
 
 __all__ = [
+    "Certificate",
     "Decider",
     "Decision",
     "Folded",

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offramp.criteria import CRITERIA
-from offramp.criteria.base import Array, Criterion, finite_rows
+from offramp.criteria.base import Criterion, finite_rows
 from offramp.errors import Incompatible
-from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION
+from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, Array, is_regression
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Folded:
     """A criterion folded over all exits."""
 
     readiness: Array
-    """(examples, exits), minus infinity where something read was not finite; of labels, the least ready."""
-    answers: Array
-    """(examples, exits, classes): the logits themselves, except for `ensemble`."""
+    """(examples, exits), minus infinity where an input was not finite; for multi-label, the least ready label."""
+    logits: Array
+    """(examples, exits, classes): the exits' own, except for `ensemble`."""
 
 
 def fold(
@@ -36,27 +36,27 @@ def fold(
     """
     every = Exits(logits, gates, layers)
     examples, exits, _ = every.logits.shape
-    own_answers = type(criterion).answer is Criterion.answer
+    own_logits = type(criterion).output is Criterion.output
     folded = Folded(
         readiness=np.empty((examples, exits)),
-        answers=every.logits if own_answers else np.empty_like(every.logits),
+        logits=every.logits if own_logits else np.empty_like(every.logits),
     )
     state = None
     for exit, layer in enumerate(every.layers):
         seen = advance(criterion, state, *every.at(exit), layer, problem_type)
         state = seen.state
         folded.readiness[:, exit] = seen.readiness.min(-1)
-        if not own_answers:
-            folded.answers[:, exit] = seen.answers
+        if not own_logits:
+            folded.logits[:, exit] = seen.logits
     return folded
 
 
 def reached(criterion: Criterion, readiness: Array, threshold: ArrayLike) -> Array:
-    """Where readiness reaches a threshold given in the person's units: the one comparison.
+    """Where readiness reaches a threshold given in the rule's own units: the one comparison.
 
-    `readiness > level` for strict rules and `readiness >= level` for rules that count exits, where
+    `readiness >= level` for rules that count exits and `readiness > level` for the others, where
     `level = criterion.level(threshold)`: `sign * threshold`, with sign -1 for entropy and min_probability,
-    and out of reach where a count is 0. Conversely a readiness r is on the border of threshold `sign * r`.
+    and infinity where a count is 0. Conversely a readiness r lies on the border of threshold `sign * r`.
 
     >>> reached(CRITERIA["entropy"](), np.array([-0.2, -0.3, -0.4]), 0.3)
     array([ True, False, False])
@@ -64,17 +64,12 @@ def reached(criterion: Criterion, readiness: Array, threshold: ArrayLike) -> Arr
     array([False,  True,  True])
     """
     level = criterion.level(threshold)
-    where: Array = readiness > level if criterion.strict else readiness >= level
+    where: Array = readiness >= level if criterion.counts_exits else readiness > level
     return where
 
 
-def is_regression(classes: int, problem_type: str | None) -> bool:
-    """One number that is no label of its own."""
-    return classes == 1 and problem_type != MULTI_LABEL
-
-
 class Exits:
-    """Logits, gates and layers of all exits, checked to fit one another."""
+    """Logits, gates and layers of all exits, with matching shapes."""
 
     def __init__(self, logits: ArrayLike, gates: ArrayLike | None, layers: Sequence[int] | None) -> None:
         self.logits = np.asarray(logits)
@@ -90,7 +85,7 @@ class Exits:
             raise Incompatible(f"gates of shape {self.gates.shape} do not fit (examples, exits) = {shape}.")
         self.layers = tuple(range(1, shape[1] + 1) if layers is None else layers)
         if len(self.layers) != shape[1]:
-            raise Incompatible(f"{len(self.layers)} layers were named for logits of {shape[1]} exits.")
+            raise Incompatible(f"{len(self.layers)} layers were given for logits of {shape[1]} exits.")
 
     def at(self, exit: int, rows: Any = slice(None)) -> tuple[Array, Array | None]:
         """Logits and gate scores of some rows at one exit."""
@@ -98,21 +93,21 @@ class Exits:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a criterion makes of one exit."""
+class Step:
+    """The result of stepping a criterion over one exit."""
 
     state: Any
-    readiness: Array  # (examples, labels), or (examples, 1) where one decision is made for all
-    answers: Array  # (examples, classes)
+    readiness: Array  # (examples, labels), or (examples, 1) where there is one decision per example
+    logits: Array  # (examples, classes)
     finite: Array  # (examples,)
 
 
 def advance(
     criterion: Criterion, state: Any, logits: Array, gate: Array | None, layer: int, problem_type: str | None
-) -> Seen:
-    """Step a criterion over one exit, from state None at the first. What is not finite is not ready."""
+) -> Step:
+    """Step a criterion over one exit; the state is None at the first. Non-finite rows are never ready."""
     if state is None:
-        _check_fit(criterion, logits.shape[-1], gate, problem_type)
+        check_criterion(criterion, logits.shape[-1], problem_type, gate is not None)
     finite = finite_rows(logits)
     choices = _choices(logits, problem_type)
     if criterion.reads == "gate":
@@ -125,32 +120,31 @@ def advance(
     if state is None:
         state = criterion.start(read.shape[:2])
     state, ready = criterion.step(state, read)
-    answers = criterion.answer(state, choices)
-    answers = answers[..., 1] - answers[..., 0] if problem_type == MULTI_LABEL else answers[:, 0]
-    return Seen(state, np.where(finite[:, None], ready, -np.inf), answers, finite)
+    output = criterion.output(state, choices)
+    output = output[..., 1] - output[..., 0] if problem_type == MULTI_LABEL else output[:, 0]
+    return Step(state, np.where(finite[:, None], ready, -np.inf), output, finite)
 
 
-def _check_fit(criterion: Criterion, classes: int, gate: Array | None, problem_type: str | None) -> None:
+def check_criterion(criterion: Criterion, outputs: int, problem_type: str | None, has_gate: bool) -> None:
+    """Refuse a rule that cannot decide for such a model."""
     if problem_type not in (None, *PROBLEM_TYPES):
         raise Incompatible(f"problem_type {problem_type!r} is none of {', '.join(PROBLEM_TYPES)}.")
-    if problem_type == REGRESSION and classes > 1:
-        raise Incompatible(
-            f"no rule decides for {classes} real-valued outputs at once; give each its own model."
-        )
-    if is_regression(classes, problem_type) and not criterion.regression:
+    if problem_type == REGRESSION and outputs > 1:
+        raise Incompatible(f"no rule works for {outputs} real-valued outputs; train one model per output.")
+    if is_regression(outputs, problem_type) and not criterion.regression:
         able = ", ".join(name for name, kind in CRITERIA.items() if kind.regression)
         raise Incompatible(
-            f"{type(criterion).__name__} compares classes, and a regression gives one number. "
-            f"Take a rule that can decide there ({able}), for example patience:3,tolerance=0.1."
+            f"{type(criterion).__name__} compares classes, and this model predicts a number. "
+            f"Use a rule for regression ({able}), for example patience:3,tolerance=0.1."
         )
-    if criterion.reads == "gate" and gate is None:
+    if criterion.reads == "gate" and not has_gate:
         raise Incompatible(
-            "the gate rule reads gate scores, and there are none: train the exits with gates first."
+            "the gate rule reads gate scores, and this model has no gate: train one with the recipe berxit."
         )
 
 
 def _choices(logits: Array, problem_type: str | None) -> Array:
-    """(examples, labels, classes): one choice among all classes, or for each label absent against present."""
+    """(examples, labels, classes): one choice among all classes, or absent against present for each label."""
     if problem_type == MULTI_LABEL:
         return np.stack([np.zeros_like(logits), logits], axis=-1)
     return logits[:, None]

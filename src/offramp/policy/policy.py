@@ -9,28 +9,32 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.criteria.base import Array, Criterion
+from offramp.criteria.base import Criterion
 from offramp.errors import BadPolicy, Incompatible, did_you_mean
 from offramp.policy import text
-from offramp.policy.folds import Exits, advance, is_regression, reached
-from offramp.problems import MULTI_LABEL
+from offramp.policy.certificate import Certificate
+from offramp.policy.folds import Exits, advance, check_criterion, reached
+from offramp.problems import MULTI_LABEL, REGRESSION, Array, is_regression
+
+NO_TEMPERATURES = "temperatures would change the numbers that a regression predicts; leave them out."
+NO_CLASSES = "a regression has no classes, so it takes no thresholds by class; leave class.* out."
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of each example."""
+    """The outcome for each example."""
 
     exits: Array
     """(examples,) index of the exit taken."""
-    answers: Array
-    """(examples, classes) the logits answered with."""
+    logits: Array
+    """(examples, classes) the logits returned."""
     finite: Array
-    """(examples,) False where something read on the way was NaN or infinite."""
+    """(examples,) False where an exit on the way gave NaN or infinity."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """When to leave. `offramp.policy.text` tells the text form.
+    """When to leave. `offramp.policy.text` describes the text form.
 
     *Example*:
 
@@ -43,19 +47,19 @@ class Policy:
 
     criterion: Criterion
     threshold: float | tuple[float, ...] = 0.0
-    """In the units of the rule (nats, a probability, a number of exits); a tuple has one for each exit."""
+    """In the rule's own units (nats, a probability, a number of exits); a tuple has one per exit."""
     class_thresholds: Mapping[str, float] = field(default_factory=dict)
-    """Instead of `threshold` where the exit predicts this class: by name (see `for_labels`) or number from 0."""
+    """Replaces `threshold` where the exit predicts this class: by name (see `for_labels`) or index from 0."""
     min_layer: int | None = None
-    """The first layer at which anyone may leave, from 1."""
+    """The first layer at which an example may leave."""
     max_layer: int | None = None
-    """The layer at which everyone still there leaves, from 1."""
-    certificate: Mapping[str, Any] | None = None
-    """What calibration promised for this policy; part of the JSON form, not of the text."""
+    """The layer at which all remaining examples leave."""
+    certificate: Certificate | None = None
+    """What calibration proved for this policy; part of the JSON form, not of the text."""
     temperatures: tuple[float, ...] | None = None
-    """One for each exit, by which its logits are divided before the rule sees them."""
+    """One per exit: its logits are divided by it before the rule reads them."""
     labels: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """The names of the model's classes, as `for_labels` told them; no part of text or JSON."""
+    """The model's class names, set by `for_labels`; not part of the text or JSON form."""
 
     def __post_init__(self) -> None:
         several = tuple(map(float, np.atleast_1d(self.threshold)))
@@ -68,11 +72,11 @@ class Policy:
             if not all(0 < value < np.inf for value in self.temperatures):
                 raise BadPolicy(f"temperatures={self.temperatures} must all be above 0.")
         if self.min_layer is not None and self.max_layer is not None and self.min_layer > self.max_layer:
-            raise BadPolicy(f"min_layer={self.min_layer} is after max_layer={self.max_layer}; exchange them.")
+            raise BadPolicy(f"min_layer={self.min_layer} is greater than max_layer={self.max_layer}.")
 
     @classmethod
     def parse(cls, text_form: str) -> Self:
-        """The policy of a text form; unknown names and options are refused with the nearest known."""
+        """The policy that a text form describes; unknown names and options are refused with the closest match."""
         return cls(**text.read(text_form))
 
     def __str__(self) -> str:
@@ -83,8 +87,8 @@ class Policy:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, certificate included; `from_json` reads it."""
         name = text.criterion_name(self.criterion)
-        if name == "oracle":
-            raise BadPolicy("a policy with the oracle knows the labels of one data set, so it is not saved.")
+        if self.criterion.needs_labels:
+            raise BadPolicy(f"{name} needs the labels of its data set, so it cannot be saved.")
         return {
             "criterion": name,
             "options": asdict(self.criterion),  # type: ignore[call-overload]
@@ -92,39 +96,45 @@ class Policy:
             "class_thresholds": dict(self.class_thresholds),
             **self._limits,
             "temperatures": None if self.temperatures is None else list(self.temperatures),
-            "certificate": None if self.certificate is None else dict(self.certificate),
+            "certificate": None if self.certificate is None else self.certificate.to_json(),
         }
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """The policy that `to_json` wrote.
 
-        A field that is not known is refused: a newer offramp may have meant by it that examples leave elsewhere.
+        Unknown fields are refused: a newer version may use them to decide where examples leave.
         """
         try:
             policy = cls._read(**record)
             as_read = cls.parse(str(policy))
-            certificate = None if policy.certificate is None else dict(policy.certificate)
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BadPolicy(
-                f"{reprlib.repr(record)} is no saved policy ({error}); calibrate again."
+                f"{reprlib.repr(record)} is not a saved policy ({error}); calibrate again."
             ) from error
-        if replace(as_read, certificate=certificate) != policy:
-            raise BadPolicy(f"{reprlib.repr(record)} holds a value of the wrong kind: it reads as {as_read}.")
+        if replace(as_read, certificate=policy.certificate) != policy:
+            raise BadPolicy(f"{reprlib.repr(record)} has a value of the wrong type: it reads as {as_read}.")
         return policy
 
     @classmethod
-    def _read(cls, criterion: str = "", options: Mapping[str, Any] | None = None, **rest: Any) -> Self:
+    def _read(
+        cls,
+        criterion: str = "",
+        options: Mapping[str, Any] | None = None,
+        certificate: Any = None,
+        **rest: Any,
+    ) -> Self:
         known = ["criterion", "options", *(each.name for each in fields(cls) if each.name != "labels")]
         for key in rest.keys() - known:
             raise BadPolicy(f"a saved policy has no field {did_you_mean(key, known)}")
         kind = text.criterion_class(criterion)
         for key in (options or {}).keys() - text.option_names(kind):
             raise BadPolicy(f"{criterion} has no option {did_you_mean(key, text.option_names(kind))}")
-        return cls(kind(**options or {}), **rest)
+        proof = None if certificate is None else Certificate.from_json(certificate)
+        return cls(kind(**options or {}), certificate=proof, **rest)
 
     def for_labels(self, names: Sequence[str]) -> Self:
-        """The same policy, told the names of the model's classes, which thresholds by name need."""
+        """The same policy with the model's class names, which thresholds by class name need."""
         text.class_indices(self.class_thresholds, names)
         return replace(self, labels=tuple(names))
 
@@ -145,7 +155,7 @@ class Policy:
         layers: Sequence[int] | None = None,
         problem_type: str | None = None,
     ) -> Decision:
-        """Exits taken and answers given, as the engine would, from logits (examples, exits, classes).
+        """The exits taken and logits returned, as the engine would, from logits (examples, exits, classes).
 
         `gates` are (examples, exits), `layers` the layer of each exit, by default 1, 2, 3 and so on.
         `problem_type` is transformers' name; by default one class means regression, and more mean a choice.
@@ -154,27 +164,37 @@ class Policy:
         examples, exits, classes = every.logits.shape
         decision = Decision(
             exits=np.empty(examples, np.int64),
-            answers=np.empty((examples, classes), every.logits.dtype),
+            logits=np.empty((examples, classes), every.logits.dtype),
             finite=np.empty(examples, bool),
         )
         decider = self.begin(examples, every.layers, problem_type)
         waiting = np.arange(examples)
         for exit in range(exits):
-            leaving, answers = decider.step(exit, *every.at(exit, waiting))
+            leaving, output = decider.step(exit, *every.at(exit, waiting))
             gone = waiting[leaving]
             decision.exits[gone] = exit
-            decision.answers[gone] = answers[leaving]
+            decision.logits[gone] = output[leaving]
             decision.finite[gone] = decider.finite[leaving]
             waiting, decider = waiting[~leaving], decider[~leaving]
         return decision
 
     def begin(self, examples: int, layers: Sequence[int], problem_type: str | None = None) -> "Decider":
-        """The live half: examples before the first exit of a model that has exits at these layers."""
+        """A decider for examples before the first exit of a model with exits at these layers."""
         _check_layers(self, layers)
         return Decider(self, tuple(layers), problem_type, finite=np.ones(examples, bool))
 
+    def check(self, layers: Sequence[int], problem_type: str | None = None, has_gate: bool = False) -> None:
+        """Raise `Incompatible` if this policy cannot run on a model with these exits."""
+        _check_layers(self, layers)
+        regression = problem_type == REGRESSION
+        check_criterion(self.criterion, 1 if regression else 2, problem_type, has_gate)
+        if regression and self.temperatures is not None:
+            raise Incompatible(NO_TEMPERATURES)
+        if regression and self.class_thresholds:
+            raise Incompatible(NO_CLASSES)
+
     def skippable_exits(self, layers: Sequence[int]) -> int:
-        """How many of the first exits need not speak: nobody may leave there, and the rule does not look.
+        """How many of the first exits need not run: no example may leave there, and the rule does not read them.
 
         >>> Policy.parse("never").skippable_exits([2, 4, 6]), Policy.parse("layer:4").skippable_exits([2, 4, 6])
         (2, 1)
@@ -193,7 +213,7 @@ class Policy:
         return bisect_left(layers, min(first, last))
 
     def tempered(self, logits: Array) -> Array:
-        """Logits (examples, exits, classes) as the rule sees them."""
+        """Logits (examples, exits, classes) divided by the temperatures."""
         if self.temperatures is None:
             return logits
         if len(self.temperatures) != logits.shape[1]:
@@ -211,9 +231,9 @@ class Policy:
 
 
 class Decider:
-    """Examples on their way through the exits, one row each.
+    """Applies a policy to examples, exit by exit; one row per example.
 
-    After `leaving, answers = decider.step(exit, logits, gate)` go on with `decider = decider[~leaving]`.
+    After `leaving, output = decider.step(exit, logits, gate)` continue with `decider = decider[~leaving]`.
     """
 
     def __init__(
@@ -227,19 +247,19 @@ class Decider:
         self.policy = policy
         self.layers = layers
         self.problem_type = problem_type
-        self.finite = finite  # (examples,) False where something read so far was NaN or infinite
+        self.finite = finite  # (examples,) False where an exit so far gave NaN or infinity
         self.state = state  # of the criterion, None before the first exit
 
     def step(self, exit: int, logits: ArrayLike, gate: ArrayLike | None = None) -> tuple[Array, Array]:
-        """(examples,) who leaves at this exit, and (examples, classes) what each would answer here.
+        """(examples,) which leave at this exit, and (examples, classes) the logits each would return here.
 
-        `logits` (examples, classes) and `gate` (examples,) are this exit's. No exit may be left out, besides
-        the policy's silent ones.
+        `logits` (examples, classes) and `gate` (examples,) are this exit's. Only the policy's skippable exits
+        may be left out.
         """
         policy, layer = self.policy, self.layers[exit]
         logits = np.asarray(logits)
         if policy.temperatures is not None and is_regression(logits.shape[-1], self.problem_type):
-            raise Incompatible("temperatures would change the numbers of a regression; leave them out.")
+            raise Incompatible(NO_TEMPERATURES)
         logits = policy._tempered_at(exit, logits)
         gate = None if gate is None else np.asarray(gate)
         seen = advance(policy.criterion, self.state, logits, gate, layer, self.problem_type)
@@ -250,9 +270,9 @@ class Decider:
         elif layer < (policy.min_layer or 0):
             leaving = np.zeros(len(logits), bool)
         else:
-            threshold = _threshold(policy, exit, seen.answers, self.problem_type)
+            threshold = _threshold(policy, exit, seen.logits, self.problem_type)
             leaving = np.asarray(reached(policy.criterion, seen.readiness, threshold).all(-1))
-        return leaving, seen.answers
+        return leaving, seen.logits
 
     def __getitem__(self, rows: Any) -> "Decider":
         state = None if self.state is None else self.state[rows]
@@ -262,23 +282,23 @@ class Decider:
 def _check_thresholds(criterion: Criterion, thresholds: list[float], by_class: list[float]) -> None:
     every = [*thresholds, *by_class]
     if not thresholds or np.isnan(every).any():
-        raise BadPolicy(f"{every} holds no threshold; give a number, or one for each exit.")
+        raise BadPolicy(f"{every} is not a threshold; give a number, or one per exit.")
     name = text.criterion_name(criterion)
-    if criterion.bare and any(every):
+    if not criterion.takes_threshold and any(every):
         raise BadPolicy(f"{name} takes no threshold; leave it out.")
     if criterion.reads == "layer" and len(every) > 1:
-        raise BadPolicy(f"{name} takes one layer for everybody, as in layer:6.")
-    if not criterion.strict and not all(value.is_integer() for value in every):
-        raise BadPolicy(f"{name} counts, so its threshold must be a whole number.")
+        raise BadPolicy(f"{name} takes a single layer, as in layer:6.")
+    if criterion.counts_exits and not all(value.is_integer() for value in every):
+        raise BadPolicy(f"{name} counts exits, so its threshold must be a whole number.")
 
 
 def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
     if list(layers) != sorted(set(layers)):
-        raise Incompatible(f"the layers of the exits must rise, and {', '.join(map(str, layers))} do not.")
+        raise Incompatible(f"exit layers must be in rising order, not {', '.join(map(str, layers))}.")
     if isinstance(policy.threshold, tuple) and len(policy.threshold) != len(layers):
         raise Incompatible(
             f"the policy has {len(policy.threshold)} thresholds for {len(layers)} exits; "
-            "give one for each exit, the last included, or one for all."
+            "give one per exit, the last included, or a single one."
         )
     if policy.temperatures is not None and len(policy.temperatures) != len(layers):
         raise Incompatible(f"the policy has {len(policy.temperatures)} temperatures for {len(layers)} exits.")
@@ -287,25 +307,25 @@ def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
         limits["layer"] = int(np.max(policy.threshold))
     for name, layer in limits.items():
         if layer is not None and layer not in layers:
-            raise Incompatible(f"{name} {layer} has no exit; the exits are at {', '.join(map(str, layers))}.")
+            raise Incompatible(
+                f"{name}={layer}: there is no exit; exits are at {', '.join(map(str, layers))}."
+            )
 
 
-def _threshold(policy: Policy, exit: int, answers: Array, problem_type: str | None) -> ArrayLike:
-    """What readiness (examples, labels) is compared with at this exit."""
+def _threshold(policy: Policy, exit: int, logits: Array, problem_type: str | None) -> ArrayLike:
+    """The threshold for readiness (examples, labels) at this exit."""
     threshold = policy.threshold[exit] if isinstance(policy.threshold, tuple) else policy.threshold
     if not policy.class_thresholds:
         return threshold
-    classes = answers.shape[-1]
+    classes = logits.shape[-1]
     if is_regression(classes, problem_type):
-        raise Incompatible(
-            "a regression has no classes, so it has no thresholds for them; leave class.* out."
-        )
+        raise Incompatible(NO_CLASSES)
     for label in policy.class_thresholds:
         if not policy.labels and not label.isdecimal():
             raise Incompatible(
-                f"class {label!r} is a name: give the model's first, policy.for_labels(names)."
+                f"class {label!r} is a name: set the model's class names first, policy.for_labels(names)."
             )
     names = policy.labels or tuple(map(str, range(classes)))
     by_class = np.full(classes, threshold)
     by_class[text.class_indices(policy.class_thresholds, names)] = [*policy.class_thresholds.values()]
-    return by_class if problem_type == MULTI_LABEL else by_class[answers.argmax(-1)][:, None]
+    return by_class if problem_type == MULTI_LABEL else by_class[logits.argmax(-1)][:, None]

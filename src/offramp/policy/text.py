@@ -1,7 +1,7 @@
 """The text form of a policy, `name:threshold,key=value`, for the command line and for logs.
 
 `entropy:0.3` · `entropy:0.1/0.2/0.3` (one for each exit) · `patience:3,tolerance=0.1` · `never,max_layer=6` ·
-`confidence:0.9,min_layer=2,class.spam=0.99` (where spam is predicted). A class is named, or counted from 0 where
+`confidence:0.9,min_layer=2,class.spam=0.99` (where spam is predicted). A class is given by name, or by index where
 no class has that name. `temperatures=1.5/1.2/1` divide the logits of each exit.
 """
 
@@ -33,9 +33,9 @@ def read(text: str) -> dict[str, Any]:
     for key in settings:
         if key not in known and not key.startswith(CLASS):
             raise BadPolicy(f"{name} has no option {did_you_mean(key, [*known, CLASS + 'NAME'])}")
-    if kind.bare and numbers:
+    if not kind.takes_threshold and numbers:
         raise BadPolicy(f"{name} takes no threshold; write just {name}.")
-    if not kind.bare and not numbers:
+    if kind.takes_threshold and not numbers:
         raise BadPolicy(f"{name} needs a threshold: write {name}:VALUE.")
 
     options = {key: _option(kind, key, settings[key]) for key in option_names(kind) if key in settings}
@@ -56,10 +56,10 @@ def write(
     limits: Mapping[str, int | None],
     temperatures: tuple[float, ...] = (),
 ) -> str:
-    """The text form; an option at its default goes without saying, unless its rule wants it written."""
+    """The text form; options at their default are left out, unless marked `ALWAYS_WRITTEN`."""
     name = criterion_name(criterion)
     numbers = threshold if isinstance(threshold, tuple) else (threshold,)
-    head = name if criterion.bare else f"{name}:{_listed(numbers)}"
+    head = f"{name}:{_listed(numbers)}" if criterion.takes_threshold else name
     options = [
         f"{option.name}={_written(getattr(criterion, option.name))}"
         for option in fields(criterion)  # type: ignore[arg-type]
@@ -73,22 +73,22 @@ def write(
 
 
 def criterion_name(criterion: Criterion) -> str:
-    """The name under which `CRITERIA` has this rule."""
+    """The name of this rule in `CRITERIA`."""
     for name, kind in CRITERIA.items():
         if kind is type(criterion):
             return name
     kind = type(criterion)
-    raise BadPolicy(f"{kind.__name__} has no name; add it first: CRITERIA['my_rule'] = {kind.__name__}.")
+    raise BadPolicy(
+        f"{kind.__name__} is not registered; add it first: CRITERIA['my_rule'] = {kind.__name__}."
+    )
 
 
 def criterion_class(name: str) -> type[Criterion]:
     """The rule of this name."""
     if name not in CRITERIA:
-        raise BadPolicy(f"there is no rule {did_you_mean(name, CRITERIA)}")
-    if name == "oracle":
-        raise BadPolicy(
-            "the oracle needs labels, so it has no text: Policy(Oracle(labels)), for curves only."
-        )
+        raise BadPolicy(f"unknown rule {did_you_mean(name, CRITERIA)}")
+    if CRITERIA[name].needs_labels:
+        raise BadPolicy(f"{name} needs labels, so it has no text form; it is for curves only.")
     return CRITERIA[name]
 
 
@@ -98,7 +98,7 @@ def option_names(kind: type[Criterion]) -> list[str]:
 
 
 def class_indices(labels: Iterable[str], names: Sequence[str]) -> list[int]:
-    """Which classes are meant: by name, or by number from 0 where no class has that name.
+    """The indices of classes given by name, or by index where no class has that name.
 
     >>> class_indices(["spam", "0"], names=["ham", "spam"])
     [1, 0]
@@ -107,9 +107,9 @@ def class_indices(labels: Iterable[str], names: Sequence[str]) -> list[int]:
     for label in labels:
         index = names.index(label) if label in names else int(label) if label.isdecimal() else len(names)
         if index >= len(names):
-            raise UnknownName(f"there is no class {did_you_mean(label, names)}")
+            raise UnknownName(f"unknown class {did_you_mean(label, names)}")
         if index in found:
-            raise UnknownName(f"{label!r} names the class {names[index]!r} a second time; leave one out.")
+            raise UnknownName(f"{label!r} names the class {names[index]!r} twice; leave one out.")
         found.append(index)
     return found
 
@@ -159,12 +159,12 @@ def _listed(numbers: Iterable[float]) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value in the shortest form that reads back exactly."""
+    """The shortest form that reads back exactly."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(float(value)).removesuffix(".0") if isinstance(value, int | float) else str(value)
 
 
 def _quoted(label: str) -> str:
-    """A class name with the characters that the text form itself uses as %XX."""
+    """A class name with the characters that the text form uses escaped as %XX."""
     return re.sub(r"[%,=/\s]", lambda match: quote(match[0], safe=""), label)
