@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from offramp.model import ExitModel
+from offramp.policy import Certificate
 from offramp.trace import Trace
 
 torch.set_num_threads(1)
@@ -153,3 +154,23 @@ def make_trace() -> Callable[..., Trace]:
         return Trace(steps.cumsum(1).astype(np.float32), **{**basics, **fields})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def make_certificate() -> Callable[..., Certificate]:
+    """A complete certificate, for tests that are about a few of its fields."""
+    fields: dict[str, Any] = {
+        "promise": "",
+        "policy": "entropy:0.3",
+        "of": "disagreement",
+        "epsilon": 0.1,
+        "delta": 0.05,
+        "bound": "exact binomial",
+        "examples": 500,
+        "observed_risk": 0.02,
+        "mean_layer": 2.0,
+        "exits": (),
+        "fingerprint": "abc",
+        "precision": "fp32",
+    }
+    return lambda **changes: Certificate(**fields | changes)

@@ -10,7 +10,7 @@ import pytest
 
 from offramp.calibration import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, fit_temperatures
 from offramp.calibration.bounds import examples_needed, hoeffding_bentkus
-from offramp.calibration.guarantee import ladder
+from offramp.calibration.guarantee import threshold_grid
 from offramp.calibration.targets import Target
 from offramp.cost import Shape, macs
 from offramp.criteria import CRITERIA
@@ -34,7 +34,7 @@ def _warnings_are_errors() -> Iterator[None]:
 def outcome(policy: Policy, trace: Trace) -> tuple[float, float, float]:
     """Mean layers, accuracy, and the share of answers that are not those of full depth."""
     done = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
-    answers = done.answers.argmax(-1)
+    answers = done.logits.argmax(-1)
     return (
         float(np.asarray(trace.layers)[done.exits].mean()),
         compute(["acc"], trace.labels, answers)["acc"],
@@ -55,7 +55,7 @@ def test_max_loss_is_kept_and_the_next_laxer_threshold_breaks_it(points: float, 
 def test_max_loss_may_be_of_another_metric(make_trace: Make) -> None:
     trace = make_trace(500, metrics=("acc", "mcc"))
     policy = calibrate(trace, "confidence", MaxLoss(3.0, metric="mcc"))
-    answers = policy.decide(trace.logits).answers.argmax(-1)
+    answers = policy.decide(trace.logits).logits.argmax(-1)
     full = compute(["mcc"], trace.labels, trace.logits[:, -1].argmax(-1))["mcc"]
     assert compute(["mcc"], trace.labels, answers)["mcc"] >= full - 0.03
 
@@ -147,9 +147,9 @@ def test_disagreement_needs_no_labels_and_accuracy_does(make_trace: Make) -> Non
 def test_accuracy_counts_only_right_answers_that_were_lost(make_trace: Make) -> None:
     trace = make_trace(2000)
     policy = calibrate(trace, "entropy", Guarantee(0.05, of="accuracy"))
-    early = policy.decide(trace.logits).answers.argmax(-1) == trace.labels
+    early = policy.decide(trace.logits).logits.argmax(-1) == trace.labels
     full = trace.logits[:, -1].argmax(-1) == trace.labels
-    assert policy.certificate["observed_risk"] == pytest.approx(np.mean(full & ~early))
+    assert policy.certificate.observed_risk == pytest.approx(np.mean(full & ~early))
     layers, _, _ = outcome(policy, trace)
     stricter, _, _ = outcome(calibrate(trace, "entropy", Guarantee(0.05)), trace)
     assert layers < stricter
@@ -164,7 +164,7 @@ def test_more_confidence_or_less_risk_never_leaves_earlier(make_trace: Make) -> 
     assert layers(0.1, 0.2) <= layers(0.05, 0.2) <= layers(0.05, 0.01)
 
 
-CALIBRATED = sorted(name for name, kind in CRITERIA.items() if not kind.bare)
+CALIBRATED = sorted(name for name, kind in CRITERIA.items() if kind.takes_threshold)
 
 
 @pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification"])
@@ -175,24 +175,32 @@ def test_the_thresholds_tested_depend_on_the_shape_alone(
     def rungs(seed: int) -> np.ndarray:
         gates = np.random.default_rng(seed).random((50, 6))
         trace = make_trace(50, seed=seed, labels=None, problem_type=problem_type, gates=gates)
-        return ladder(CRITERIA[rule](), trace)
+        return threshold_grid(CRITERIA[rule](), trace)
 
     assert len(rungs(0)) > 1
     np.testing.assert_array_equal(rungs(0), rungs(1))
 
 
 @pytest.mark.parametrize("rule", CALIBRATED)
-def test_only_thresholds_of_the_ladder_are_chosen(rule: str, make_trace: Make) -> None:
+def test_only_thresholds_of_the_grid_are_chosen(rule: str, make_trace: Make) -> None:
     trace = make_trace(2000, gates=np.random.default_rng(0).random((2000, 6)))
     policy = calibrate(trace, rule, Guarantee(0.3, of="accuracy"))
-    assert policy.threshold in ladder(policy.criterion, trace)
+    assert policy.threshold in threshold_grid(policy.criterion, trace)
 
 
-def test_the_ladder_of_entropy_is_that_of_one_logit_in_the_lead(make_trace: Make) -> None:
-    chances = softmax(np.stack([np.linspace(0, 25, 400), np.zeros(400), np.zeros(400)], -1))
+def test_the_entropy_grid_is_that_of_one_logit_in_the_lead(make_trace: Make) -> None:
+    p = softmax(np.stack([np.linspace(0, 25, 400), np.zeros(400), np.zeros(400)], -1))
+    expected = np.sort(-(p * np.log(p)).sum(-1))
     np.testing.assert_allclose(
-        ladder(CRITERIA["entropy"](), make_trace(5)), -(chances * np.log(chances)).sum(-1), atol=1e-12
+        threshold_grid(CRITERIA["entropy"](), make_trace(5)), expected, rtol=1e-3, atol=1e-12
     )
+
+
+@pytest.mark.parametrize("rule", ["entropy", "confidence", "margin"])
+def test_calibrated_thresholds_are_short_enough_to_read(rule: str, make_trace: Make) -> None:
+    policy = calibrate(make_trace(2000), rule, Guarantee(0.3, of="accuracy"))
+    assert len(f"{policy.threshold:g}".lstrip("0.")) <= 6
+    assert float(f"{policy.threshold:.6g}") == policy.threshold
 
 
 def test_regression_agrees_within_a_tolerance(make_trace: Make) -> None:
@@ -205,8 +213,8 @@ def test_regression_agrees_within_a_tolerance(make_trace: Make) -> None:
     with pytest.raises(BadOption, match="tolerance"):
         calibrate(trace, rule, Guarantee(0.05))
     policy = calibrate(trace, rule, Guarantee(0.05, tolerance=0.4))
-    given = policy.decide(trace.logits).answers[:, 0]
-    assert np.mean(np.abs(given - trace.logits[:, -1, 0]) > 0.4) == policy.certificate["observed_risk"] < 0.05
+    given = policy.decide(trace.logits).logits[:, 0]
+    assert np.mean(np.abs(given - trace.logits[:, -1, 0]) > 0.4) == policy.certificate.observed_risk < 0.05
 
 
 def test_many_labels_lose_accuracy_by_the_share(make_trace: Make) -> None:
@@ -215,27 +223,27 @@ def test_many_labels_lose_accuracy_by_the_share(make_trace: Make) -> None:
         2000, problem_type="multi_label_classification", labels=rng.integers(2, size=(2000, 3))
     )
     policy = calibrate(trace, "confidence", Guarantee(0.1, of="accuracy"))
-    assert policy.certificate["bound"] == "Hoeffding-Bentkus"  # whatever the losses happen to be
-    assert calibrate(trace, "confidence", Guarantee(0.2)).certificate["bound"] == "exact binomial"
-    early = policy.decide(trace.logits, problem_type=trace.problem_type).answers > 0
+    assert policy.certificate.bound == "Hoeffding-Bentkus"  # whatever the losses happen to be
+    assert calibrate(trace, "confidence", Guarantee(0.2)).certificate.bound == "exact binomial"
+    early = policy.decide(trace.logits, problem_type=trace.problem_type).logits > 0
     lost = ((trace.logits[:, -1] > 0) == trace.labels) & (early != trace.labels)
-    assert policy.certificate["observed_risk"] == pytest.approx(lost.mean())
+    assert policy.certificate.observed_risk == pytest.approx(lost.mean())
 
 
 @pytest.mark.parametrize("of", ["disagreement", "accuracy"])
 def test_bounds_by_class_hold_for_the_examples_of_each_class(of: str, make_trace: Make) -> None:
     trace = make_trace(4000, label_names=("ham", "spam", "news"))
     policy = calibrate(trace, "entropy", Guarantee({"ham": 0.05, "1": 0.02, "news": 0.05}, 0.1, of=of))
-    answers, full = policy.decide(trace.logits).answers.argmax(-1), trace.logits[:, -1].argmax(-1)
+    answers, full = policy.decide(trace.logits).logits.argmax(-1), trace.logits[:, -1].argmax(-1)
     lost = answers != full if of == "disagreement" else (full == trace.labels) & (answers != trace.labels)
     belongs = full if of == "disagreement" else trace.labels
     for index, (name, epsilon) in enumerate({"ham": 0.05, "spam": 0.02, "news": 0.05}.items()):
-        seen = policy.certificate["by_class"][name]
+        seen = policy.certificate.by_class[name]
         assert seen["examples"] == np.sum(belongs == index)
         assert seen["observed_risk"] == pytest.approx(lost[belongs == index].mean())
         assert seen["observed_risk"] <= epsilon
-        assert repr(name) in policy.certificate["promise"]
-    assert policy.certificate["observed_risk"] == pytest.approx(lost.mean())
+        assert repr(name) in policy.certificate.promise
+    assert policy.certificate.observed_risk == pytest.approx(lost.mean())
     lax = calibrate(trace, "entropy", Guarantee(0.05, 0.1, of=of))
     assert outcome(lax, trace)[0] < outcome(policy, trace)[0] < 6
 
@@ -256,7 +264,7 @@ def test_a_rare_class_that_the_first_exit_never_answers_is_not_given_up(make_tra
     [
         ({"0": 0.1, "1": 0.1, "spam": 0.1}, UnknownName, "available: 0, 1, 2"),
         ({"0": 0.1, "1": 0.1, "3": 0.1}, UnknownName, "available: 0, 1, 2"),
-        ({"0": 0.1, "1": 0.1, "01": 0.1}, UnknownName, "second time"),
+        ({"0": 0.1, "1": 0.1, "01": 0.1}, UnknownName, "twice"),
         ({"0": 0.1, "2": 0.1}, BadOption, "no bound for 1"),
     ],
 )
@@ -270,12 +278,12 @@ def test_bounds_that_leave_a_class_out_or_name_none_are_refused(
 def test_classes_whose_names_are_numbers_are_bound_by_name(make_trace: Make) -> None:
     trace = make_trace(3000, label_names=("1", "2", "0"))
     policy = calibrate(trace, "entropy", Guarantee({"0": 0.02, "1": 0.1, "2": 0.1}))
-    examples = policy.certificate["by_class"]["0"]["examples"]
+    examples = policy.certificate.by_class["0"]["examples"]
     assert examples == np.sum(trace.logits[:, -1].argmax(-1) == 2)
 
 
 def test_no_safe_threshold_is_said_aloud_with_the_examples_needed(make_trace: Make) -> None:
-    with pytest.raises(NoSafeThreshold, match="even without a single error it takes 299") as too_few:
+    with pytest.raises(NoSafeThreshold, match="even with no errors it takes 299") as too_few:
         calibrate(make_trace(100), "confidence", Guarantee(0.01, 0.05))
     assert too_few.value.examples_needed >= 299
     assert too_few.value.of_class is None
@@ -333,7 +341,7 @@ def test_a_bound_out_of_reach_is_refused_and_does_not_crash(epsilon: float, make
 
 def test_a_rule_that_never_leaves_is_not_certified(make_trace: Make) -> None:
     trace = make_trace(500, classes=1, problem_type="regression", labels=None, metrics=())
-    with pytest.raises(NoSafeThreshold, match="lets anyone leave early"):
+    with pytest.raises(NoSafeThreshold, match="lets any example leave early"):
         calibrate(trace, "patience:1,tolerance=0", Guarantee(0.1, tolerance=0.5))
 
 
@@ -341,7 +349,7 @@ def test_no_threshold_for_a_loss_a_ratio_or_a_budget_is_said_aloud(make_trace: M
     trace = make_trace(500)
     flipped = np.stack([-trace.logits[:, -1], trace.logits[:, -1]], axis=1)
     wrong = replace(trace, logits=flipped, layers=(1, 2), shape={})
-    with pytest.raises(NoSafeThreshold, match="least that is lost"):
+    with pytest.raises(NoSafeThreshold, match="smallest loss"):
         calibrate(wrong, "layer", MaxLoss(1.0))
     with pytest.raises(NoSafeThreshold, match="the most is"):
         calibrate(trace, "patience", MinSpeedup(5.0))
@@ -353,8 +361,8 @@ def test_several_rules_share_delta_and_the_one_that_leaves_earliest_wins(make_tr
     trace = make_trace(2000)
     rules = ["patience", "entropy", "confidence"]
     best = calibrate(trace, rules, Guarantee(0.05, 0.1))
-    assert best.certificate["rules_tried"] == 3
-    assert best.certificate["delta"] == 0.1
+    assert best.certificate.rules_tried == 3
+    assert best.certificate.delta == 0.1
     alone = {rule: outcome(calibrate(trace, rule, Guarantee(0.05, 0.1 / 3)), trace)[0] for rule in rules}
     assert outcome(best, trace)[0] == min(alone.values())
 
@@ -370,7 +378,7 @@ def test_calibrating_on_examples_that_chose_the_rule_warns(make_trace: Make) -> 
     first, second = trace[:1500], trace[1000:]
     with pytest.warns(ReusedData, match="the rule was chosen on 'made up 0'"):
         policy = calibrate(second, "entropy", Guarantee(0.05), chosen_on=first)
-    assert policy.certificate["rule_chosen_on"] == "made up 0"
+    assert policy.certificate.rule_chosen_on == "made up 0"
     calibrate(trace[1500:], "entropy", Guarantee(0.05), chosen_on=first)  # the same data, other examples
     calibrate(make_trace(3000, seed=1), "entropy", Guarantee(0.05), chosen_on=first)  # the same row numbers
 
@@ -386,7 +394,7 @@ def test_calibrating_on_examples_that_temperatures_were_fitted_on_warns(make_tra
     trace = make_trace(2000)
     with pytest.warns(ReusedData, match="temperatures were fitted on 'made up 0'"):
         policy = calibrate(trace, "entropy", Guarantee(0.05), temperatures=fit_temperatures(trace))
-    assert policy.certificate["temperatures_fitted_on"] == "made up 0"
+    assert policy.certificate.temperatures_fitted_on == "made up 0"
     with pytest.warns(ReusedData, match="temperatures"):
         calibrate(trace, "entropy", MaxLoss(1.0), temperatures=fit_temperatures(trace))
 
@@ -395,7 +403,7 @@ def test_calibrating_on_the_data_that_chose_the_rule_warns(make_trace: Make) -> 
     trace = make_trace(2000)
     with pytest.warns(ReusedData, match="made up 0"):
         policy = calibrate(trace, "entropy", Guarantee(0.05), chosen_on=trace.data)
-    assert policy.certificate["rule_chosen_on"] == trace.data == policy.certificate["data"]
+    assert policy.certificate.rule_chosen_on == trace.data == policy.certificate.data
 
 
 def test_temperatures_are_those_that_were_hidden_in_the_logits(make_trace: Make) -> None:
@@ -416,7 +424,7 @@ def test_a_tempered_policy_is_calibrated_as_it_will_run(make_trace: Make) -> Non
         policy = calibrate(trace, "confidence", target, temperatures=temperatures)
         assert policy.temperatures == temperatures.values
         if policy.certificate:
-            assert outcome(policy, trace)[2] == pytest.approx(policy.certificate["observed_risk"])
+            assert outcome(policy, trace)[2] == pytest.approx(policy.certificate.observed_risk)
         if isinstance(target, Budget):
             assert 3.9 < outcome(policy, trace)[0] <= 4.0
 
@@ -443,7 +451,7 @@ def test_an_impossible_target_is_refused(make: Callable[[], Target]) -> None:
 
 
 def test_what_cannot_be_calibrated_is_said(make_trace: Make) -> None:
-    with pytest.raises(BadOption, match="without a threshold"):
+    with pytest.raises(BadOption, match="no threshold to calibrate"):
         calibrate(make_trace(10), "never", MaxLoss(1.0))
     with pytest.raises(BadOption, match="no examples"):
         calibrate(make_trace(0), "entropy", MaxLoss(1.0))

@@ -53,7 +53,7 @@ def digits(_: Make) -> Trace:
 def is_broken(policy: Policy, target: Guarantee, population: Trace) -> bool:
     """Whether the policy loses more of the population than it promised; by class, of any class."""
     many = population.problem_type == "multi_label_classification"
-    given = policy.decide(population.logits, problem_type=population.problem_type).answers
+    given = policy.decide(population.logits, problem_type=population.problem_type).logits
     answers, full = (part > 0 if many else part.argmax(-1) for part in (given, population.logits[:, -1]))
     if target.of == "disagreement":
         lost = (answers != full).any(-1) if many else answers != full

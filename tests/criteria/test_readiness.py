@@ -5,7 +5,7 @@ import pytest
 from scipy import special, stats
 
 from offramp.criteria import CRITERIA
-from offramp.criteria.base import Rows, entropy, log_softmax, softmax
+from offramp.criteria.base import PerExample, entropy, log_softmax, softmax
 from offramp.errors import BadPolicy, Incompatible
 from offramp.policy import Policy, fold
 
@@ -49,7 +49,7 @@ def test_ensemble_answers_with_the_geometric_mean_of_the_exits_so_far() -> None:
     for exit in range(5):
         mean = stats.gmean(CHANCES[:, : exit + 1], axis=1)
         mean /= mean.sum(-1, keepdims=True)
-        np.testing.assert_allclose(np.exp(folded.answers[:, exit]), mean)
+        np.testing.assert_allclose(np.exp(folded.logits[:, exit]), mean)
         np.testing.assert_allclose(folded.readiness[:, exit], mean.max(-1))
 
 
@@ -58,7 +58,7 @@ def test_ensemble_leaves_broken_exits_out() -> None:
     logits[0, 1, 0] = np.nan
     without = fold(CRITERIA["ensemble"](), np.delete(LOGITS[:1], 1, axis=1))
     with_it = fold(CRITERIA["ensemble"](), logits)
-    np.testing.assert_allclose(np.delete(with_it.answers, 1, axis=1), without.answers)
+    np.testing.assert_allclose(np.delete(with_it.logits, 1, axis=1), without.logits)
     assert with_it.readiness[0, 1] == -np.inf
 
 
@@ -145,7 +145,7 @@ def test_patience_of_many_labels_watches_the_whole_set() -> None:
 
 def test_answers_of_many_labels_are_the_logits_themselves() -> None:
     decision = Policy.parse("confidence:0.6").decide(LOGITS, problem_type=MULTI)
-    np.testing.assert_array_equal(decision.answers, LOGITS[np.arange(40), decision.exits])
+    np.testing.assert_array_equal(decision.logits, LOGITS[np.arange(40), decision.exits])
 
 
 def test_oracle_leaves_at_the_first_right_exit() -> None:
@@ -173,7 +173,7 @@ def test_state_keeps_rows_by_mask_by_index_and_by_slice(rows: object) -> None:
     for name, kind in CRITERIA.items():
         rule = kind(np.array([0, 1, 2])) if name == "oracle" else kind()  # type: ignore[call-arg]
         state = rule.start(3)
-        assert isinstance(state, Rows)
+        assert isinstance(state, PerExample)
         for value in vars(state[rows]).values():
             assert len(value) == len(np.arange(3)[rows])  # type: ignore[call-overload]
 

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from offramp.criteria.confidence import Confidence
 from offramp.criteria.entropy import Entropy
 from offramp.criteria.oracle import Oracle
 from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, OfframpError, UnknownName
-from offramp.policy import Policy, check_certificate
+from offramp.policy import Certificate, Policy, check_certificate
 
 SURE, UNSURE = [4.0, 0.0], [0.1, 0.0]
 ALL_SURE = np.array([[SURE] * 6])
@@ -90,9 +91,9 @@ def test_thresholds_of_numpy_are_plain_numbers_inside() -> None:
         ("entropy:0.1,top=2,0.3", "'0.3' should be an option"),
         ("entropy:0.1,0.2,top=2,0.3", "'0.3' should be an option"),
         ("never,class.1=0.5", "takes no threshold"),
-        ("layer:3/4", "one layer for everybody"),
-        ("oracle", "Policy(Oracle(labels))"),
-        ("confidence:0.5,min_layer=5,max_layer=4", "exchange them"),
+        ("layer:3/4", "a single layer"),
+        ("oracle", "for curves only"),
+        ("confidence:0.5,min_layer=5,max_layer=4", "greater than max_layer"),
     ],
 )
 def test_a_mistake_in_the_text_gets_advice(text: str, advice: str) -> None:
@@ -107,29 +108,29 @@ def test_a_mistake_in_the_text_gets_advice(text: str, advice: str) -> None:
         ({"criterion": "entropi"}, "did you mean entropy?"),
         ({"criterion": "entropy", "treshold": 0.3}, "did you mean threshold or"),
         ({"criterion": "entropy", "options": {"normalized": True}}, "did you mean normalised?"),
-        ({}, "there is no rule ''"),
+        ({}, "unknown rule ''"),
         ({"criterion": "entropy", "threshold": 0.3, "newer": 1}, "no field 'newer'"),
         ({"criterion": "entropy", "threshold": 0.3, "labels": ["a"]}, "no field 'labels'"),
-        ("entropy:0.3", "no saved policy"),
-        ([1, 2], "no saved policy"),
-        (None, "no saved policy"),
-        ({1: 2}, "no saved policy"),
-        ({"criterion": 3}, "no saved policy"),
-        ({"criterion": ["entropy"]}, "no saved policy"),
-        ({"criterion": "entropy", "options": ["top"]}, "no saved policy"),
-        ({"criterion": "entropy", "options": {"top": "five"}}, "no saved policy"),
+        ("entropy:0.3", "not a saved policy"),
+        ([1, 2], "not a saved policy"),
+        (None, "not a saved policy"),
+        ({1: 2}, "not a saved policy"),
+        ({"criterion": 3}, "not a saved policy"),
+        ({"criterion": ["entropy"]}, "not a saved policy"),
+        ({"criterion": "entropy", "options": ["top"]}, "not a saved policy"),
+        ({"criterion": "entropy", "options": {"top": "five"}}, "not a saved policy"),
         ({"criterion": "entropy", "options": {"normalised": "yes"}}, "normalised=true"),
-        ({"criterion": "patience", "options": {"tolerance": "0.1"}}, "wrong kind"),
-        ({"criterion": "entropy", "threshold": "low"}, "no saved policy"),
-        ({"criterion": "entropy", "threshold": None}, "no saved policy"),
-        ({"criterion": "entropy", "threshold": {}}, "no saved policy"),
-        ({"criterion": "entropy", "threshold": 10**400}, "no saved policy"),
-        ({"criterion": "entropy", "threshold": 0.1, "class_thresholds": [1]}, "no saved policy"),
-        ({"criterion": "entropy", "threshold": 0.1, "min_layer": "2"}, "wrong kind"),
+        ({"criterion": "patience", "options": {"tolerance": "0.1"}}, "wrong type"),
+        ({"criterion": "entropy", "threshold": "low"}, "not a saved policy"),
+        ({"criterion": "entropy", "threshold": None}, "not a saved policy"),
+        ({"criterion": "entropy", "threshold": {}}, "not a saved policy"),
+        ({"criterion": "entropy", "threshold": 10**400}, "not a saved policy"),
+        ({"criterion": "entropy", "threshold": 0.1, "class_thresholds": [1]}, "not a saved policy"),
+        ({"criterion": "entropy", "threshold": 0.1, "min_layer": "2"}, "wrong type"),
         ({"criterion": "entropy", "threshold": 0.1, "max_layer": 2.5}, "whole number"),
-        ({"criterion": "entropy", "threshold": 0.1, "temperatures": 2}, "no saved policy"),
-        ({"criterion": "entropy", "threshold": 0.1, "certificate": "proven"}, "no saved policy"),
-        ({"criterion": "entropy", "threshold": 0.1, "certificate": []}, "wrong kind"),
+        ({"criterion": "entropy", "threshold": 0.1, "temperatures": 2}, "not a saved policy"),
+        ({"criterion": "entropy", "threshold": 0.1, "certificate": "proven"}, "certificate"),
+        ({"criterion": "entropy", "threshold": 0.1, "certificate": []}, "certificate"),
     ],
 )
 def test_a_mistake_in_saved_json_gets_advice(record: Any, advice: str) -> None:
@@ -138,45 +139,60 @@ def test_a_mistake_in_saved_json_gets_advice(record: Any, advice: str) -> None:
     assert advice in str(error.value)
 
 
-def test_certificate_is_kept_as_it_is() -> None:
-    certificate = {"epsilon": 0.01, "delta": 0.05, "examples": 500}
-    policy = Policy(Entropy(), 0.3, certificate=certificate)
-    assert Policy.from_json(policy.to_json()).certificate == certificate
+@pytest.fixture
+def certified(make_certificate: Callable[..., Certificate]) -> Policy:
+    return Policy(Entropy(), 0.3, certificate=make_certificate(epsilon={"spam": 0.01, "ham": 0.1}))
 
 
-CERTIFIED = Policy(
-    Entropy(), 0.3, certificate={"policy": "entropy:0.3", "fingerprint": "abc", "precision": "fp32"}
-)
+def test_a_certificate_survives_json(certified: Policy) -> None:
+    assert Policy.from_json(json.loads(json.dumps(certified.to_json()))) == certified
 
 
 @pytest.mark.parametrize(
-    ("changes", "fingerprint", "precision", "told"),
+    "change", [{"examples": 0}, {"epsilon": 0}, {"epsilon": {}}, {"of": "luck"}, {"delta": 1}, {"more": 1}]
+)
+def test_a_certificate_that_proves_nothing_is_refused(certified: Policy, change: dict[str, Any]) -> None:
+    record = certified.to_json()
+    with pytest.raises(BadPolicy, match="certificate"):
+        Policy.from_json(record | {"certificate": record["certificate"] | change})
+
+
+@pytest.mark.parametrize("field", ["of", "epsilon", "delta", "examples", "policy"])
+def test_an_incomplete_certificate_is_refused(certified: Policy, field: str) -> None:
+    record = certified.to_json()
+    del record["certificate"][field]
+    with pytest.raises(BadPolicy, match=field):
+        Policy.from_json(record)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fingerprint", "precision", "message"),
     [
-        ({"threshold": 0.4}, "abc", "fp32", "policy entropy:0.3, which is entropy:0.4 here"),
+        ({"threshold": 0.4}, "abc", "fp32", "policy entropy:0.3 .here: entropy:0.4."),
         ({"max_layer": 3}, "abc", "fp32", "entropy:0.3,max_layer=3"),
         ({"temperatures": (1.0, 2.0)}, "abc", "fp32", "temperatures=1/2"),
-        ({}, "xyz", "fp32", "fingerprint abc, which is xyz here"),
-        ({}, "abc", "int8", "precision fp32, which is int8 here"),
+        ({}, "xyz", "fp32", "fingerprint abc .here: xyz."),
+        ({}, "abc", "int8", "precision fp32 .here: int8."),
     ],
 )
-def test_a_certificate_of_something_else_warns(
-    changes: dict[str, Any], fingerprint: str, precision: str, told: str
+def test_a_certificate_for_something_else_warns(
+    certified: Policy, changes: dict[str, Any], fingerprint: str, precision: str, message: str
 ) -> None:
-    with pytest.warns(CertificateMismatch, match=told):
-        check_certificate(replace(CERTIFIED, **changes), fingerprint, precision)
+    with pytest.warns(CertificateMismatch, match=message):
+        check_certificate(replace(certified, **changes), fingerprint, precision)
 
 
-def test_a_certificate_of_what_runs_is_silent_also_after_a_file() -> None:
+def test_a_matching_certificate_does_not_warn(certified: Policy) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_certificate(CERTIFIED, "abc", "fp32")
-        loaded = Policy.from_json(json.loads(json.dumps(CERTIFIED.to_json())))
+        check_certificate(certified, "abc", "fp32")
+        loaded = Policy.from_json(json.loads(json.dumps(certified.to_json())))
         check_certificate(loaded.for_labels(["ham", "spam"]), "abc", "fp32")
         check_certificate(Policy(Entropy(), 0.3), "abc", "fp32")
 
 
 def test_a_policy_with_the_oracle_is_not_saved() -> None:
-    with pytest.raises(BadPolicy, match="not saved"):
+    with pytest.raises(BadPolicy, match="cannot be saved"):
         Policy(Oracle(np.array([0, 1]))).to_json()
 
 
@@ -215,7 +231,7 @@ def test_layers_are_those_of_the_model_and_not_the_number_of_the_exit() -> None:
 
 @pytest.mark.parametrize("text", ["layer:5", "confidence:0.5,min_layer=3", "never,max_layer=13"])
 def test_a_layer_without_exit_is_refused_and_the_exits_are_named(text: str) -> None:
-    with pytest.raises(Incompatible, match="the exits are at 2, 4, 6, 8, 10, 12"):
+    with pytest.raises(Incompatible, match="exits are at 2, 4, 6, 8, 10, 12"):
         Policy.parse(text).exits(ALL_SURE, layers=(2, 4, 6, 8, 10, 12))
 
 
@@ -252,9 +268,9 @@ def test_a_class_is_known_by_its_name_first_and_then_by_its_number() -> None:
 @pytest.mark.parametrize("names", [["ham", "spam"], []])
 def test_two_thresholds_for_one_class_are_refused(names: list[str]) -> None:
     policy = Policy.parse("confidence:0.7,class.1=0.8,class.01=0.9")
-    with pytest.raises(UnknownName, match="a second time"):
+    with pytest.raises(UnknownName, match="twice"):
         (policy.for_labels(names) if names else policy).exits(ALL_SURE)
-    with pytest.raises(UnknownName, match="a second time"):
+    with pytest.raises(UnknownName, match="twice"):
         Policy.parse("confidence:0.7,class.1=0.8,class.spam=0.9").for_labels(["ham", "spam"])
 
 
@@ -281,7 +297,7 @@ def test_rules_that_need_no_classes_decide_for_regression(name: str) -> None:
 def test_rules_for_classes_refuse_regression(name: str) -> None:
     rule = Oracle(np.zeros(1)) if name == "oracle" else CRITERIA[name]()
     with pytest.raises(Incompatible, match="patience, gate, layer, never"):
-        Policy(rule, 0 if rule.bare else 1).exits([[[1.0], [1.1]]])
+        Policy(rule, 1 if rule.takes_threshold else 0).exits([[[1.0], [1.1]]])
 
 
 def test_gates_that_are_broken_hold_their_example() -> None:
@@ -309,8 +325,8 @@ def test_the_last_exit_answers_even_if_its_logits_are_broken() -> None:
         ({"logits": [[1.0, 2.0]]}, r"\(examples, exits, classes\)"),
         ({"logits": np.zeros((2, 0, 3))}, r"\(examples, exits, classes\)"),
         ({"logits": np.zeros((2, 3, 2)), "gates": np.zeros((2, 2))}, "do not fit"),
-        ({"logits": np.zeros((2, 3, 2)), "layers": (1, 2)}, "2 layers were named"),
-        ({"logits": np.zeros((2, 3, 2)), "layers": (3, 2, 1)}, "must rise"),
+        ({"logits": np.zeros((2, 3, 2)), "layers": (1, 2)}, "2 layers were given"),
+        ({"logits": np.zeros((2, 3, 2)), "layers": (3, 2, 1)}, "rising order"),
         ({"logits": np.zeros((2, 3, 2)), "problem_type": "ranking"}, "is none of"),
         ({"logits": np.zeros((2, 3, 2)), "problem_type": "regression"}, "2 real-valued outputs"),
     ],
@@ -323,9 +339,9 @@ def test_arrays_that_do_not_fit_are_refused(arguments: dict[str, object], advice
 @pytest.mark.parametrize(
     ("text", "advice"),
     [
-        ("gate:0.5", "train the exits with gates"),
+        ("gate:0.5", "has no gate"),
         ("entropy:0.1/0.2", "2 thresholds for 6 exits"),
-        ("entropy:0.1,class.2=0.3", "no class '2'; available: 0, 1"),
+        ("entropy:0.1,class.2=0.3", "unknown class '2'; available: 0, 1"),
     ],
 )
 def test_a_policy_that_does_not_fit_the_model_is_refused(text: str, advice: str) -> None:
@@ -341,3 +357,27 @@ def test_temperatures_are_refused_for_regression() -> None:
 def test_class_thresholds_are_refused_for_regression() -> None:
     with pytest.raises(Incompatible, match="no classes"):
         Policy.parse("gate:0.5,class.0=0.3").exits([[[1.0], [2.0]]], gates=[[0.1, 0.2]])
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "message"),
+    [
+        ("gate:0.5", {"problem_type": "single_label_classification"}, "no gate"),
+        ("entropy:0.3", {"problem_type": "regression"}, "predicts a number"),
+        ("layer:5", {}, "exits are at 2, 4"),
+        ("entropy:0.1/0.2/0.3", {}, "3 thresholds for 2 exits"),
+        ("never,temperatures=1/2", {"problem_type": "regression"}, "temperatures"),
+        ("gate:0.5,class.0=0.9", {"problem_type": "regression", "has_gate": True}, "no classes"),
+    ],
+)
+def test_check_refuses_what_would_fail_on_every_example(
+    text: str, model: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Incompatible, match=message):
+        Policy.parse(text).check([2, 4], **model)
+
+
+def test_check_accepts_what_runs() -> None:
+    Policy.parse("gate:0.5").check([2, 4], "regression", has_gate=True)
+    Policy.parse("patience:1,tolerance=0.1").check([2, 4], "regression")
+    Policy.parse("entropy:0.3,class.0=0.1").check([2, 4], "multi_label_classification")

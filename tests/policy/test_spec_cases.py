@@ -98,7 +98,7 @@ def test_exit_and_answer_are_as_specified(
     text: str, logits: list[list[float]], layer: int, answer: float
 ) -> None:
     decision = Policy.parse(text).decide([logits])
-    given = decision.answers[0]
+    given = decision.logits[0]
     assert decision.exits[0] + 1 == layer
     assert (given[0] if len(given) == 1 else given.argmax()) == answer
 

@@ -21,7 +21,7 @@ def test_a_rule_sees_logits_divided_by_the_temperature_of_their_exit() -> None:
 
 def test_answers_stay_the_same_class_at_the_same_exit() -> None:
     done = COOL.decide(LOGITS)
-    assert (done.answers.argmax(-1) == LOGITS[np.arange(50), done.exits].argmax(-1)).all()
+    assert (done.logits.argmax(-1) == LOGITS[np.arange(50), done.exits].argmax(-1)).all()
 
 
 def test_a_sweep_over_tempered_logits_is_the_live_decision() -> None:

@@ -82,7 +82,7 @@ def leaving(policy: Policy, readiness: Array, layers: Sequence[int], thresholds:
 def least_readiness(criterion: Criterion, thresholds: Array) -> Array:
     """(thresholds,) the smallest readiness that reaches each: `policy.reached` as a plain >=."""
     level = np.asarray(criterion.level(thresholds), np.float64)
-    return np.nextafter(level, np.inf) if criterion.strict else level
+    return np.nextafter(level, np.inf) if not criterion.counts_exits else level
 
 
 def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], number: int) -> Array:
@@ -107,8 +107,8 @@ def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], n
     if len(distinct) > number - 1:
         picks = np.linspace(0, len(values) - 1, number - 1).astype(int)
         chosen = np.searchsorted(distinct, np.unique(values[picks]))
-    nobody = distinct[-1] if criterion.strict else distinct[-1] + 1
-    levels = [*(border(distinct, index, criterion.strict) for index in chosen.tolist()), nobody]
+    nobody = distinct[-1] if not criterion.counts_exits else distinct[-1] + 1
+    levels = [*(border(distinct, index, not criterion.counts_exits) for index in chosen.tolist()), nobody]
     thresholds = criterion.sign * np.array(levels)
     return np.asarray(thresholds[np.isfinite(criterion.level(thresholds))])
 
@@ -124,7 +124,7 @@ def border(distinct: Array, index: int, strict: bool) -> float:
 
 def out_of_reach(criterion: Criterion) -> float:
     """A threshold that nobody ever reaches: no entropy or count is below 0, no probability above 1."""
-    return 1.0 if criterion.strict and criterion.sign > 0 else 0.0
+    return 1.0 if not criterion.counts_exits and criterion.sign > 0 else 0.0
 
 
 def short_number_between(low: float, high: float) -> float:

@@ -12,7 +12,7 @@ from offramp.curves.exit_table import Leaving
 from offramp.errors import BadOption
 from offramp.policy import Policy, fold
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from offramp.tasks.metrics import answers as answers_of
+from offramp.problems import decode as answers_of
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
 
@@ -43,7 +43,7 @@ def read_out(trace: Trace, policy: Policy) -> Readout:
     """Fold a policy's rule over a trace."""
     logits = policy.tempered(trace.logits)
     folded = fold(policy.criterion, logits, trace.gates, trace.layers, trace.problem_type)
-    answers = np.moveaxis(answers_of(folded.answers, trace.problem_type), 1, 0)
+    answers = np.moveaxis(answers_of(folded.logits, trace.problem_type), 1, 0)
     return Readout(folded.readiness, np.ascontiguousarray(answers))
 
 

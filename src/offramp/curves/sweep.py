@@ -65,7 +65,7 @@ def sweep(
         def point(index: int) -> Point:
             taken = histogram[index]
             return Point(
-                threshold=None if policy.criterion.bare else float(left.thresholds[index]),
+                threshold=None if not policy.criterion.takes_threshold else float(left.thresholds[index]),
                 scores={name: float(found[name][index]) for name in metrics},
                 cost=cost(
                     taken,
@@ -117,7 +117,7 @@ def choose(
     wanted: str | Sequence[float], policy: Policy, readiness: Array, layers: Sequence[int], points: int
 ) -> Array:
     """The thresholds to sweep, each one checked to be possible for these exits."""
-    if policy.criterion.bare:
+    if not policy.criterion.takes_threshold:
         return np.zeros(1)
     if not isinstance(wanted, str):
         chosen = np.asarray(wanted, np.float64)

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from offramp.criteria import CRITERIA
 from offramp.curves import Sweep, sweep
 from offramp.curves.curve import template
 from offramp.curves.scores import at_full_depth, read_out
@@ -59,7 +60,8 @@ def measure(name: str, trace: Trace, rules: Sequence[str], bootstrap: int, **opt
 
 
 def is_graded(rule: str) -> bool:
-    return rule != "oracle" and template(rule).criterion.strict and not template(rule).criterion.bare
+    criterion = CRITERIA[rule.split(":")[0]]
+    return not criterion.needs_labels and not criterion.counts_exits and criterion.takes_threshold
 
 
 def separation(trace: Trace, rule: str) -> Readiness | None:
