@@ -74,8 +74,8 @@ def test_thresholds_of_numpy_are_plain_numbers_inside() -> None:
     ("text", "advice"),
     [
         ("entrpy:0.3", "did you mean entropy?"),
-        ("nothing_like_it:1", "available: entropy, confidence"),
-        ("", "available: entropy"),
+        ("nothing_like_it:1", "available: agreement, entropy"),
+        ("", "available: agreement"),
         ("entropy:0.3,normalized=true", "did you mean normalised?"),
         ("entropy:0.3,min_layers=2", "did you mean min_layer"),
         ("entropy:0.3,normalised=yes", "normalised=true or normalised=false"),

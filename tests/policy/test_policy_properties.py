@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp.criteria import CRITERIA
+from offramp.criteria.agreement import Agreement
 from offramp.criteria.oracle import Oracle
 from offramp.policy import Policy, fold, reached
 
@@ -15,6 +16,8 @@ EXITS = 6
 SINGLE_LABEL, MULTI = "single_label_classification", "multi_label_classification"
 
 TEXTS = [
+    "agreement:0.7",
+    "agreement:0.6,class.1=0.9",
     "entropy:0.5",
     "entropy:0.4/0.1/0.6/0.2/0.5/0.3,normalised=true",
     "entropy:0.3,top=2",
@@ -36,8 +39,13 @@ TEXTS = [
 ]
 
 
+FITTED = Agreement(coefficients=tuple((0.1, 0.5, 0.3, -0.2, 0.4, 0.1, 0.2 * exit) for exit in range(EXITS)))
+
+
 def policy(text: str, labels: Any) -> Policy:
-    return Policy(Oracle(labels)) if text == "oracle" else Policy.parse(text)
+    if text == "oracle":
+        return Policy(Oracle(labels))
+    return Policy.parse(text).with_fit_of(Policy(FITTED))
 
 
 @st.composite
@@ -140,10 +148,10 @@ def test_dropping_rows_at_any_time_leaves_the_others_as_they_were(
 @pytest.mark.parametrize("text", [text for text in TEXTS if text not in ("never", "oracle")])
 @settings(max_examples=15)
 @given(batch=batches(), numbers=st.tuples(st.integers(1, 6), st.integers(1, 6)))
-def test_a_laxer_threshold_never_leaves_later(
+def test_a_looser_threshold_never_leaves_later(
     text: str, batch: dict[str, Any], numbers: tuple[int, int]
 ) -> None:
-    criterion = Policy.parse(text).criterion
+    criterion = policy(text, batch["labels"]).criterion
     low, high = sorted(numbers if criterion.counts_exits else (number / 6 for number in numbers))
     strict, lax = (low, high) if criterion.sign < 0 else (high, low)
     arrays = (batch["logits"], batch["gates"], None, batch["problem_type"])
@@ -153,7 +161,7 @@ def test_a_laxer_threshold_never_leaves_later(
 @pytest.mark.parametrize("text", TEXTS)
 @settings(max_examples=15)
 @given(batch=batches())
-def test_nobody_leaves_early_where_logits_are_broken_and_all_are_reported(
+def test_no_example_leaves_early_where_logits_are_broken_and_all_are_reported(
     text: str, batch: dict[str, Any]
 ) -> None:
     decision = decide(text, batch)

@@ -21,7 +21,7 @@ from offramp.calibration.bounds import Bound, binomial, examples_needed, hoeffdi
 from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
 from offramp.curves.exit_table import Leaving, leaving
-from offramp.curves.scores import at_full_depth, read_out
+from offramp.curves.scores import read_out
 from offramp.errors import BadOption, NoSafeThreshold
 from offramp.policy import Certificate, Policy, fold
 from offramp.policy.text import class_indices
@@ -29,21 +29,32 @@ from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
 from offramp.trace import Trace
 
 GRID_SIZE = 400
+LOG_ODDS = -6.0, 14.0
+"""The range of a grid of probabilities."""
 LARGEST_LEAD = 25.0
 """The lead of the top logit at the safest end of the grid: a probability of 1 - 1e-11."""
 
 
-def certify(
-    trace: Trace, policies: Sequence[Policy], target: Guarantee, origin: dict[str, str | None]
-) -> Policy:
+@dataclass(frozen=True)
+class Candidate:
+    """A rule, and the examples that its threshold may be tested on: none of those that it was fitted on."""
+
+    policy: Policy
+    trace: Trace
+    fitted_on: int = 0
+    """The number of examples that the rule was fitted on."""
+
+
+def certify(candidates: Sequence[Candidate], target: Guarantee, origin: dict[str, str | None]) -> Policy:
     """The earliest-leaving policy that is proven safe, with its certificate; or `NoSafeThreshold`."""
-    check_target(trace, target)
-    outcomes = [prove(trace, policy, target, target.delta / len(policies)) for policy in policies]
+    for each in candidates:
+        check_target(each.trace, target)
+    outcomes = [prove(each, target, target.delta / len(candidates)) for each in candidates]
     proven = [outcome for outcome in outcomes if outcome.proven]
     if not proven:
-        raise no_safe_threshold(trace, target, outcomes)
+        raise no_safe_threshold(target, outcomes)
     best = min(proven, key=lambda outcome: outcome.mean_layer)
-    return replace(best.policy, certificate=issue(trace, target, best, len(policies), origin))
+    return replace(best.policy, certificate=issue(best, target, len(candidates), origin))
 
 
 def check_target(trace: Trace, target: Guarantee) -> None:
@@ -84,6 +95,7 @@ class Outcome:
     """The result of testing one rule."""
 
     proven: bool
+    candidate: Candidate
     policy: Policy
     """The loosest that was proven; otherwise the safest that saves anything, which failed."""
     tests: tuple[TestResult, ...]
@@ -98,8 +110,9 @@ class Outcome:
         return max(self.tests, key=lambda each: each.p_value)
 
 
-def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outcome:
+def prove(candidate: Candidate, target: Guarantee, delta: float) -> Outcome:
     """Fixed-sequence testing of one rule along its grid of thresholds."""
+    trace, policy = candidate.trace, candidate.policy
     read = read_out(trace, policy)
     left = leaving(policy, read.readiness, trace.layers, threshold_grid(policy.criterion, trace))
     losses, largest = losses_of(trace, target, read.answers), largest_loss(trace, target)
@@ -118,6 +131,7 @@ def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outc
     index = proven[-1] if proven else useful[0] if useful else safest_first[0]
     return Outcome(
         proven=bool(proven),
+        candidate=candidate,
         policy=replace(policy, threshold=float(left.thresholds[index])),
         tests=tuple(
             TestResult(part, float(risk[index]), float(p_value[index]))
@@ -140,8 +154,9 @@ def threshold_grid(criterion: Criterion, trace: Trace) -> Array:
         return np.asarray(trace.layers)
     if criterion.counts_exits:
         return np.arange(1, exits + 1)
-    if criterion.reads == "gate":
-        return np.linspace(0, 1, GRID_SIZE + 1)
+    if criterion.probability:
+        probabilities = 1 / (1 + np.exp(-np.linspace(*LOG_ODDS, GRID_SIZE)))
+        return np.unique([round_threshold(value) for value in probabilities.tolist()])
     logits = np.zeros((GRID_SIZE, 1, classes))
     lead = np.linspace(0, LARGEST_LEAD, GRID_SIZE)[:, None]
     if trace.problem_type == MULTI_LABEL:
@@ -174,7 +189,7 @@ def losses_of(trace: Trace, target: Guarantee, predictions: Array) -> Array:
 
     Integers, because sums of fractions would be off by rounding.
     """
-    full = at_full_depth(trace)
+    full = trace.reference_predictions()
 
     def same(a: Array, b: Any) -> Array:
         if trace.problem_type != REGRESSION:
@@ -212,21 +227,21 @@ def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
     unbounded = [name for index, name in enumerate(names) if index not in classes]
     if unbounded:
         raise BadOption(f"no bound for {', '.join(unbounded)}; give one for every class")
-    of = at_full_depth(trace) if target.of == "disagreement" else trace.labels
+    of = trace.reference_predictions() if target.of == "disagreement" else trace.labels
     return [
         Part(names[index], np.asarray(of == index), epsilon)
         for index, epsilon in zip(classes, target.epsilon.values(), strict=True)
     ]
 
 
-def no_safe_threshold(trace: Trace, target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeThreshold:
+def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeThreshold:
     """Why nothing was proven, and how many examples would have been enough."""
-    leaving_early = [outcome for outcome in outcomes if outcome.mean_layer < trace.layers[-1]]
+    leaving_early = [each for each in outcomes if each.mean_layer < each.candidate.trace.layers[-1]]
     if not leaving_early:
         return NoSafeThreshold("no threshold lets any example leave early on this trace; use another rule.")
     nearest = min(leaving_early, key=lambda outcome: outcome.weakest.p_value)
     part, risk, delta = nearest.weakest.part, nearest.weakest.risk, nearest.delta
-    _, bound = bound_for(trace, target)
+    _, bound = bound_for(nearest.candidate.trace, target)
     without_errors = examples_needed(part.epsilon, delta, bound=bound)
     needed = examples_needed(part.epsilon, delta, risk, bound)
     kind = "examples" if part.of_class is None else f"examples of the class {part.of_class!r}"
@@ -255,9 +270,10 @@ def no_safe_threshold(trace: Trace, target: Guarantee, outcomes: Sequence[Outcom
 
 
 def issue(
-    trace: Trace, target: Guarantee, outcome: Outcome, rules_tried: int, origin: dict[str, str | None]
+    outcome: Outcome, target: Guarantee, rules_tried: int, origin: dict[str, str | None]
 ) -> Certificate:
     """The certificate for a proven policy."""
+    trace = outcome.candidate.trace
     lost = sum(each.risk * each.part.examples for each in outcome.tests)
     by_class = {
         each.part.of_class: {"examples": each.part.examples, "observed_risk": each.risk}
@@ -282,6 +298,7 @@ def issue(
         runtime=trace.runtime,
         precision=trace.precision,
         rules_tried=rules_tried,
+        fitted_on=outcome.candidate.fitted_on,
         **origin,
     )
 

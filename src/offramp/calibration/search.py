@@ -7,31 +7,38 @@ from dataclasses import replace
 import numpy as np
 
 from offramp.calibration.budget import spend
-from offramp.calibration.guarantee import certify
+from offramp.calibration.guarantee import Candidate, certify
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
 from offramp.calibration.temperatures import Temperatures
+from offramp.criteria.agreement import Agreement
 from offramp.curves import Point, Sweep, sweep
 from offramp.curves.curve import template
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.policy import Policy
 from offramp.trace import Trace
 
+DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "layer")
+FIT_SHARE, FIT_MOST = 3, 2000
+"""A rule that learns is fitted on a third of the examples, at most this many: it has few coefficients."""
 POINTS = 400
 """Thresholds tried where no statistical test limits them."""
 
 
 def calibrate(
     trace: Trace,
-    rule: str | Sequence[str],
+    rule: str | Sequence[str] | None,
     target: Target,
     *,
+    seed: int = 0,
     temperatures: Temperatures | Sequence[float] | None = None,
     chosen_on: Trace | str | None = None,
 ) -> Policy:
     """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
 
-    `rule` is a name or the text form of a policy, whose threshold is replaced. Of several rules the best for the
-    target is returned; a guarantee pays for that choice by splitting delta among them, other targets warn.
+    `rule` is a name or the text form of a policy, whose threshold is replaced; None tries agreement, entropy,
+    confidence, margin and layer. Of several rules the best for the target is returned; a guarantee pays for that
+    choice by splitting delta among them, other targets warn. A rule that learns is fitted on a third of the
+    examples, drawn with `seed`, and its threshold is calibrated on the others.
     `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` is the trace, or the name
     of the data, that the rule and its options were chosen on. A warning says if the rule or the temperatures were
     chosen on examples of this trace.
@@ -45,7 +52,7 @@ def calibrate(
     >>> policy.certificate.examples, policy.certificate.observed_risk
     (400, 0.005)
     """
-    rules = [rule] if isinstance(rule, str) else list(rule)
+    rules = [rule] if isinstance(rule, str) else list(DEFAULT_RULES if rule is None else rule)
     if not rules:
         raise BadOption("name at least one rule to calibrate")
     if not len(trace):
@@ -65,13 +72,26 @@ def calibrate(
 
     if isinstance(target, Guarantee):
         origin = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
-        return certify(trace, policies, target, origin)
+        return certify([fit(trace, policy, target.tolerance, seed) for policy in policies], target, origin)
     if len(policies) > 1:
         warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
     if isinstance(target, Budget):
         return spend(trace, policies, target)
     found = sweep(trace, [str(policy) for policy in policies], points=POINTS)
     return within_loss(found, target) if isinstance(target, MaxLoss) else fast_enough(found, target)
+
+
+def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Candidate:
+    """A rule that learns is fitted on some examples and calibrated on the others, any other on all of them."""
+    if policy.criterion.is_fitted:
+        return Candidate(policy, trace)
+    order = np.random.default_rng(seed).permutation(len(trace))
+    count = min(len(trace) // FIT_SHARE, FIT_MOST)
+    if count < 2:
+        raise BadOption(f"{len(trace)} examples are too few to fit agreement and calibrate its threshold")
+    assert isinstance(policy.criterion, Agreement)  # the only rule that learns
+    rule = Agreement.fit(trace[np.sort(order[:count])], tolerance or policy.criterion.tolerance)
+    return Candidate(replace(policy, criterion=rule), trace[np.sort(order[count:])], count)
 
 
 def reuses(trace: Trace, source: Trace | str) -> bool:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from offramp.criteria.base import log_softmax
+from offramp.criteria.base import as_choices, log_softmax
 from offramp.errors import BadOption
-from offramp.problems import MULTI_LABEL, REGRESSION, Array
+from offramp.problems import REGRESSION, Array
 from offramp.trace import Trace
 
 LOG_RANGE = np.log(100)
@@ -32,10 +32,9 @@ def fit_temperatures(trace: Trace) -> Temperatures:
     """
     if trace.labels is None or trace.problem_type == REGRESSION:
         raise BadOption("temperatures are fitted to class labels, which this trace does not have")
-    choices, labels = trace.logits, np.asarray(trace.labels)
-    if trace.problem_type == MULTI_LABEL:
-        choices = np.stack([np.zeros_like(choices), choices], axis=-1)  # each label is a two-class problem
-    values = tuple(temperature(choices[:, exit], labels) for exit in range(choices.shape[1]))
+    labels = np.asarray(trace.labels)
+    choices = [as_choices(trace.logits[:, exit], trace.problem_type) for exit in range(len(trace.layers))]
+    values = tuple(temperature(each, labels.reshape(each.shape[:2])) for each in choices)
     return Temperatures(values, fitted_on=trace)
 
 

@@ -3,6 +3,7 @@
 Names are saved in policies, so they are for life.
 """
 
+from offramp.criteria.agreement import Agreement
 from offramp.criteria.base import Criterion
 from offramp.criteria.confidence import Confidence
 from offramp.criteria.ensemble import Ensemble
@@ -18,6 +19,7 @@ from offramp.criteria.patience_confidence import PatienceConfidence
 from offramp.criteria.window import Window
 
 CRITERIA: dict[str, type[Criterion]] = {
+    "agreement": Agreement,
     "entropy": Entropy,
     "confidence": Confidence,
     "margin": Margin,

@@ -10,12 +10,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.problems import Array
+from offramp.problems import MULTI_LABEL, Array
 
 Shape = int | tuple[int, ...]
 
 ALWAYS_WRITTEN = {"written": "always"}
 """Metadata of an option that a policy's text form shows even at its default."""
+
+
+FITTED = {"written": "never"}
+"""Metadata of an option that is fitted to data: part of a policy's JSON form, not of its text form."""
 
 
 class Criterion:
@@ -35,6 +39,10 @@ class Criterion:
     takes_threshold: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
     """Whether it reads the labels, so that it can bound a curve but never run."""
+    probability: ClassVar[bool] = False
+    """Whether readiness is a probability that is not computed from one exit's logits alone."""
+    is_fitted: ClassVar[bool] = True
+    """False while a rule that learns has not seen a trace."""
     regression: ClassVar[bool] = False
     """Whether it works for a single real-valued output."""
 
@@ -62,6 +70,13 @@ class PerExample:
 
     def __getitem__(self, rows: Any) -> Self:
         return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+
+def as_choices(logits: Array, problem_type: str | None) -> Array:
+    """(examples, labels, classes): one choice among all classes, or absent against present for each label."""
+    if problem_type == MULTI_LABEL:
+        return np.stack([np.zeros_like(logits), logits], axis=-1)
+    return logits[:, None]
 
 
 def finite_rows(logits: Array) -> Array:

@@ -22,6 +22,7 @@ class Gate(Criterion):
     """
 
     reads = "gate"
+    probability = True
     regression = True
 
     def step(self, state: Any, gate: Array) -> tuple[Any, Array]:

@@ -46,6 +46,8 @@ class Certificate:
     precision: str = ""
     rules_tried: int = 1
     """The number of rules that shared delta."""
+    fitted_on: int = 0
+    """For a rule that learns: the number of further examples of the same data that it was fitted on."""
     rule_chosen_on: str | None = None
     temperatures_fitted_on: str | None = None
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offramp.criteria import CRITERIA
-from offramp.criteria.base import Criterion, finite_rows
+from offramp.criteria.base import Criterion, as_choices, finite_rows
 from offramp.errors import Incompatible
 from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, Array, is_regression
 
@@ -109,7 +109,7 @@ def advance(
     if state is None:
         check_criterion(criterion, logits.shape[-1], problem_type, gate is not None)
     finite = finite_rows(logits)
-    choices = _choices(logits, problem_type)
+    choices = as_choices(logits, problem_type)
     if criterion.reads == "gate":
         read = np.asarray(gate)[:, None]
         finite &= np.isfinite(read[:, 0])
@@ -141,10 +141,3 @@ def check_criterion(criterion: Criterion, outputs: int, problem_type: str | None
         raise Incompatible(
             "the gate rule reads gate scores, and this model has no gate: train one with the recipe berxit."
         )
-
-
-def _choices(logits: Array, problem_type: str | None) -> Array:
-    """(examples, labels, classes): one choice among all classes, or absent against present for each label."""
-    if problem_type == MULTI_LABEL:
-        return np.stack([np.zeros_like(logits), logits], axis=-1)
-    return logits[:, None]

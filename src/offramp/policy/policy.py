@@ -112,7 +112,13 @@ class Policy:
             raise BadPolicy(
                 f"{reprlib.repr(record)} is not a saved policy ({error}); calibrate again."
             ) from error
-        if replace(as_read, certificate=policy.certificate) != policy:
+        fitted = {name: getattr(policy.criterion, name) for name in text.fitted_names(type(policy.criterion))}
+        as_read = replace(
+            as_read,
+            criterion=replace(as_read.criterion, **fitted),  # type: ignore[type-var]
+            certificate=policy.certificate,
+        )
+        if as_read != policy:
             raise BadPolicy(f"{reprlib.repr(record)} has a value of the wrong type: it reads as {as_read}.")
         return policy
 
@@ -128,7 +134,7 @@ class Policy:
         for key in rest.keys() - known:
             raise BadPolicy(f"a saved policy has no field {did_you_mean(key, known)}")
         kind = text.criterion_class(criterion)
-        for key in (options or {}).keys() - text.option_names(kind):
+        for key in (options or {}).keys() - {*text.option_names(kind), *text.fitted_names(kind)}:
             raise BadPolicy(f"{criterion} has no option {did_you_mean(key, text.option_names(kind))}")
         proof = None if certificate is None else Certificate.from_json(certificate)
         return cls(kind(**options or {}), certificate=proof, **rest)
@@ -137,6 +143,15 @@ class Policy:
         """The same policy with the model's class names, which thresholds by class name need."""
         text.class_indices(self.class_thresholds, names)
         return replace(self, labels=tuple(names))
+
+    def with_fit_of(self, other: Self | None) -> Self:
+        """This policy with what the other's rule was fitted to, if it is the same rule and this one is not fitted.
+
+        So "agreement:0.95" works on a model that was calibrated at another threshold.
+        """
+        if self.criterion.is_fitted or other is None or type(other.criterion) is not type(self.criterion):
+            return self
+        return replace(self, criterion=other.criterion)
 
     def exits(
         self,

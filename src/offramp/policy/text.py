@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 from urllib.parse import quote, unquote
 
 from offramp.criteria import CRITERIA
-from offramp.criteria.base import Criterion
+from offramp.criteria.base import FITTED, Criterion
 from offramp.errors import BadPolicy, UnknownName, did_you_mean
 
 LIMITS = ("min_layer", "max_layer")
@@ -63,7 +63,7 @@ def write(
     options = [
         f"{option.name}={_written(getattr(criterion, option.name))}"
         for option in fields(criterion)  # type: ignore[arg-type]
-        if option.default is not MISSING
+        if option.name in option_names(type(criterion))
         and (option.metadata or getattr(criterion, option.name) != option.default)
     ]
     bounds = [f"{key}={layer}" for key, layer in limits.items() if layer is not None]
@@ -93,8 +93,14 @@ def criterion_class(name: str) -> type[Criterion]:
 
 
 def option_names(kind: type[Criterion]) -> list[str]:
-    """The options of a rule, in order."""
-    return [option.name for option in fields(kind)]  # type: ignore[arg-type]
+    """The options that a person can set, in order."""
+    settable = (option for option in fields(kind) if option.default is not MISSING)  # type: ignore[arg-type]
+    return [option.name for option in settable if option.metadata != FITTED]
+
+
+def fitted_names(kind: type[Criterion]) -> list[str]:
+    """The options that are fitted to data."""
+    return [option.name for option in fields(kind) if option.metadata == FITTED]  # type: ignore[arg-type]
 
 
 def class_indices(labels: Iterable[str], names: Sequence[str]) -> list[int]:

@@ -14,13 +14,13 @@ from safetensors.numpy import save_file
 
 from offramp.atomic import atomic_file
 from offramp.errors import BadData
-from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
+from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL, decode
 
 Array = NDArray[Any]
 
 FORMAT = 1
 SHAPE = ("hidden", "intermediate", "heads", "layers")
-PER_EXAMPLE = ("logits", "labels", "lengths", "ids", "gates")
+PER_EXAMPLE = ("logits", "labels", "lengths", "ids", "gates", "reference")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Trace:
     logits: Array
     """(examples, exits, classes) float32."""
     layers: tuple[int, ...]
-    """The layer of each exit, from 1."""
+    """The layer of each exit; 0 is before the first layer."""
     labels: Array | None
     """(examples,) classes or values; (examples, classes) 0 or 1 if multi-label; None if not known."""
     lengths: Array
@@ -47,6 +47,8 @@ class Trace:
     """(examples,) numbers or strings."""
     gates: Array | None = None
     """(examples, exits) scores of learned gates, if the model has them."""
+    reference: Array | None = None
+    """(examples, classes) logits of the model whose predictions are to be kept; None: the last exit's."""
     problem_type: str = SINGLE_LABEL
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
@@ -69,6 +71,7 @@ class Trace:
             "lengths": np.asarray(self.lengths),
             "ids": np.asarray(self.ids),
             "gates": None if self.gates is None else np.asarray(self.gates, np.float32),
+            "reference": None if self.reference is None else np.asarray(self.reference, np.float32),
             "layers": tuple(self.layers),
             "label_names": tuple(self.label_names),
             "metrics": tuple(self.metrics),
@@ -85,6 +88,19 @@ class Trace:
         """Some of the examples: a mask, indices or a slice."""
         arrays = {name: getattr(self, name) for name in PER_EXAMPLE}
         return replace(self, **{name: array[rows] for name, array in arrays.items() if array is not None})
+
+    def reference_predictions(self) -> Array:
+        """(examples,) or (examples, labels): the predictions to be kept, the reference's or else full depth's."""
+        logits = self.logits[:, -1] if self.reference is None else self.reference
+        return decode(logits, self.problem_type)
+
+    def agreement(self, exit: int, tolerance: float | None = None) -> Array:
+        """(examples,) whether the prediction of this exit is the reference's, in every label."""
+        predictions, reference = decode(self.logits[:, exit], self.problem_type), self.reference_predictions()
+        if self.problem_type == REGRESSION:
+            return np.asarray(np.abs(predictions - reference) <= (tolerance or 0.0))
+        same = np.asarray(predictions == reference)
+        return np.asarray(same.all(-1)) if self.problem_type == MULTI_LABEL else same
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace, whole or not at all."""
@@ -134,11 +150,13 @@ def _check_shapes(trace: Trace) -> None:
         "lengths": (examples,),
         "ids": (examples,),
         "gates": (examples, exits),
+        "reference": (examples, classes),
         "label_names": (classes,),
     }
     optional = {
         "labels": trace.labels is None,
         "gates": trace.gates is None,
+        "reference": trace.reference is None,
         "label_names": not trace.label_names,
     }
     for name, shape in wanted.items():
@@ -153,8 +171,8 @@ def _check_values(trace: Trace) -> None:
         raise BadData(f"problem_type {trace.problem_type!r} is none of {', '.join(PROBLEM_TYPES)}.")
     if trace.problem_type == REGRESSION and classes != 1:
         raise BadData(f"a regression has one output and not {classes}.")
-    if list(trace.layers) != sorted(set(trace.layers)) or not trace.layers or trace.layers[0] < 1:
-        raise BadData(f"layers {trace.layers} must rise and count from 1.")
+    if list(trace.layers) != sorted(set(trace.layers)) or not trace.layers or trace.layers[0] < 0:
+        raise BadData(f"layers must be in rising order and not negative, not {trace.layers}.")
     if trace.shape and not set(SHAPE) <= set(trace.shape):
         raise BadData(f"shape must tell {', '.join(SHAPE)}, and not just {', '.join(trace.shape)}.")
     if trace.labels is not None and trace.problem_type != REGRESSION:

@@ -1,0 +1,167 @@
+"""Agreement: leave when a learned estimate says that full depth would predict the same."""
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+
+from offramp.criteria.base import FITTED, Criterion, PerExample, Shape, as_choices, finite_rows, log_softmax
+from offramp.errors import BadOption, Incompatible
+from offramp.problems import REGRESSION, Array
+from offramp.trace import Trace
+
+DIGITS = 6
+"""Of a coefficient: more would only lengthen the saved policy."""
+CLIP = 20.0
+"""Log-odds beyond this are saturated; clipped so that one extreme logit does not decide."""
+
+
+@dataclass(frozen=True)
+class History(PerExample):
+    last: Array  # (..., classes) log-odds at the previous exit; in regression its value
+    total: Array  # (..., classes) sum over the exits so far
+    low: Array  # (..., classes) smallest so far
+    high: Array  # (..., classes) largest so far
+    prediction: Array  # (...) class at the previous exit, -1 for none
+    run: Array  # (...) consecutive exits that agreed
+    exits: Array  # (...) exits so far
+    valid: Array  # (...) those of them whose logits were finite
+
+
+@dataclass(frozen=True)
+class Agreement(Criterion):
+    """Leave when the estimated probability that full depth predicts the same is above the threshold.
+
+    One logistic regression per exit on the history of the current prediction: its log-odds here and at the
+    previous exit, their mean, minimum and maximum over all exits so far, and the number of consecutive exits that
+    agree. In regression the history is of the predicted value. In multi-label problems the least certain label
+    counts, and the prediction is the same if all labels are. `fit` needs no labels.
+
+    *Reference*: like the meta-classifier of CATs (Schuster et al. 2021, arXiv:2104.08803), on logits alone.
+    *Relation*: `confidence` and `patience` read parts of the same history, with no estimate of what it means.
+    *Shapes*: logits (..., classes) to readiness (...), a probability.
+    *Example*:
+
+    >>> rule = Agreement(coefficients=((0, 1, 0, 0, 0, 0, 0), (0, 0, 0, 1, 0, 0, 0)))
+    >>> state, first = rule.step(rule.start((1, 1)), np.array([[[2.0, 0.0]]]))
+    >>> state, second = rule.step(state, np.array([[[4.0, 0.0]]]))  # the mean of 2 and 4
+    >>> first.round(3), second.round(3)
+    (array([[0.881]]), array([[0.953]]))
+    """
+
+    tolerance: float = 0.0
+    """In regression, values no further apart than this are the same prediction."""
+    coefficients: tuple[tuple[float, ...], ...] | None = field(default=None, metadata=FITTED)
+    """(exits, 1 + features): intercept and weights of each exit."""
+
+    probability = True
+    regression = True
+
+    @property
+    def is_fitted(self) -> bool:  # type: ignore[override]
+        return self.coefficients is not None
+
+    def __post_init__(self) -> None:
+        if self.coefficients is not None:
+            rows = tuple(tuple(map(float, row)) for row in self.coefficients)
+            object.__setattr__(self, "coefficients", rows)
+
+    @classmethod
+    def fit(cls, trace: Trace, tolerance: float | None = None) -> Self:
+        """The rule fitted to a trace. Calibrate its threshold on other examples.
+
+        `tolerance` is for regression: numbers no further apart are the same prediction.
+        """
+        if trace.problem_type == REGRESSION and not tolerance:
+            raise BadOption("for regression, set the tolerance within which two numbers count as equal")
+        rule = cls(tolerance or 0.0)
+        state, rows = None, []
+        for exit in range(len(trace.layers)):
+            logits = as_choices(trace.logits[:, exit], trace.problem_type)
+            state, features = rule.observe(state or rule.start(logits.shape[:2]), logits)
+            rows.append(fit_exit(features, trace.agreement(exit, tolerance)))
+        return cls(rule.tolerance, tuple(rows))
+
+    def start(self, examples: Shape) -> History:
+        none = np.zeros(examples)
+        empty = none[..., None]
+        return History(empty, empty, empty, empty, none - 1, none, none, none)
+
+    def step(self, seen: History, logits: Array) -> tuple[History, Array]:
+        state, features = self.observe(seen, logits)
+        if self.coefficients is None:
+            raise Incompatible("agreement is not fitted; calibrate it on a trace first (offramp calibrate).")
+        exit = int(state.exits.max(initial=1)) - 1
+        if exit >= len(self.coefficients):
+            raise Incompatible(
+                f"agreement was fitted for {len(self.coefficients)} exits; calibrate it again."
+            )
+        intercept, *weights = self.coefficients[exit]
+        probability = 1 / (1 + np.exp(-(intercept + features @ np.array(weights))))
+        return state, np.broadcast_to(probability.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])
+
+    def observe(self, seen: History, logits: Array) -> tuple[History, Array]:
+        """The history after this exit, and the features (examples, features) that the estimate is made from."""
+        finite = finite_rows(logits)
+        values = np.where(finite[..., None], logits if logits.shape[-1] == 1 else log_odds(logits), seen.last)
+        first = (seen.valid == 0)[..., None]
+        state = History(
+            last=values,
+            total=seen.total + values,
+            low=np.where(first, values, np.minimum(seen.low, values)),
+            high=np.where(first, values, np.maximum(seen.high, values)),
+            prediction=values.argmax(-1),
+            run=seen.run,
+            exits=seen.exits + 1,
+            valid=seen.valid + finite,
+        )
+        previous = np.where(first, values, seen.last)
+        if logits.shape[-1] == 1:
+            agrees = (np.abs(values - previous)[..., 0] <= self.tolerance) & (seen.valid > 0)
+            features = self._distances(state, previous)
+        else:
+            agrees = state.prediction == seen.prediction
+            history = (values, previous, state.total / state.exits[..., None], state.low, state.high)
+            features = [at(array, state.prediction) for array in history]
+        state = replace(state, run=np.where(agrees, seen.run + 1, 0))
+        every = np.stack(
+            [*features, state.run], axis=-1
+        )  # (examples, features) or (examples, labels, features)
+        return state, every.min(axis=1) if every.ndim == 3 else every
+
+    def _distances(self, state: History, previous: Array) -> list[Array]:
+        """How close the value is to earlier ones, in units of the tolerance, as negative logarithms."""
+        value = state.last
+        distances = (value - previous, value - state.total / state.exits[..., None], state.high - state.low)
+        scale = self.tolerance or 1.0
+        return [-np.log(np.abs(distance[..., 0]) / scale + 1e-3) for distance in distances]
+
+
+def fit_exit(features: Array, same: Array) -> tuple[float, ...]:
+    """Intercept and weights of one exit; if only one outcome occurs, a constant that allows for the other."""
+    from sklearn.linear_model import LogisticRegression
+
+    finite = np.isfinite(features).all(-1)
+    features, same = features[finite], same[finite]
+    if same.all() or not same.any():
+        hits = int(same.sum())
+        constant = np.log((hits + 1) / (len(same) - hits + 1))
+        return (round(float(constant), DIGITS), *[0.0] * features.shape[1])
+    centre, scale = features.mean(0), features.std(0) + 1e-6  # so that the penalty treats features alike
+    model = LogisticRegression(max_iter=1000).fit((features - centre) / scale, same)
+    weights = model.coef_[0] / scale
+    intercept = model.intercept_[0] - weights @ centre
+    return tuple(round(float(value), DIGITS) for value in (intercept, *weights))
+
+
+def log_odds(logits: Array) -> Array:
+    """(..., classes) the log-odds of each class against all others."""
+    log_p = log_softmax(logits)
+    with np.errstate(divide="ignore"):  # a probability of 1 has infinite odds
+        odds: Array = log_p - np.log(-np.expm1(np.minimum(log_p, 0)))
+    return odds.clip(-CLIP, CLIP)
+
+
+def at(array: Array, index: Array) -> Array:
+    """array[..., index], one class per row."""
+    return np.take_along_axis(array, index[..., None].astype(int), axis=-1)[..., 0]
