@@ -201,8 +201,8 @@ def test_a_label_must_be_a_name_or_a_number(label: Any, tmp_path: Path) -> None:
     ("metrics", "labels", "problem"),
     [
         (["accuracy"], ["bad", "good"], "no metric named accuracy; have mcc, acc"),
-        (["acc", "f1"], ["bad", "fair", "good"], "f1 is for two classes.*macro_f1"),
-        (["acc_and_f1"], ["bad", "fair", "good"], "acc_and_f1 is for two classes"),
+        (["acc", "f1"], ["bad", "fair", "good"], "f1 is for binary classification.*macro_f1"),
+        (["acc_and_f1"], ["bad", "fair", "good"], "acc_and_f1 is for binary classification"),
     ],
 )
 def test_an_unknown_or_unsuitable_metric_is_refused_at_once(
@@ -212,7 +212,7 @@ def test_an_unknown_or_unsuitable_metric_is_refused_at_once(
         Task.from_files(train=write(tmp_path, ".csv", ROWS), labels=labels, metrics=metrics)
 
 
-def test_f1_is_for_two_classes(tmp_path: Path) -> None:
+def test_f1_is_for_binary_classification(tmp_path: Path) -> None:
     assert Task.from_files(train=write(tmp_path, ".csv", ROWS), metrics=["f1"]).headline == "f1"
 
 
