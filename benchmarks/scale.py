@@ -65,7 +65,7 @@ def texts_in(file: Path) -> list[str]:
     from offramp.tasks.files import ColumnMap, guess_columns, read_file
 
     found = read_file(file)
-    columns = guess_columns(str(file), found.names, label="")
+    columns = guess_columns(str(file), found.column_names, label="")
     return found.select(ColumnMap(columns.text)).cells["text"]
 
 

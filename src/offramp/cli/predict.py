@@ -115,7 +115,7 @@ def read_texts(name: str, text: str | None, text_pair: str | None) -> Iterator[A
             yield from decode_lines(lines, name)
         return
     file = read_file(path)
-    found = guess_columns(name, file.names, text, text_pair, label="")  # labels are not read
+    found = guess_columns(name, file.column_names, text, text_pair, label="")  # labels are not read
     rows = file.select(ColumnMap(found.text, found.text_pair))
     if rows.faults:
         number, fault = next(iter(rows.faults.items()))

@@ -68,7 +68,7 @@ def find_texts(
 ) -> tuple[Texts, list[Path]]:
     """How to read a file, or all files in a folder, and which they are; the first says which columns there are."""
     files = files_in(source)
-    names = read_file(files[0]).names
+    names = read_file(files[0]).column_names
     found = guess_columns(
         str(files[0]), names, text, text_pair, label=""
     )  # any label will do, as it is not read

@@ -139,11 +139,11 @@ class Task:
         files = {split: read_file(path) for split, path in given.items()}
         first = files[(labelled or list(given))[0]]
         columns = guess_columns(
-            str(first.path), first.names, text, text_pair, label, needs_label=bool(labelled)
+            str(first.path), first.column_names, text, text_pair, label, needs_label=bool(labelled)
         )
         sources = {}
         for split, file in files.items():
-            present = _without_absent_label(columns, file.names) if split in unlabelled else columns
+            present = _without_absent_label(columns, file.column_names) if split in unlabelled else columns
             sources[split] = LoadedSplit(present, file.select(present))
         return cls._infer(name, sources, labels, problem_type, metrics, separator, bad_rows)
 

@@ -37,7 +37,7 @@ def task(
     train: str = "train.tsv",
     validation: str = "test.tsv",
     columns: ColumnMap = ColumnMap(1, label=0),  # noqa: B008 - frozen
-    split: Callable[[str], list[str]] = split_tabs,
+    split_line: Callable[[str], list[str]] = split_tabs,
     hub: dict[str, HubSplit] | None = None,
 ) -> Task:
     return Task(
@@ -45,8 +45,8 @@ def task(
         labels=labels,
         metrics=("acc", "macro_f1"),
         layout={
-            "train": LineFile(Path(train), columns, split=split),
-            "validation": LineFile(Path(validation), columns, split=split),
+            "train": LineFile(Path(train), columns, split_line=split_line),
+            "validation": LineFile(Path(validation), columns, split_line=split_line),
         },
         splits=hub or {},
         aliases=aliases or (name,),
@@ -108,7 +108,7 @@ ELBERT_SETS = [
         train="train.csv",
         validation="test.csv",
         columns=ColumnMap(0, label=1),
-        split=split_quoted,
+        split_line=split_quoted,
         hub=on_hub("stanfordnlp/imdb", "text"),
     ),
     task("ag", numbers(4), "ag_news", hub=on_hub("fancyzhx/ag_news", "text")),
@@ -125,7 +125,7 @@ ELBERT_SETS = [
         tuple(NEWS20.split()),
         "20news",
         "20newsgroups",
-        split=split_first_comma,
+        split_line=split_first_comma,
         hub=on_hub("SetFit/20_newsgroups", "text", "label_text", numbered=False),
     ),
     task("r8", tuple(R8.split())),

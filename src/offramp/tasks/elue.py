@@ -35,7 +35,7 @@ IMDB = hub_splits(
 )
 SNLI = hub_splits("stanfordnlp/snli", None, NLI_COLUMNS, SPLITS, numbered=True)
 SCITAIL = hub_splits(
-    "allenai/scitail", "tsv_format", NLI_COLUMNS, SPLITS, names={"entails": "0", "neutral": "1"}
+    "allenai/scitail", "tsv_format", NLI_COLUMNS, SPLITS, label_names={"entails": "0", "neutral": "1"}
 )
 
 task = partial(benchmark_task, prefix="elue/")

@@ -73,11 +73,11 @@ class LineFile:
     path: Path
     columns: ColumnMap
     header: bool = True
-    split: Callable[[str], list[str]] = split_tabs
+    split_line: Callable[[str], list[str]] = split_tabs
 
     def read(self) -> RawTable:
         _check_exists(self.path)
-        rows = [(number, self.split(line)) for number, line in _lines(self.path)]
+        rows = [(number, self.split_line(line)) for number, line in _lines(self.path)]
         if not self.header:
             return _select(self.path, self.columns.roles(), rows, self._min_width())
         header = rows[0][1]
@@ -103,13 +103,13 @@ class UserFile:
     """The contents of a CSV, TSV, JSONL or Parquet file, whose columns have names."""
 
     path: Path
-    names: list[str]
+    column_names: list[str]
     records: list[Record] = field(repr=False)
 
     def select(self, columns: ColumnMap) -> RawTable:
-        positions = _find_columns(str(self.path), columns, self.names)
+        positions = _find_columns(str(self.path), columns, self.column_names)
         unit = "row" if self.path.suffix.lower() == ".parquet" else "line"
-        return _select(self.path, positions, self.records, len(self.names), unit=unit)
+        return _select(self.path, positions, self.records, len(self.column_names), unit=unit)
 
 
 def read_file(path: Path) -> UserFile:
@@ -145,7 +145,7 @@ class HubSplit:
     columns: ColumnMap
     numbered: bool = False
     """The task names its labels by the hub's numbers, not by the hub's names."""
-    names: Mapping[str, str] = field(default_factory=dict)
+    label_names: Mapping[str, str] = field(default_factory=dict)
     """The hub's names of labels -> the task's, where they differ."""
 
     def read(self) -> RawTable:
@@ -165,7 +165,7 @@ class HubSplit:
         if names and cell == -1:
             return None
         name = names[cell] if names and cell is not None and not self.numbered else cell
-        return self.names.get(name, name) if isinstance(name, str) else name
+        return self.label_names.get(name, name) if isinstance(name, str) else name
 
 
 def hub_splits(
@@ -174,11 +174,11 @@ def hub_splits(
     columns: ColumnMap,
     splits: Mapping[str, str],
     numbered: bool = False,
-    names: Mapping[str, str] | None = None,
+    label_names: Mapping[str, str] | None = None,
 ) -> dict[str, HubSplit]:
     """Several splits of one data set: `splits` has the task's names and the hub's."""
     return {
-        split: HubSplit(path, config, theirs, columns, numbered, names or {})
+        split: HubSplit(path, config, theirs, columns, numbered, label_names or {})
         for split, theirs in splits.items()
     }
 
