@@ -62,10 +62,11 @@ def arguments() -> argparse.Namespace:
 
 
 def texts_in(file: Path) -> list[str]:
-    from offramp.tasks.files import Columns, File, column_names, guess
+    from offramp.tasks.files import ColumnMap, guess_columns, read_file
 
-    column = guess(str(file), column_names(file), label="").text
-    return File(file, Columns(column)).read().cells["text"]
+    found = read_file(file)
+    columns = guess_columns(str(file), found.column_names, label="")
+    return found.select(ColumnMap(columns.text)).cells["text"]
 
 
 def write(file: Path, texts: Iterator[str]) -> None:

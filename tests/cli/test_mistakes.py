@@ -41,7 +41,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
         "groups='two'",
         "whole, from 1",
     ),
-    "train encoder --train train.csv --metrics pearson --out x": ("pearson", "take mcc, acc"),
+    "train encoder --train train.csv --metrics pearson --out x": ("pearson", "choose from mcc, acc"),
     "train encoder --train train.csv --epochs 0 --out x": ("num_train_epochs=0", "above 0"),
     "train encoder --train train.csv --max-length 1 --out x": ("max_length=1", "at least 5"),
     "train encoder --train train.csv --argument lr=1 --out x": ("'lr'", "TrainingArguments"),

@@ -1,7 +1,6 @@
-"""Older models as their files have them: names and numbers, run with plain functions of torch.
+"""Reference implementations of the older models: checkpoints under their names, run with plain torch functions.
 
-Nothing here goes through offramp or through a transformers model, so that what the importers give can be held
-against it.
+Nothing here uses offramp or a transformers model, so that imported models can be compared with it.
 """
 
 import math
@@ -17,7 +16,7 @@ WIDTH, INNER, NARROW, HEADS, VOCABULARY, POSITIONS = 16, 24, 8, 2, 60, 40
 
 
 class Old:
-    """A checkpoint of an encoder under its old names; tests add the exits."""
+    """An encoder's checkpoint under its old names; tests add the exits."""
 
     def __init__(self, family: str, prefix: str, layers: int, eps: float, groups: int) -> None:
         self.family, self.prefix, self.layers, self.eps, self.groups = family, prefix, layers, eps, groups
@@ -53,7 +52,7 @@ class Old:
             self.add_norm(names["norm"], WIDTH)
 
     def part(self, layer: int) -> int:
-        """Which set of weights a layer has."""
+        """The index of the weights that a layer uses."""
         return layer * self.groups // self.layers if self.family == "albert" else layer
 
     def names(self, part: int) -> dict[str, str]:
@@ -97,11 +96,11 @@ class Old:
         return self.linear(name, hidden[:, 0]).tanh()
 
     def hidden_states(self, inputs: dict[str, Tensor], eps: float | None = None) -> list[Tensor]:
-        """What each layer gives."""
+        """The output of each layer."""
         eps = self.eps if eps is None else eps
         ids = inputs["input_ids"]
         segments = inputs.get("token_type_ids", torch.zeros_like(ids))
-        # RoBERTa counted positions from 2, whatever its config said of padding
+        # RoBERTa's positions started at 2, whatever the padding id in its config
         positions = torch.arange(ids.shape[1]) + (2 if self.family == "roberta" else 0)
         embeddings = f"{self.prefix}embeddings."
         summed = sum(
@@ -149,7 +148,7 @@ def old() -> Callable[..., Old]:
 
 @pytest.fixture
 def deebert(old: Callable[..., Old]) -> Callable[..., Old]:
-    """deebert("bert", labels=3) -> a checkpoint of DeeBERT."""
+    """deebert("bert", labels=3) -> a DeeBERT checkpoint."""
 
     def make(family: str = "bert", labels: int = 3) -> Old:
         model = old(family)
@@ -165,7 +164,7 @@ def deebert(old: Callable[..., Old]) -> Callable[..., Old]:
 
 @pytest.fixture
 def exits_of() -> Callable[..., Tensor]:
-    """exits_of(model, inputs) -> what each exit of an imported model says: (exits, examples, labels)."""
+    """exits_of(model, inputs) -> the logits of every exit: (exits, examples, labels)."""
 
     @torch.no_grad()
     def run(model: Any, inputs: dict[str, Tensor]) -> Tensor:
@@ -177,6 +176,6 @@ def exits_of() -> Callable[..., Tensor]:
 
 @pytest.fixture
 def inputs(padded: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Padded rows, the second half of each in another segment."""
+    """Padded rows with two segments each."""
     segments = (torch.arange(padded["input_ids"].shape[1]) > 2).long().expand_as(padded["input_ids"])
     return {**padded, "token_type_ids": segments}

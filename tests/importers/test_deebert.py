@@ -1,4 +1,4 @@
-"""DeeBERT and RomeBERT: off-ramps with a pooler each, and the usual head as the last exit."""
+"""DeeBERT and RomeBERT: off-ramps with a pooler each; the usual head is the last exit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,16 +17,16 @@ Inputs = dict[str, Tensor]
 def expected(old: Any, inputs: Inputs) -> Tensor:
     *earlier, last = old.hidden_states(inputs)
     ramp = f"{old.family}.encoder.highway."
-    answers = [
+    logits = [
         old.linear(f"{ramp}{i}.classifier", old.pooled(f"{ramp}{i}.pooler.dense", hidden))
         for i, hidden in enumerate(earlier)
     ]
     final = old.linear("classifier", old.pooled(f"{old.family}.pooler.dense", last))
-    return torch.stack([*answers, final])
+    return torch.stack([*logits, final])
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_every_exit_answers_as_deebert_does(
+def test_every_exit_has_the_logits_of_deebert(
     family: str, deebert: Callable[..., Any], exits_of: Callable[..., Tensor], inputs: Inputs
 ) -> None:
     old = deebert(family)
@@ -44,7 +44,7 @@ def test_the_last_off_ramp_is_dropped_and_listed(deebert: Callable[..., Any]) ->
 
 
 @pytest.mark.parametrize("padding", [0, None])
-def test_roberta_counts_positions_from_two_whatever_its_config_says_of_padding(
+def test_positions_of_roberta_start_at_two_whatever_its_padding_id(
     padding: int | None, deebert: Callable[..., Any], exits_of: Callable[..., Tensor], inputs: Inputs
 ) -> None:
     old = deebert("roberta")
@@ -53,7 +53,7 @@ def test_roberta_counts_positions_from_two_whatever_its_config_says_of_padding(
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_the_slow_teacher_of_romebert_is_dropped_and_listed(
+def test_the_momentum_teacher_of_romebert_is_dropped_and_listed(
     family: str, deebert: Callable[..., Any], exits_of: Callable[..., Tensor], inputs: Inputs
 ) -> None:
     old = deebert(family)
@@ -68,7 +68,7 @@ def test_the_slow_teacher_of_romebert_is_dropped_and_listed(
     assert torch.equal(exits_of(taught.model, inputs), exits_of(plain.model, inputs))
 
 
-def test_norms_named_gamma_and_beta_are_understood(
+def test_norms_named_gamma_and_beta_are_imported(
     deebert: Callable[..., Any], exits_of: Callable[..., Tensor], inputs: Inputs
 ) -> None:
     old = deebert()
@@ -83,7 +83,7 @@ def test_norms_named_gamma_and_beta_are_understood(
     assert_close(exits_of(model, inputs), expected(old, inputs), rtol=1e-4, atol=1e-5)
 
 
-def test_a_norm_that_is_there_under_both_names_is_an_error(deebert: Callable[..., Any]) -> None:
+def test_a_norm_under_both_names_is_an_error(deebert: Callable[..., Any]) -> None:
     old = deebert()
     twice = {"bert.embeddings.LayerNorm.gamma": torch.ones(16)}
     with pytest.raises(CannotLoad, match=r"unknown weights: bert\.embeddings\.LayerNorm\.gamma"):

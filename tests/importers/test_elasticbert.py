@@ -44,7 +44,7 @@ def expected(model: Any, inputs: Inputs, classifiers: list[str], eps: float = EP
 
 
 @pytest.mark.parametrize("outputs", [4, 2])
-def test_every_exit_answers_as_dynamic_elasticbert_does(
+def test_every_exit_has_the_logits_of_dynamic_elasticbert(
     outputs: int, old: Callable[..., Any], exits_of: Callable[..., Tensor], inputs: Inputs
 ) -> None:
     model = dynamic(old, layers=4, outputs=outputs)
@@ -55,13 +55,13 @@ def test_every_exit_answers_as_dynamic_elasticbert_does(
     assert_close(exits_of(imported.model, inputs), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_the_eps_of_its_norms_is_taken_from_its_config(
+def test_the_eps_of_the_norms_comes_from_the_config(
     old: Callable[..., Any], exits_of: Callable[..., Tensor], inputs: Inputs
 ) -> None:
     model = dynamic(old)
     for name, tensor in model.weights.items():
         if "_embeddings" in name:
-            tensor.mul_(1e-4)  # a variance of the size of eps, so that eps is seen
+            tensor.mul_(1e-4)  # so small a variance that eps matters
     classifiers = [f"classifiers.{exit}" for exit in range(4)]
     wanted, wrong = (expected(model, inputs, classifiers, eps) for eps in (EPS, 1e-12))
     assert (wanted - wrong).abs().max() > 0.1
@@ -82,7 +82,7 @@ def test_a_static_fine_tuning_has_one_exit_at_its_last_layer(
 
 
 @pytest.mark.parametrize("prefix", ["elasticbert.", ""])
-def test_pretraining_weights_keep_their_poolers_and_get_fresh_classifiers(
+def test_pretraining_weights_keep_their_poolers_and_get_new_classifiers(
     prefix: str, old: Callable[..., Any], exits_of: Callable[..., Tensor], inputs: Inputs
 ) -> None:
     model = checkpoint(old, layers=4, outputs=4, prefix=prefix, longest=4)
@@ -103,8 +103,8 @@ def test_pretraining_weights_keep_their_poolers_and_get_fresh_classifiers(
     assert imported.model.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
 
 
-def test_pretraining_weights_ask_how_many_labels(old: Callable[..., Any]) -> None:
+def test_pretraining_weights_need_the_number_of_labels(old: Callable[..., Any]) -> None:
     model = checkpoint(old, layers=4, outputs=4)
-    with pytest.raises(CannotLoad, match="pass num_labels or labels"):
+    with pytest.raises(CannotLoad, match="pass num_labels="):
         import_weights(model.weights, model.config)
     assert import_weights(model.weights, model.config, num_labels=5).model.config.num_labels == 5

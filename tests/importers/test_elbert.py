@@ -1,4 +1,4 @@
-"""ELBERT: one head for all layers of ALBERT, or one for every few; with its options."""
+"""ELBERT: one head for all layers of ALBERT, or one for every few layers; with its options."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,22 +39,22 @@ def checkpoint(old: Callable[..., Any], heads: int, hidden: bool, own_pooler: bo
 
 def expected(model: Any, inputs: Inputs) -> Tensor:
     options = model.config
-    answers = []
+    logits = []
     for layer, hidden in enumerate(model.hidden_states(inputs)):
         name = head_name(options["num_exit_layers"], layer)
         vector = model.pooled("albert.pooler" if options["use_out_pooler"] else f"{name}.pooler", hidden)
         if options["use_fc2"]:
             vector = model.linear(f"{name}.classifier1", vector).tanh()
-            answers.append(model.linear(f"{name}.classifier2", vector))
+            logits.append(model.linear(f"{name}.classifier2", vector))
         else:
-            answers.append(model.linear(f"{name}.classifier", vector))
-    return torch.stack(answers)
+            logits.append(model.linear(f"{name}.classifier", vector))
+    return torch.stack(logits)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("hidden", [False, True])
 @pytest.mark.parametrize("own_pooler", [False, True])
-def test_every_exit_answers_as_elbert_does(
+def test_every_exit_has_the_logits_of_elbert(
     heads: int,
     hidden: bool,
     own_pooler: bool,
@@ -82,8 +82,21 @@ def test_pooling_over_the_padding_is_refused(pooling: str, old: Callable[..., An
         import_weights(model.weights, model.config | {"pooler_input": pooling})
 
 
-def test_heads_that_do_not_share_the_layers_evenly_are_refused(old: Callable[..., Any]) -> None:
+def test_heads_that_do_not_divide_the_layers_evenly_are_refused(old: Callable[..., Any]) -> None:
     model = checkpoint(old, heads=4, hidden=False, own_pooler=False)
     weights = {name: tensor for name, tensor in model.weights.items() if "exit_out_layers.3" not in name}
     with pytest.raises(CannotLoad, match=r"3 heads .* 4 layers"):
         import_weights(weights, model.config)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_pooler_of_another_width_is_an_error_that_names_fc_size1(
+    hidden: bool, old: Callable[..., Any]
+) -> None:
+    model = checkpoint(old, heads=1, hidden=hidden, own_pooler=True)
+    name, after = head_name(1, 0), "classifier1" if hidden else "classifier"
+    model.config["fc_size1"] = 12
+    model.add_linear(f"{name}.pooler", 12)
+    model.add_linear(f"{name}.{after}", HIDDEN if hidden else 2, 12)
+    with pytest.raises(CannotLoad, match="fc_size1=12 cannot be imported, only 16"):
+        import_weights(model.weights, model.config)

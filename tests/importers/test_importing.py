@@ -1,4 +1,4 @@
-"""What holds for every system: files, safety, labels, refusals."""
+"""For every system: files, safety, labels, errors."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Inputs = dict[str, Tensor]
 
 
 class Unsafe:
-    """What a pickle may hold besides tensors."""
+    """Something in a pickle that is not a tensor."""
 
 
 def save(folder: Path, old: Any, weights: Any = None) -> Path:
@@ -60,11 +60,11 @@ def test_shards_outside_the_folder_are_refused(tmp_path: Path, deebert: Make) ->
     (tmp_path / "pytorch_model.bin").rename(tmp_path / "other.bin")
     index = {"weight_map": {"classifier.weight": f"../{tmp_path.name}/other.bin"}}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
-    with pytest.raises(CannotLoad, match="files of the same folder"):
+    with pytest.raises(CannotLoad, match="files in the same folder"):
         import_checkpoint(tmp_path)
 
 
-def test_a_pickle_that_holds_more_than_tensors_is_refused(tmp_path: Path, deebert: Make) -> None:
+def test_a_pickle_with_more_than_tensors_is_refused(tmp_path: Path, deebert: Make) -> None:
     old = deebert()
     save(tmp_path, old, {**old.weights, "extra": Unsafe()})
     with pytest.raises(CannotLoad, match=r"can run any code.*model\.safetensors"):
@@ -73,7 +73,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_refused(tmp_path: Path, deeber
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut short"])
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
-def test_a_damaged_file_is_said_to_be_damaged(
+def test_a_damaged_file_is_an_error_that_says_so(
     content: bytes, name: str, tmp_path: Path, deebert: Make
 ) -> None:
     save(tmp_path, deebert())
@@ -84,7 +84,7 @@ def test_a_damaged_file_is_said_to_be_damaged(
 
 def test_a_pickle_of_something_else_is_refused(tmp_path: Path, deebert: Make) -> None:
     old = deebert()
-    with pytest.raises(CannotLoad, match="tensors by name"):
+    with pytest.raises(CannotLoad, match="not a dict of tensors"):
         import_checkpoint(save(tmp_path, old, {"state_dict": old.weights}))
 
 
@@ -102,7 +102,7 @@ def test_a_missing_folder_file_or_config_is_named(tmp_path: Path, deebert: Make)
         import_checkpoint(tmp_path)
 
 
-def test_an_imported_model_is_saved_and_loaded_as_any_other(
+def test_an_imported_model_is_saved_and_loaded_like_any_other(
     tmp_path: Path, deebert: Make, exits_of: Make, inputs: Inputs
 ) -> None:
     old = deebert()
@@ -113,7 +113,7 @@ def test_an_imported_model_is_saved_and_loaded_as_any_other(
         import_checkpoint(tmp_path)
 
 
-def test_a_leftover_weight_is_an_error_that_names_it(deebert: Make) -> None:
+def test_an_unknown_weight_is_an_error_that_names_it(deebert: Make) -> None:
     old = deebert()
     with pytest.raises(CannotLoad, match=r"unknown weights: bert\.encoder\.layer\.9\.extra"):
         import_weights(old.weights | {"bert.encoder.layer.9.extra": torch.zeros(1)}, old.config)
@@ -129,7 +129,7 @@ def test_a_missing_weight_is_an_error_that_names_it(name: str, deebert: Make) ->
 
 def test_a_weight_of_another_shape_is_an_error_that_names_it(deebert: Make) -> None:
     old = deebert()
-    with pytest.raises(CannotLoad, match=r"word_embeddings\.weight is \(60, 16\), not \(61, 16\)"):
+    with pytest.raises(CannotLoad, match=r"word_embeddings\.weight is \(60, 16\), expected \(61, 16\)"):
         import_weights(old.weights, old.config | {"vocab_size": 61})
 
 
@@ -139,14 +139,14 @@ def test_a_checkpoint_of_fewer_layers_than_its_config_is_an_error(deebert: Make)
         import_weights(old.weights, old.config | {"num_hidden_layers": 5})
 
 
-def test_buffers_that_some_versions_saved_are_dropped_and_listed(deebert: Make) -> None:
+def test_saved_position_ids_are_dropped_and_listed(deebert: Make) -> None:
     old = deebert()
     plain = import_weights(old.weights, old.config)
     more = import_weights(old.weights | {"bert.embeddings.position_ids": torch.arange(40)[None]}, old.config)
     assert set(more.dropped) - set(plain.dropped) == {"bert.embeddings.position_ids"}
 
 
-def test_foreign_config_keys_do_not_survive(deebert: Make) -> None:
+def test_unknown_config_keys_are_not_imported(deebert: Make) -> None:
     old = deebert()
     foreign = {
         "_attn_implementation_internal": "someone/kernel",
@@ -168,13 +168,13 @@ def test_foreign_config_keys_do_not_survive(deebert: Make) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("hidden_size", "16"), ("hidden_act", "nonsense"), ("num_attention_heads", 5)]
 )
-def test_a_config_that_describes_no_encoder_is_an_error(key: str, value: Any, deebert: Make) -> None:
+def test_a_config_of_no_valid_encoder_is_an_error(key: str, value: Any, deebert: Make) -> None:
     old = deebert()
     with pytest.raises(CannotLoad, match=r"config\.json"):
         import_weights(old.weights, old.config | {key: value})
 
 
-def test_labels_are_those_of_the_config(deebert: Make) -> None:
+def test_labels_come_from_the_config(deebert: Make) -> None:
     old = deebert(labels=3)
     names = {"0": "contradiction", "1": "entailment", "2": "neutral"}
     config = import_weights(old.weights, old.config | {"id2label": names}).model.config
@@ -183,18 +183,18 @@ def test_labels_are_those_of_the_config(deebert: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "told", "expected"),
+    ("family", "saved", "expected"),
     [
         ("roberta", {}, ["contradiction", "neutral", "entailment"]),
         ("roberta", {"id2label": {"0": "a", "1": "b", "2": "c"}}, ["a", "b", "c"]),
         ("bert", {}, ["LABEL_0", "LABEL_1", "LABEL_2"]),
     ],
 )
-def test_a_roberta_of_mnli_has_the_labels_that_the_older_scripts_exchanged(
-    family: str, told: dict[str, Any], expected: list[str], deebert: Make
+def test_a_roberta_of_mnli_has_the_label_order_of_the_older_scripts(
+    family: str, saved: dict[str, Any], expected: list[str], deebert: Make
 ) -> None:
     old = deebert(family, labels=3)
-    config = import_weights(old.weights, old.config | {"finetuning_task": "mnli"} | told).model.config
+    config = import_weights(old.weights, old.config | {"finetuning_task": "mnli"} | saved).model.config
     assert [*config.id2label.values()] == expected
 
 
@@ -204,13 +204,13 @@ def test_labels_of_another_task_do_not_name_the_outputs(deebert: Make) -> None:
     assert config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
 
 
-def test_given_labels_must_be_as_many_as_the_outputs(deebert: Make) -> None:
+def test_the_number_of_labels_must_be_the_number_of_outputs(deebert: Make) -> None:
     old = deebert(labels=3)
     named = import_weights(old.weights, old.config, labels=["a", "b", "c"]).model
     assert named.config.id2label == {0: "a", 1: "b", 2: "c"}
     with pytest.raises(BadConfig, match="2 label names"):
         import_weights(old.weights, old.config, labels=["a", "b"])
-    with pytest.raises(CannotLoad, match="3 outputs, not 2"):
+    with pytest.raises(CannotLoad, match="num_labels=2, but the classifiers have 3 outputs"):
         import_weights(old.weights, old.config, num_labels=2)
 
 
@@ -219,7 +219,7 @@ def test_one_output_is_a_regression(deebert: Make) -> None:
     assert import_weights(old.weights, old.config).model.config.problem_type == "regression"
 
 
-def test_half_precision_weights_become_a_model_of_full_precision(deebert: Make) -> None:
+def test_half_precision_weights_become_a_float32_model(deebert: Make) -> None:
     old = deebert()
     model = import_weights({name: tensor.half() for name, tensor in old.weights.items()}, old.config).model
     assert model.dtype == torch.float32
@@ -227,13 +227,15 @@ def test_half_precision_weights_become_a_model_of_full_precision(deebert: Make) 
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "distilbert"])
-def test_a_plain_transformers_model_is_sent_to_from_encoder(family: str, tiny_classifier: Make) -> None:
+def test_a_plain_transformers_model_is_an_error_that_names_from_encoder(
+    family: str, tiny_classifier: Make
+) -> None:
     plain = tiny_classifier(family)
     for model in (plain, plain.base_model):
         with pytest.raises(CannotLoad, match=r"ExitModel\.from_encoder"):
             import_weights(model.state_dict(), model.config.to_dict())
 
 
-def test_unrecognised_weights_are_met_with_what_is_known() -> None:
-    with pytest.raises(CannotLoad, match=r"DeeBERT.*PABEE.*ELBERT.*ElasticBERT.*these are conv\.weight"):
+def test_unrecognized_weights_are_an_error_with_the_known_systems() -> None:
+    with pytest.raises(CannotLoad, match=r"DeeBERT.*PABEE.*ELBERT.*ElasticBERT.*found conv\.weight"):
         import_weights({"conv.weight": torch.zeros(1)}, {})

@@ -1,4 +1,4 @@
-"""PABEE: the encoder's pooler for all exits, a classifier for each."""
+"""PABEE: one pooler for all exits, a classifier for each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ Inputs = dict[str, Tensor]
     ("family", "pooler", "groups"),
     [("bert", "bert.pooler.dense", 1), ("albert", "albert.pooler", 1), ("albert", "albert.pooler", 2)],
 )
-def test_every_exit_answers_as_pabee_does(
+def test_every_exit_has_the_logits_of_pabee(
     family: str,
     pooler: str,
     groups: int,
@@ -41,9 +41,7 @@ def test_every_exit_answers_as_pabee_does(
 
 
 @pytest.mark.parametrize(("family", "dropout"), [("bert", 0.2), ("albert", 0.1)])
-def test_dropout_before_a_classifier_stays_as_trained(
-    family: str, dropout: float, old: Callable[..., Any]
-) -> None:
+def test_dropout_before_a_classifier_is_kept(family: str, dropout: float, old: Callable[..., Any]) -> None:
     model = old(family)
     model.add_linear("bert.pooler.dense" if family == "bert" else "albert.pooler", 16)
     for layer in range(model.layers):

@@ -1,4 +1,4 @@
-"""What a person's files can do wrong: the error names the file, the line, and what was expected."""
+"""Bad files: the error names the file, the line, and what was expected."""
 
 import warnings
 from pathlib import Path
@@ -20,14 +20,14 @@ def sst2(folder: Path, train: str, test: str | None = None, bad_rows: str = "err
 @pytest.mark.parametrize(
     ("train", "problem"),
     [
-        ("sentence\tlabel\ngood\t1\nbad\n", r"line 3: 1 columns, expected 2"),
-        ("sentence\tlabel\ngood\t1\nbad\tso bad\t0\n", r"line 3: 3 columns, expected 2"),
-        ("sentence\tlabel\ngood\t1\n\nbad\t0\n", r"line 3: 1 columns, expected 2"),
+        ("sentence\tlabel\ngood\t1\nbad\n", r"line 3: expected 2 columns, found 1"),
+        ("sentence\tlabel\ngood\t1\nbad\tso bad\t0\n", r"line 3: expected 2 columns, found 3"),
+        ("sentence\tlabel\ngood\t1\n\nbad\t0\n", r"line 3: expected 2 columns, found 1"),
         ("sentence\tlabel\ngood\t1\n  \t0\n", r"line 3: empty text"),
         ("sentence\tlabel\ngood\t1\nbad\t\n", r"line 3: no label"),
         ("sentence\tlabel\ngood\t1\nbad\tawful\n", r"line 3: label 'awful', expected one of 0, 1"),
-        ("sentence\ngood\nbad\n", r"line 1: 1 columns, expected at least 2"),
-        ("good\t1\nbad\t0\n", r"line 1: an example, expected a header"),
+        ("sentence\ngood\nbad\n", r"line 1: expected at least 2 columns, found 1"),
+        ("good\t1\nbad\t0\n", r"line 1: expected a header .* found an example"),
         ("sentence\tlabel\n", r"no examples"),
         ("", r"the file is empty"),
     ],
@@ -39,7 +39,7 @@ def test_a_bad_row_is_an_error_that_names_file_line_and_what_was_expected(
         sst2(tmp_path, train).load()
 
 
-def test_bytes_that_are_no_text_are_an_error_with_the_line(tmp_path: Path) -> None:
+def test_invalid_utf8_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     task = sst2(tmp_path, "")
     (tmp_path / "train.tsv").write_bytes(b"sentence\tlabel\ngood\t1\nb\xe4d\t0\n")
     with pytest.raises(BadData, match=r"train\.tsv, line 3: not UTF-8"):
@@ -60,9 +60,11 @@ def test_a_score_must_be_finite(number: str, tmp_path: Path) -> None:
         Task.named("elue/sts-b", folder=tmp_path).load("train")
 
 
-def test_dropped_rows_are_counted_aloud_and_the_others_stay(tmp_path: Path) -> None:
+def test_dropped_rows_are_counted_in_a_warning_and_the_others_stay(tmp_path: Path) -> None:
     task = sst2(tmp_path, "sentence\tlabel\ngood\t1\nbad\n\t0\nugly\t0\n", bad_rows="drop")
-    with pytest.warns(UserWarning, match=r"dropped 2 rows, the first being .*train\.tsv, line 3"):
+    with pytest.warns(
+        UserWarning, match=r"dropped 2 bad rows, the first at .*train\.tsv, line 3: expected 2"
+    ):
         data = task.load()
     assert data["train"]["text"] == ["good", "ugly"]
     assert data["train"]["label"] == [1, 0]
@@ -82,7 +84,7 @@ def test_an_unknown_label_is_never_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", ["1\t", "1"])
 def test_a_row_of_a_test_set_is_never_dropped(row: str, tmp_path: Path) -> None:
     task = sst2(tmp_path, "sentence\tlabel\ngood\t1\n", f"index\tsentence\n0\tfine\n{row}\n", bad_rows="drop")
-    with pytest.raises(BadData, match=r"test\.tsv, line 3: .* Every row of a test set needs an answer"):
+    with pytest.raises(BadData, match=r"test\.tsv, line 3: .* Every row of a test set needs a prediction"):
         task.load()
 
 
@@ -94,16 +96,16 @@ def test_an_index_must_be_a_whole_number(tmp_path: Path) -> None:
 
 def test_a_test_set_that_lost_its_header_is_refused(tmp_path: Path) -> None:
     task = sst2(tmp_path, "sentence\tlabel\ngood\t1\n", "0\tfine\n1\tfine\n")
-    with pytest.raises(BadData, match=r"test\.tsv, line 1: an example, expected a header"):
+    with pytest.raises(BadData, match=r"test\.tsv, line 1: expected a header .* found an example"):
         task.load()
 
 
-def test_a_choice_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match=r"bad_rows='skip', expected"):
+def test_an_unknown_way_to_treat_bad_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"bad_rows='skip', expected error or drop"):
         sst2(tmp_path, "sentence\tlabel\ngood\t1\n", bad_rows="skip").load()
 
 
-def test_quotes_and_returns_inside_a_text_do_not_move_rows(tmp_path: Path) -> None:
+def test_quotes_and_carriage_returns_inside_a_text_do_not_shift_rows(tmp_path: Path) -> None:
     train = 'sentence\tlabel\r\n" unclosed\t1\r\na\rb\t0\r\nline\u2028separator\x0b\t1\r\n""\t0'
     data = sst2(tmp_path, train).load()
     assert data["train"]["text"] == ['" unclosed', "a\rb", "line\u2028separator\x0b", '""']

@@ -1,4 +1,4 @@
-"""Tasks from the hub, whose library is replaced by one that serves small sets with the hub's own columns."""
+"""Tasks from the hub; `datasets.load_dataset` is replaced and serves small sets with the hub's columns."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Served:
     return served
 
 
-def test_labels_of_the_hub_are_mapped_by_name_where_the_order_differs(hub: Served) -> None:
+def test_labels_are_mapped_by_name_where_the_hub_has_another_order(hub: Served) -> None:
     texts = {"premise": "A dog.", "hypothesis": "A cat."}
     hub["nyu-mll/glue", "mnli", "train"] = split([0, 1, 2], NLI, **texts)
     hub["nyu-mll/glue", "mnli", "validation_matched"] = split([2], NLI, **texts)
@@ -48,14 +48,14 @@ def test_labels_of_the_hub_are_mapped_by_name_where_the_order_differs(hub: Serve
     assert [names[label] for label in mismatched["validation"]["label"]] == ["neutral"]
 
 
-def test_a_split_of_the_hub_whose_labels_are_all_minus_one_has_no_labels(hub: Served) -> None:
+def test_a_hub_split_whose_labels_are_all_minus_one_has_no_labels(hub: Served) -> None:
     hub["nyu-mll/glue", "ax", "test"] = split([-1, -1], NLI, premise="A dog.", hypothesis="A cat.")
     data = TASKS["ax"].load()["test"]
     assert data.column_names == ["text", "text_pair", "idx"]
     assert data["idx"] == [0, 1]
 
 
-def test_a_similarity_that_is_always_minus_one_is_no_label(hub: Served) -> None:
+def test_scores_that_are_all_minus_one_are_no_labels(hub: Served) -> None:
     hub["nyu-mll/glue", "stsb", "test"] = split([-1.0, -1.0], sentence1="A dog.", sentence2="A cat.")
     assert "label" not in TASKS["sts-b"].load("test")["test"].column_names
 
@@ -67,21 +67,21 @@ def test_labels_that_the_hub_names_and_the_task_numbers_are_mapped_by_number(hub
     assert TASKS["wnli"].load("train")["train"]["label"] == [1, 0]
 
 
-def test_a_similarity_of_the_hub_stays_a_number(hub: Served) -> None:
+def test_a_score_on_the_hub_stays_a_number(hub: Served) -> None:
     hub["nyu-mll/glue", "stsb", "train"] = split([3.25, 0.5], sentence1="A dog.", sentence2="A cat.")
     assert TASKS["sts-b"].load("train")["train"]["label"] == [3.25, 0.5]
 
 
 def test_a_row_without_label_among_labelled_ones_is_a_bad_row(hub: Served) -> None:
     hub["stanfordnlp/snli", None, "train"] = split([2, -1, 0], NLI, premise="A dog.", hypothesis="A cat.")
-    with pytest.raises(BadData, match=r'stanfordnlp/snli train, row 2: no label.*bad_rows="drop"'):
+    with pytest.raises(BadData, match=r"stanfordnlp/snli train, row 2: no label.*pass bad_rows='drop'"):
         Task.named("elue/snli", bad_rows="error").load("train")
-    with pytest.warns(UserWarning, match=r"dropped 1 rows.*snli train, row 2: no label"):
-        data = Task.named("elue/snli").load("train")  # where nobody can mend it
+    with pytest.warns(UserWarning, match=r"dropped 1 bad row,.*snli train, row 2: no label"):
+        data = Task.named("elue/snli").load("train")  # the hub's rows cannot be fixed
     assert data["train"]["label"] == [2, 0]
 
 
-def test_labels_that_the_hub_spells_otherwise_are_translated(hub: Served) -> None:
+def test_labels_with_other_names_on_the_hub_are_translated(hub: Served) -> None:
     hub["allenai/scitail", "tsv_format", "train"] = split(
         ["neutral", "entails"], premise="A dog.", hypothesis="A cat."
     )
@@ -105,15 +105,15 @@ def test_lists_of_labels_on_the_hub_keep_their_names(hub: Served) -> None:
     assert task.load()["train"]["label"] == [[1, 0, 1], [0, 0, 0]]
 
 
-def test_a_test_split_of_the_hub_may_lack_the_label_column(hub: Served) -> None:
+def test_a_test_split_on_the_hub_may_lack_the_label_column(hub: Served) -> None:
     hub["someone/feelings", None, "train"] = split([0, 1], ["joy", "anger"], text="oh")
     hub["someone/feelings", None, "test"] = datasets.Dataset.from_dict({"text": ["ah"]})
     assert Task.from_hub("someone/feelings").load()["test"].column_names == ["text", "idx"]
 
 
-def test_a_data_set_without_the_splits_says_which_it_has(hub: Served) -> None:
+def test_a_data_set_without_the_usual_splits_is_an_error_with_its_own(hub: Served) -> None:
     hub["someone/feelings", None, "all"] = split([0], ["joy", "anger"], text="oh")
-    with pytest.raises(BadData, match=r"someone/feelings has the splits all: say train="):
+    with pytest.raises(BadData, match=r"someone/feelings has no split train, validation, test; it has all"):
         Task.from_hub("someone/feelings")
 
 
@@ -123,10 +123,12 @@ def test_a_column_that_the_hub_lacks_is_an_error(hub: Served) -> None:
         TASKS["sst-2"].load("train")
 
 
-def test_a_hub_that_cannot_be_reached_points_to_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_points_to_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: Any, **__: Any) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(BadData, match=r"nyu-mll/glue cola train from the hub: no route.*folder="):
+    with pytest.raises(
+        BadData, match=r"nyu-mll/glue cola train from the hub: no route.*use downloaded files"
+    ):
         TASKS["cola"].load()

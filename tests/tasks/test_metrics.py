@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from offramp.errors import UnknownName
-from offramp.tasks.metrics import FITTING, METRICS, check_metrics, compute
+from offramp.tasks.metrics import METRICS, SUITABLE, check_metrics, compute
 
 CLASS_METRICS = ["mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"]
 CORRELATIONS = ["pearson", "spearmanr", "corr"]
 
 
-def test_class_metrics_of_a_hand_counted_confusion() -> None:
+def test_class_metrics_of_a_hand_counted_confusion_matrix() -> None:
     labels = [1] * 6 + [0] * 4
-    answers = [1] * 5 + [0] + [1] * 2 + [0] * 2  # true +, false -, false +, true -
-    found = compute(CLASS_METRICS, labels, answers)
+    predictions = [1] * 5 + [0] + [1] * 2 + [0] * 2  # true +, false -, false +, true -
+    found = compute(CLASS_METRICS, labels, predictions)
     f1_of_one, f1_of_zero = 10 / 13, 4 / 7
     assert found["acc"] == pytest.approx(0.7)
     assert found["f1"] == pytest.approx(f1_of_one)
@@ -30,10 +30,10 @@ def test_correlations_of_hand_computed_numbers() -> None:
     assert found["corr"] == pytest.approx((found["pearson"] + found["spearmanr"]) / 2)
 
 
-def test_many_labels_are_scored_by_label_and_by_decision() -> None:
+def test_multi_label_metrics_average_over_labels_or_decisions() -> None:
     labels = [[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 0]]
-    answers = [[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0]]
-    found = compute(["acc", "macro_f1", "micro_f1"], labels, answers)
+    predictions = [[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    found = compute(["acc", "macro_f1", "micro_f1"], labels, predictions)
     assert found["acc"] == pytest.approx(2 / 4)
     assert found["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
     assert found["micro_f1"] == pytest.approx(2 * 3 / (2 * 3 + 0 + 2))
@@ -52,7 +52,7 @@ def test_one_example_has_no_correlation(name: str) -> None:
     assert compute([name], [1.0], [2.0]) == {name: 0.0}
 
 
-def test_perfect_answers_score_one_in_every_metric() -> None:
+def test_perfect_predictions_score_one_in_every_metric() -> None:
     assert compute(list(METRICS), [0, 1, 1, 0], [0, 1, 1, 0]) == pytest.approx(dict.fromkeys(METRICS, 1.0))
 
 
@@ -65,10 +65,11 @@ def test_perfect_answers_score_one_in_every_metric() -> None:
         ("corr", "single_label_classification"),
     ],
 )
-def test_a_metric_that_does_not_fit_the_answers_is_refused_with_those_that_do(
+def test_a_metric_for_another_problem_type_is_an_error_with_the_suitable_ones(
     metric: str, problem: str
 ) -> None:
-    with pytest.raises(UnknownName, match=rf"{metric} does not score {problem}; take {FITTING[problem][0]}"):
+    message = f"{metric} is not a metric for {problem}; choose from {SUITABLE[problem][0]}"
+    with pytest.raises(UnknownName, match=message):
         check_metrics([metric], problem, 2)
 
 

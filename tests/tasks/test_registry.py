@@ -1,4 +1,4 @@
-"""Every known task loads from a folder that looks as its files do, written out by hand."""
+"""Every built-in task loads from a folder with the layout of its files, written out by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_loads_from_a_folder_of_its_layout(name: str, tmp_path: Path) -> None:
+def test_every_task_loads_from_a_folder_with_its_layout(name: str, tmp_path: Path) -> None:
     task = Task.named(name, folder=write(tmp_path, FOLDERS[name]))
     data = task.load()
     for split, (text, second) in {
@@ -133,7 +133,7 @@ def test_every_task_loads_from_a_folder_of_its_layout(name: str, tmp_path: Path)
     }.items():
         if split in data:
             row: dict[str, Any] = {"text": text} | ({} if name in SINGLE_TEXTS else {"text_pair": second})
-            assert {column: data[split][0][column] for column in task.texts} == row
+            assert {column: data[split][0][column] for column in task.text_columns} == row
     if "test" in data:
         assert data["test"]["idx"] == [7]
         assert "label" not in data["test"].column_names
@@ -145,7 +145,7 @@ def test_every_task_loads_from_a_folder_of_its_layout(name: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_has_as_many_labels_as_the_specification_says(name: str) -> None:
+def test_every_task_has_the_number_of_labels_of_its_benchmark(name: str) -> None:
     labels = TASKS[name].labels
     assert (1 if labels is None else len(labels)) == (1 if "sts-b" in name else CLASSES.get(name, 2))
 
@@ -164,7 +164,7 @@ def test_every_task_has_as_many_labels_as_the_specification_says(name: str) -> N
         ("news20", "acc", {"acc", "macro_f1"}),
     ],
 )
-def test_tasks_are_scored_as_the_specification_says(name: str, headline: str, metrics: set[str]) -> None:
+def test_tasks_have_the_metrics_of_their_benchmark(name: str, headline: str, metrics: set[str]) -> None:
     assert TASKS[name].headline == headline
     assert set(TASKS[name].metrics) == metrics
 
@@ -174,7 +174,7 @@ def test_every_metric_of_every_task_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelt", "name"),
+    ("spelling", "name"),
     [
         ("SST-2", "sst-2"),
         ("sst2", "sst-2"),
@@ -193,17 +193,17 @@ def test_every_metric_of_every_task_exists() -> None:
         ("ag_news", "ag"),
     ],
 )
-def test_a_task_is_found_in_any_usual_spelling(spelt: str, name: str) -> None:
-    assert Task.named(spelt).name == name
+def test_a_task_is_found_in_any_usual_spelling(spelling: str, name: str) -> None:
+    assert Task.named(spelling).name == name
 
 
-def test_an_unknown_task_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_task_is_an_error_with_the_known_ones() -> None:
     with pytest.raises(UnknownName, match=r"'sst-3'; have cola, sst-2, .*from_files"):
         Task.named("sst-3")
 
 
 @pytest.mark.parametrize("inner", ["SST-2", "sst2", "SST_2"])
-def test_a_folder_of_folders_is_searched_for_the_task(inner: str, tmp_path: Path) -> None:
+def test_a_parent_folder_is_searched_for_the_task(inner: str, tmp_path: Path) -> None:
     write(tmp_path / inner, SST2)
     write(tmp_path / "MRPC", MRPC)
     assert Task.named("sst-2", folder=tmp_path).load()["validation"]["text"] == ["A tree."]
@@ -215,8 +215,8 @@ def test_both_tasks_of_mnli_share_a_folder(tmp_path: Path) -> None:
         assert set(Task.named(name, folder=tmp_path).load()) == {"train", "validation", "test"}
 
 
-def test_a_folder_without_the_task_is_refused_with_what_was_expected(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match=r"no files of rte, expected train\.tsv, dev\.tsv, .* RTE inside"):
+def test_a_folder_without_the_task_is_an_error_with_the_expected_files(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"no files of rte, expected train\.tsv, dev\.tsv, .* subfolder RTE"):
         Task.named("rte", folder=tmp_path)
 
 
@@ -233,29 +233,29 @@ def test_a_folder_may_not_lack_the_training_set(tmp_path: Path) -> None:
     assert set(task.load("validation")) == {"validation"}
 
 
-def test_a_task_that_is_not_on_the_hub_asks_for_its_folder() -> None:
-    with pytest.raises(BadData, match=r"webkb is not on the hub: say folder="):
+def test_a_task_that_is_not_on_the_hub_needs_a_folder() -> None:
+    with pytest.raises(BadData, match=r"webkb is not on the hub; pass folder="):
         TASKS["webkb"].load()
 
 
 def test_a_split_that_a_task_lacks_is_refused(tmp_path: Path) -> None:
     write(tmp_path, FOLDERS["ax"])
-    with pytest.raises(BadData, match=r"ax has no split 'train' here; have test"):
+    with pytest.raises(BadData, match=r"ax has no split 'train' here; it has test"):
         Task.named("ax", folder=tmp_path).load("train")
 
 
-def test_labels_take_the_order_of_the_model_that_names_them() -> None:
+def test_labels_take_the_order_of_a_model_that_names_them() -> None:
     names = ("contradiction", "neutral", "entailment")
     assert Task.named("mnli").with_label_order(names, "roberta").labels == names
     assert Task.named("sts-b").with_label_order(["LABEL_0"], "roberta").labels is None
 
 
 @pytest.mark.parametrize("names", [("LABEL_0", "LABEL_1"), ("negative", "positive")])
-def test_labels_that_are_numbers_are_places(names: tuple[str, ...]) -> None:
+def test_numbered_labels_take_any_names(names: tuple[str, ...]) -> None:
     assert Task.named("sst-2").with_label_order(names, "bert").labels == ("0", "1")
 
 
-def test_a_model_without_names_counts_as_the_task_does_unless_it_may_be_an_older_roberta() -> None:
+def test_a_model_without_names_has_the_order_of_the_task_unless_it_may_be_an_older_roberta() -> None:
     names = [f"LABEL_{index}" for index in range(3)]
     assert Task.named("mnli").with_label_order(names, "bert").labels == (
         "contradiction",

@@ -9,7 +9,7 @@ from offramp.tasks.submission import write_submission
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "answers", "predictions"),
+    ("name", "file", "predictions", "written"),
     [
         ("cola", "CoLA.tsv", [1, 0], ["1", "0"]),
         ("sst-2", "SST-2.tsv", [1, 0], ["1", "0"]),
@@ -30,21 +30,21 @@ from offramp.tasks.submission import write_submission
         ("elue/scitail", "scitail.tsv", [1, 0], ["1", "0"]),
     ],
 )
-def test_predictions_are_written_as_the_benchmark_wants_them(
-    name: str, file: str, answers: list[float], predictions: list[str], tmp_path: Path
+def test_predictions_are_written_in_the_format_of_the_benchmark(
+    name: str, file: str, predictions: list[float], written: list[str], tmp_path: Path
 ) -> None:
-    paths = write_submission(TASKS[name], np.array([4, 9]), np.array(answers), tmp_path / "new")
+    paths = write_submission(TASKS[name], np.array([4, 9]), np.array(predictions), tmp_path / "new")
     assert paths == [tmp_path / "new" / file]
-    assert paths[0].read_text() == f"index\tprediction\n4\t{predictions[0]}\n9\t{predictions[1]}\n"
+    assert paths[0].read_text() == f"index\tprediction\n4\t{written[0]}\n9\t{written[1]}\n"
 
 
 @pytest.mark.parametrize("name", ["mnli", "mnli-mm", "ax"])
-def test_entailment_and_neutral_are_not_exchanged_for_a_model_that_counts_them_otherwise(
+def test_entailment_and_neutral_are_not_swapped_for_a_model_with_another_order(
     name: str, tmp_path: Path
 ) -> None:
-    of_the_model = ("contradiction", "neutral", "entailment")
-    (path,) = write_submission(TASKS[name], [0, 1, 2], [0, 1, 2], tmp_path, labels=of_the_model)
-    assert [line.split("\t")[1] for line in path.read_text().splitlines()[1:]] == list(of_the_model)
+    model_order = ("contradiction", "neutral", "entailment")
+    (path,) = write_submission(TASKS[name], [0, 1, 2], [0, 1, 2], tmp_path, labels=model_order)
+    assert [line.split("\t")[1] for line in path.read_text().splitlines()[1:]] == list(model_order)
 
 
 def test_layers_are_written_beside_the_predictions(tmp_path: Path) -> None:
@@ -54,19 +54,19 @@ def test_layers_are_written_beside_the_predictions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("idx", "answers", "layers", "problem"),
+    ("idx", "predictions", "layers", "problem"),
     [
-        ([0, 1], [2], None, r"2 indices, and columns of \[1\] answers"),
-        ([0, 1], [2, 1], [4], r"2 indices, and columns of \[2, 1\] answers"),
+        ([0, 1], [2], None, r"column lengths \[1\], expected 2"),
+        ([0, 1], [2, 1], [4], r"column lengths \[2, 1\], expected 2"),
         ([1, 1], [2, 1], None, r"an index occurs twice"),
-        ([0, 1], [2, 3], None, r"answer 3, expected the index of a label, 0 to 2"),
+        ([0, 1], [2, 3], None, r"prediction 3, expected the index of a label, 0 to 2"),
     ],
 )
-def test_answers_that_do_not_fit_leave_no_file_behind(
-    idx: list[int], answers: list[int], layers: list[int] | None, problem: str, tmp_path: Path
+def test_invalid_predictions_leave_no_file_behind(
+    idx: list[int], predictions: list[int], layers: list[int] | None, problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadData, match=problem):
-        write_submission(TASKS["elue/snli"], idx, answers, tmp_path, layers=layers)
+        write_submission(TASKS["elue/snli"], idx, predictions, tmp_path, layers=layers)
     assert not list(tmp_path.iterdir())
 
 
@@ -75,17 +75,17 @@ def test_labels_of_another_task_are_refused(tmp_path: Path) -> None:
         write_submission(TASKS["mnli"], [0], [0], tmp_path, labels=["entailment", "not_entailment"])
 
 
-def test_a_score_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_a_score_that_is_nan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="has the training diverged"):
         write_submission(TASKS["sts-b"], [0], [float("nan")], tmp_path)
 
 
-def test_a_task_without_a_server_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="ag has no server that takes predictions"):
+def test_a_task_without_submissions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="ag is not part of a benchmark that accepts submissions"):
         write_submission(TASKS["ag"], [0], [0], tmp_path)
 
 
-def test_a_failure_while_writing_leaves_the_old_files_whole(
+def test_a_failure_while_writing_leaves_the_old_files_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path,) = write_submission(TASKS["mrpc"], [0], [1], tmp_path)

@@ -57,7 +57,7 @@ def tasks() -> dict[str, str]:
 
     return {
         name: f"{'a number' if task.labels is None else f'{len(task.labels)} labels'}, "
-        f"{'pairs' if len(task.texts) == 2 else 'texts'}, scored by {task.headline}"
+        f"{'pairs' if len(task.text_columns) == 2 else 'texts'}, scored by {task.headline}"
         for name, task in TASKS.items()
     }
 

@@ -105,25 +105,21 @@ def predict(
 
 def read_texts(name: str, text: str | None, text_pair: str | None) -> Iterator[Any]:
     """The texts of a file, or its pairs."""
-    from offramp.tasks.files import Columns as Named
-    from offramp.tasks.files import File, column_names, guess
+    from offramp.tasks.files import ColumnMap, decode_lines, guess_columns, read_file
 
     path = Path(name)
     if not path.is_file():
         raise BadOption(f"{path}: no such file.")
     if path.suffix.lower() == ".txt":
-        try:
-            with path.open(encoding="utf-8") as file:
-                yield from without_breaks(file)
-        except UnicodeDecodeError as error:
-            raise BadOption(f"{path}: not UTF-8 ({error.reason}). Convert the file to UTF-8.") from error
+        with path.open("rb") as lines:
+            yield from decode_lines(lines, name)
         return
-    # any label will do, as it is not read
-    found = guess(name, column_names(path), text, text_pair, label="")
-    rows = File(path, Named(found.text, found.text_pair)).read()
+    file = read_file(path)
+    found = guess_columns(name, file.column_names, text, text_pair, label="")  # labels are not read
+    rows = file.select(ColumnMap(found.text, found.text_pair))
     if rows.faults:
-        place, fault = next(iter(rows.faults.items()))
-        raise BadOption(f"{path}, {rows.unit} {place}: {fault}.")
+        number, fault = next(iter(rows.faults.items()))
+        raise BadOption(f"{rows.where(number)}: {fault}.")
     pairs = rows.cells.get("text_pair")
     yield from rows.cells["text"] if pairs is None else zip(rows.cells["text"], pairs, strict=True)
 
@@ -131,16 +127,14 @@ def read_texts(name: str, text: str | None, text_pair: str | None) -> Iterator[A
 def read_stdin(kind: str, text: str | None, text_pair: str | None) -> Iterator[Any]:
     """Lines as they come; other kinds are read as files are."""
     if kind == "txt":
-        yield from without_breaks(sys.stdin)
+        from offramp.tasks.files import decode_lines
+
+        yield from decode_lines(sys.stdin.buffer, "stdin")
         return
     with TemporaryDirectory() as folder:
         file = Path(folder) / f"stdin.{kind}"
-        file.write_text(sys.stdin.read(), encoding="utf-8")
+        file.write_bytes(sys.stdin.buffer.read())
         yield from read_texts(str(file), text, text_pair)
-
-
-def without_breaks(lines: Iterable[str]) -> Iterator[str]:
-    return (line.rstrip("\r\n") for line in lines)
 
 
 def answered(

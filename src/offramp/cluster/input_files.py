@@ -9,8 +9,7 @@ import pyarrow
 
 from offramp.classifier.texts import clean
 from offramp.errors import BadData, BadOption
-from offramp.tasks.checks import place
-from offramp.tasks.files import READERS, Columns, File, Rows, column_names, guess
+from offramp.tasks.files import READERS, ColumnMap, RawTable, guess_columns, read_file
 
 IDS = ("id", "idx")
 TAKEN = ("file", "row", "text", "text_pair", "label", "score", "layer")
@@ -23,7 +22,7 @@ class Texts:
     """Where in the files of a folder the texts are."""
 
     home: Path
-    columns: Columns
+    columns: ColumnMap
 
     def count(self, file: Path) -> int:
         """How many texts a file has, all of it read as it will be."""
@@ -52,15 +51,15 @@ class Texts:
         """Texts go by their role, the id by the name that it has in the file."""
         return str(self.columns.idx) if role == "idx" else role
 
-    def read(self, file: Path) -> Rows:
-        rows = File(file, self.columns).read()
+    def read(self, file: Path) -> RawTable:
+        rows = read_file(file).select(self.columns)
         faults = dict(rows.faults)
         for role in rows.cells.keys() - {"idx"}:
             for number, cell in zip(rows.numbers, rows.cells[role], strict=True):
                 if not isinstance(cell, str):
                     faults[number] = f"{cell!r} as {role}, expected a text"
         if faults:
-            raise BadData(f"{place(rows, min(faults))}: {faults[min(faults)]}. Mend the file.")
+            raise BadData(f"{rows.where(min(faults))}: {faults[min(faults)]}. Fix the file.")
         return rows
 
 
@@ -69,12 +68,14 @@ def find_texts(
 ) -> tuple[Texts, list[Path]]:
     """How to read a file, or all files in a folder, and which they are; the first says which columns there are."""
     files = files_in(source)
-    names = column_names(files[0])
-    found = guess(str(files[0]), names, text, text_pair, label="")  # any label will do, as it is not read
+    names = read_file(files[0]).column_names
+    found = guess_columns(
+        str(files[0]), names, text, text_pair, label=""
+    )  # any label will do, as it is not read
     ids = [id] if id else [name for name in names if name.lower() in IDS]
     if id in TAKEN:
         raise BadOption(f"an id cannot be called {id}, as the answers have a column of that name; rename it.")
-    columns = Columns(found.text, found.text_pair, idx=ids[0] if ids else None)
+    columns = ColumnMap(found.text, found.text_pair, idx=ids[0] if ids else None)
     for name in columns.roles().values():
         if name not in names:
             raise BadData(f"{files[0]}: no column named {name!r}, expected one of {', '.join(names)}")

@@ -1,8 +1,8 @@
-"""Checkpoints written by the five older codebases -> ExitModel.
+"""Checkpoints of DeeBERT, RomeBERT, PABEE, ELBERT and ElasticBERT -> ExitModel.
 
-Each system has a file that says which of its names become which of ours. The system is recognised from the
-names of the weights. Nothing is lost in silence: every weight that the model needs must be there, and every
-weight that it does not need is either known, and listed in the result, or an error.
+Each system has a file that maps our names of weights to its own, and is recognized by the names in the checkpoint.
+Every weight that the model needs must be present. A weight that it does not need is listed in the result if it is
+known, and an error if not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from offramp.errors import CannotLoad
 from offramp.importers import deebert, elasticbert, elbert, pabee
-from offramp.importers.base import Checkpoint, Imported, Plan, build, some
+from offramp.importers.base import Checkpoint, Imported, ImportPlan, build, list_some
 from offramp.importers.checkpoint_files import read_config, read_weights
 
-SYSTEMS: dict[str, Callable[[Checkpoint], Plan | None]] = {
+SYSTEMS: dict[str, Callable[[Checkpoint], ImportPlan | None]] = {
     "deebert": deebert.plan,
     "pabee": pabee.plan,
     "elbert": elbert.plan,
@@ -27,19 +27,19 @@ SYSTEMS: dict[str, Callable[[Checkpoint], Plan | None]] = {
 def import_checkpoint(
     folder: str | Path, num_labels: int | None = None, labels: Sequence[str] | None = None
 ) -> Imported:
-    """The model in a folder that DeeBERT, RomeBERT, PABEE, ELBERT or ElasticBERT has written.
+    """The model in a folder written by DeeBERT, RomeBERT, PABEE, ELBERT or ElasticBERT.
 
-    The folder holds `config.json` and `model.safetensors` or `pytorch_model.bin`, whole or in shards. The
-    tokenizer's files beside them are the caller's: load them with transformers' `BertTokenizer` and the like.
+    The folder has a `config.json` and a `model.safetensors` or `pytorch_model.bin`, whole or in shards. The tokenizer
+    is not imported: load it with transformers' `AutoTokenizer`.
 
         imported = import_checkpoint("sst2-two_stage")
         imported.model.save_pretrained("sst2")
         print(imported.system, imported.dropped)
 
     Args:
-        folder: where the checkpoint is.
-        num_labels: how many outputs; needed only where there is no classifier (ElasticBERT's pretraining).
-        labels: names of the classes; by default those in `config.json`.
+        folder: the checkpoint.
+        num_labels: the number of outputs, only for a checkpoint without classifiers (ElasticBERT's pretraining).
+        labels: label names; by default those in `config.json`.
     """
     return import_weights(read_weights(Path(folder)), read_config(Path(folder)), num_labels, labels)
 
@@ -50,28 +50,28 @@ def import_weights(
     num_labels: int | None = None,
     labels: Sequence[str] | None = None,
 ) -> Imported:
-    """As `import_checkpoint`, for a state dict and the values of its `config.json`."""
+    """Like `import_checkpoint`, from a state dict and the values of its `config.json`."""
     checkpoint = Checkpoint.of(weights, config)
-    system, plan = recognise(checkpoint)
+    system, plan = recognize(checkpoint)
     return build(system, plan, checkpoint, num_labels, labels)
 
 
-def recognise(checkpoint: Checkpoint) -> tuple[str, Plan]:
-    for system, plan_of in SYSTEMS.items():
-        plan = plan_of(checkpoint)
+def recognize(checkpoint: Checkpoint) -> tuple[str, ImportPlan]:
+    for system, make_plan in SYSTEMS.items():
+        plan = make_plan(checkpoint)
         if plan is not None:
             return system, plan
     if checkpoint.find(r"heads\.classifiers\."):
-        raise CannotLoad("this is a model of offramp; load it with ExitModel.from_pretrained")
+        raise CannotLoad("this is an offramp model; load it with ExitModel.from_pretrained")
     if checkpoint.find(r"(\w+\.)?embeddings\."):
         raise CannotLoad(
-            "this looks like a plain transformers model; put exits on it with ExitModel.from_encoder"
+            "this is a plain transformers model; add exits with `offramp train` or ExitModel.from_encoder"
         )
     raise CannotLoad(
-        "these weights come from none of the known systems. Known are DeeBERT and RomeBERT "
+        "the names of the weights match no known system. Expected DeeBERT or RomeBERT "
         "(bert. or roberta.encoder.highway.*), PABEE (bert. or albert.* with classifiers.*), ELBERT "
-        "(albert.encoder.exit_out_layer*) and ElasticBERT (elasticbert.encoder.pooler.*); "
-        f"these are {some(checkpoint.weights)}"
+        "(albert.encoder.exit_out_layer*) or ElasticBERT (elasticbert.encoder.pooler.*), "
+        f"found {list_some(checkpoint.weights)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the importers share: a checkpoint, the plan for it, and how the plan becomes a model."""
+"""Shared by all importers: a checkpoint, the plan to import it, and the model built by the plan."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +15,8 @@ from offramp.heads import HeadConfig
 from offramp.model import ExitModel, label_names
 from offramp.tasks.base import NLI_OF_ROBERTA, ROBERTAS, has_default_names
 
-# The values of a foreign config.json that reach the encoder. Not `pad_token_id`: older files give RoBERTa 0,
-# or null, while its code had 1 written into it, and counts positions from there.
+# The values of a checkpoint's config.json that are used. Not `pad_token_id`: older RoBERTa files have 0 or null, but
+# their code had 1 hard-coded and numbered positions from there.
 ENCODER_KEYS = (
     "vocab_size",
     "hidden_size",
@@ -34,42 +34,41 @@ ENCODER_KEYS = (
 ALBERT_KEYS = ("embedding_size", "num_hidden_groups", "inner_group_num", "classifier_dropout_prob")
 
 BUFFERS = r".*\bembeddings\.(position|token_type)_ids$"
-"""Counted, not learned: some versions of transformers saved them."""
+"""Position and segment ids, which some versions of transformers saved with the weights."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What came out of a checkpoint."""
+    """An imported model."""
 
     model: ExitModel
     system: str
-    """Which of `SYSTEMS`; "deebert" stands for RomeBERT too, whose names are the same."""
+    """A key of `SYSTEMS`. RomeBERT is "deebert": its names are the same."""
     dropped: list[str]
-    """Weights of the checkpoint that the model has no use for."""
+    """Weights of the checkpoint that the model does not need."""
     fresh: list[str]
-    """Weights of the model that the checkpoint does not have: random, to be trained."""
+    """Weights of the model that the checkpoint lacks: random, still to be trained."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What an older codebase has saved: tensors by name, and the values of config.json."""
+    """Tensors by name, and the values of config.json."""
 
     weights: dict[str, Tensor]
     config: Mapping[str, Any]
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Under modern names, except where one is taken: then the old name is left over, and an error."""
-        return cls(
-            {name if modern(name) in weights else modern(name): weights[name] for name in weights}, config
-        )
+        """Names become current ones. If both are present, the old name stays and is reported as unknown."""
+        current = {name: current_name(name) for name in weights}
+        return cls({name if new in weights else new: weights[name] for name, new in current.items()}, config)
 
     def find(self, pattern: str) -> re.Match[str] | None:
-        """How the first name that begins with the pattern matches it."""
+        """The match of the first weight whose name starts with the pattern."""
         return next((match for name in self.weights if (match := re.match(pattern, name))), None)
 
     def encoder(self, model_type: str) -> Any:
-        """The encoder's config. A value that is not there is the default, as it was in the older code."""
+        """The encoder's config. Missing values are defaults, as in the older code."""
         keys = ENCODER_KEYS + ALBERT_KEYS if model_type == "albert" else ENCODER_KEYS
         try:
             return AutoConfig.for_model(
@@ -79,22 +78,22 @@ class Checkpoint:
             raise CannotLoad(f"config.json: {error}") from error
 
 
-def modern(name: str) -> str:
-    """Checkpoints that go back to TensorFlow call a norm's weight gamma and its bias beta."""
+def current_name(name: str) -> str:
+    """Checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a checkpoint becomes a model."""
+class ImportPlan:
+    """How to turn a checkpoint into a model."""
 
     encoder: PreTrainedConfig
     exits: list[int]
     head: HeadConfig
     sources: dict[str, str | None]
-    """How our names begin -> how theirs begin; None for weights that start anew."""
+    """Prefixes of our names -> prefixes of theirs; None for weights that the checkpoint lacks."""
     dropped: Sequence[str] = ()
-    """Patterns of names that are known and of no use."""
+    """Patterns of their names that are not needed."""
 
     def source(self, name: str) -> str | None:
         ours, theirs = next(pair for pair in self.sources.items() if name.startswith(pair[0]))
@@ -106,59 +105,56 @@ class Plan:
 
 def build(
     system: str,
-    plan: Plan,
+    plan: ImportPlan,
     checkpoint: Checkpoint,
     num_labels: int | None,
     labels: Sequence[str] | None,
 ) -> Imported:
     count = count_labels(plan, checkpoint, num_labels, labels)
     names = label_names(labels or saved_labels(plan, checkpoint.config, count), None, count)
-    model = empty(plan, names)
+    model = build_empty(plan, names)
     sources = {name: plan.source(name) for name in model.state_dict()}
     used = {theirs for theirs in sources.values() if theirs is not None}
-    left = sorted(set(checkpoint.weights) - used)
-    check(model, sources, checkpoint, unknown=[name for name in left if not plan.drops(name)])
-    placed = {ours: checkpoint.weights[theirs] for ours, theirs in sources.items() if theirs is not None}
-    model.load_state_dict(placed, strict=False)
+    unused = sorted(set(checkpoint.weights) - used)
+    check_weights(model, sources, checkpoint, unknown=[name for name in unused if not plan.drops(name)])
+    state = {ours: checkpoint.weights[theirs] for ours, theirs in sources.items() if theirs is not None}
+    model.load_state_dict(state, strict=False)
     nn.Module.eval(model)
     fresh = [ours for ours, theirs in sources.items() if theirs is None]
-    return Imported(model, system, dropped=left, fresh=fresh)
+    return Imported(model, system, dropped=unused, fresh=fresh)
 
 
 def count_labels(
-    plan: Plan, checkpoint: Checkpoint, num_labels: int | None, labels: Sequence[str] | None
+    plan: ImportPlan, checkpoint: Checkpoint, num_labels: int | None, labels: Sequence[str] | None
 ) -> int:
-    """As many as the classifier has outputs, which older configs do not always say right."""
+    """The classifier's number of outputs; num_labels in older configs can be wrong."""
     classifier = plan.source("heads.classifiers.0.weight")
     if classifier is None:
         count = num_labels or len(labels or ())
         if count < 1:
-            raise CannotLoad(
-                "these weights have no classifier; say how many labels: pass num_labels or labels"
-            )
+            raise CannotLoad("the checkpoint has no classifier; pass num_labels=... or labels=...")
         return count
     if classifier not in checkpoint.weights:
-        raise CannotLoad(f"the checkpoint has no {classifier}; is the file whole?")
+        raise CannotLoad(f"the checkpoint has no {classifier}; is the file complete?")
     count = len(checkpoint.weights[classifier])
     if num_labels not in (None, count):
-        raise CannotLoad(f"its classifiers have {count} outputs, not {num_labels}; leave num_labels out")
+        raise CannotLoad(f"num_labels={num_labels}, but the classifiers have {count} outputs; omit it")
     return count
 
 
-def saved_labels(plan: Plan, config: Mapping[str, Any], count: int) -> list[str] | None:
-    """The names in config.json, unless they are of another task than the weights; those of MNLI, where a RoBERTa was
-    trained on it and does not say."""
+def saved_labels(plan: ImportPlan, config: Mapping[str, Any], count: int) -> list[str] | None:
+    """The names in config.json if their number is right; or the usual ones of a RoBERTa trained on MNLI."""
     saved = config.get("id2label")
     by_index = {str(index): str(name) for index, name in saved.items()} if isinstance(saved, dict) else {}
-    wanted = [str(index) for index in range(count)]
-    names = [by_index[index] for index in wanted] if set(by_index) == set(wanted) else None
+    indices = [str(index) for index in range(count)]
+    names = [by_index[index] for index in indices] if set(by_index) == set(indices) else None
     mnli = str(config.get("finetuning_task")).lower().startswith("mnli") and count == len(NLI_OF_ROBERTA)
     if mnli and plan.encoder.model_type in ROBERTAS and (names is None or has_default_names(names)):
         return list(NLI_OF_ROBERTA)
     return names
 
 
-def empty(plan: Plan, names: dict[int, str]) -> ExitModel:
+def build_empty(plan: ImportPlan, names: dict[int, str]) -> ExitModel:
     config = ExitConfig(
         encoder_config=plan.encoder,
         exits=plan.exits,
@@ -172,37 +168,37 @@ def empty(plan: Plan, names: dict[int, str]) -> ExitModel:
         raise CannotLoad(f"config.json describes an encoder that cannot be built: {error}") from error
 
 
-def check(
+def check_weights(
     model: ExitModel, sources: Mapping[str, str | None], checkpoint: Checkpoint, unknown: Sequence[str]
 ) -> None:
-    """All that is wrong, in one message."""
+    """Raise one error with everything that is wrong."""
     weights = checkpoint.weights
     needed = {theirs: tensor for ours, tensor in model.state_dict().items() if (theirs := sources[ours])}
     missing = [name for name in needed if name not in weights]
     misshapen = [
-        f"{name} is {tuple(weights[name].shape)}, not {tuple(tensor.shape)}"
+        f"{name} is {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}"
         for name, tensor in needed.items()
         if name in weights and weights[name].shape != tensor.shape
     ]
     faults = [
-        f"{fault}: {some(names)}"
+        f"{fault}: {list_some(names)}"
         for fault, names in [
             ("missing weights", missing),
             ("unknown weights", unknown),
-            ("weights of another shape than config.json says", misshapen),
+            ("weights whose shape contradicts config.json", misshapen),
         ]
         if names
     ]
     if faults:
-        raise CannotLoad(f"{'; '.join(faults)}. Is config.json the one that was saved with these weights?")
+        raise CannotLoad(f"{'; '.join(faults)}. Was config.json saved with these weights?")
 
 
-def some(names: Iterable[str]) -> str:
+def list_some(names: Iterable[str]) -> str:
     first, *rest = sorted(names) or ["none"]
     more = f" and {len(rest) - 4} more" if len(rest) > 4 else ""
     return ", ".join([first, *rest[:4]]) + more
 
 
 def head_dropout(encoder: Any) -> float:
-    """How much is dropped before a classifier; ALBERT has a value of its own for it."""
+    """The dropout before a classifier, for which ALBERT has a separate value."""
     return float(getattr(encoder, "classifier_dropout_prob", encoder.hidden_dropout_prob))

@@ -1,4 +1,4 @@
-"""Files of a checkpoint -> tensors and config, without running what a pickle may hold."""
+"""Files of a checkpoint -> tensors and config, without running code that a pickle may contain."""
 
 import json
 from pathlib import Path
@@ -26,10 +26,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """One file, or the shards that an index names; safetensors where there is a choice."""
+    """One file, or the shards in an index; safetensors if both formats are present."""
     if not folder.is_dir():
         raise CannotLoad(
-            f"no folder at {folder}; a checkpoint on the hub is downloaded first: hf download NAME --local-dir DIR"
+            f"no folder at {folder}; download a checkpoint from the hub first: hf download NAME --local-dir DIR"
         )
     for name in FILES:
         if (folder / name).is_file():
@@ -37,18 +37,20 @@ def weight_files(folder: Path) -> list[Path]:
         index = folder / f"{name}.index.json"
         if index.is_file():
             return shards(index)
-    raise CannotLoad(f"{folder} has no weights; looked for {' and '.join(FILES)}, whole or in shards")
+    raise CannotLoad(f"{folder} has no weights, expected {' or '.join(FILES)}, whole or in shards")
 
 
 def shards(index: Path) -> list[Path]:
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not all(is_name(place) for place in places.values()):
-        raise CannotLoad(f"{index} is no index of weights: its weight_map must give files of the same folder")
-    return [index.parent / name for name in sorted(set(places.values()))]
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(is_file_name(file) for file in files.values()):
+        raise CannotLoad(
+            f"{index} is not an index of weights: weight_map must map names to files in the same folder"
+        )
+    return [index.parent / name for name in sorted(set(files.values()))]
 
 
-def is_name(place: Any) -> bool:
-    return isinstance(place, str) and Path(place).name == place
+def is_file_name(file: Any) -> bool:
+    return isinstance(file, str) and Path(file).name == file
 
 
 def read_file(file: Path) -> dict[str, Tensor]:
@@ -56,7 +58,7 @@ def read_file(file: Path) -> dict[str, Tensor]:
         raise CannotLoad(f"{file} is missing")
     weights = read_safetensors(file) if file.suffix == ".safetensors" else read_pickle(file)
     if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
-        raise CannotLoad(f"{file} holds something else than tensors by name; save the model's state_dict()")
+        raise CannotLoad(f"{file} is not a dict of tensors; save the model's state_dict()")
     return weights
 
 
@@ -72,9 +74,8 @@ def read_pickle(file: Path) -> Any:
         return torch.load(file, weights_only=True, map_location="cpu")
     except Exception as error:  # a damaged pickle can raise anything
         raise CannotLoad(
-            f"{file} is refused: it is damaged, or it holds more than tensors, and reading such a pickle can "
-            "run any code. If you trust it, load it where it was written and save its state_dict() as "
-            "model.safetensors."
+            f"{file} is damaged, or contains more than tensors: loading such a pickle can run any code. If you "
+            "trust it, load it with the code that wrote it and save its state_dict() as model.safetensors."
         ) from error
 
 
@@ -82,9 +83,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise CannotLoad(f"{file} is missing; it was saved beside the weights") from error
+        raise CannotLoad(f"{file} is missing; copy it from where the weights were saved") from error
     except ValueError as error:
         raise CannotLoad(f"{file} is not JSON: {error}") from error
     if not isinstance(values, dict):
-        raise CannotLoad(f"{file} must hold a JSON object")
+        raise CannotLoad(f"{file} is not a JSON object")
     return values

@@ -1,9 +1,11 @@
-"""A task: which texts, which labels, how answers are scored, and where each split comes from.
+"""A task: its texts and labels, its metrics, and where each split comes from.
 
-Whatever the source, `load` gives a `datasets.DatasetDict` with the columns `text`, `text_pair` (pairs only),
-`label` (an index into the labels, a number, or a list of 0 and 1) and `idx` (the number under which a
-benchmark wants the answer, else that of the row). A split without labels has no column `label`. All rows are
-checked there, so a task that loads can be trained on.
+Whatever the source, `load` returns a `datasets.DatasetDict` with the columns `text`, `text_pair` (pairs only),
+`label` (an index into the labels, a number, or a list of 0 and 1) and `idx` (the index that a benchmark's submission
+uses, or else the row number). A split without labels has no column `label`. `load` checks every row, so a task that
+loads can be trained on.
+
+Messages name options as Python arguments, `text=...` or `bad_rows='drop'`; the command line turns these into flags.
 """
 
 import re
@@ -14,8 +16,18 @@ from typing import TYPE_CHECKING
 
 from offramp.errors import BadData, UnknownName
 from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
-from offramp.tasks.checks import checked, infer_labels, infer_problem_type
-from offramp.tasks.files import Columns, File, Hub, Source, Table, column_names, guess, hub_data, label_names
+from offramp.tasks.checks import check_rows, infer_labels, infer_problem_type
+from offramp.tasks.files import (
+    ColumnMap,
+    HubSplit,
+    LineFile,
+    LoadedSplit,
+    Source,
+    class_names,
+    guess_columns,
+    load_from_hub,
+    read_file,
+)
 from offramp.tasks.metrics import check_metrics
 
 if TYPE_CHECKING:
@@ -29,13 +41,13 @@ DEFAULT_METRICS = {
 
 NLI = ("contradiction", "entailment", "neutral")
 NLI_OF_ROBERTA = ("contradiction", "neutral", "entailment")
-"""As DeeBERT, PABEE, ELBERT and RomeBERT count MNLI's labels with these encoders, which their files do not say."""
+"""The order of MNLI's labels that DeeBERT, PABEE, ELBERT and RomeBERT use for RoBERTa, without saving it."""
 ROBERTAS = ("roberta", "xlm-roberta")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a model learns and is measured on.
+    """What a model is trained and evaluated on.
 
     *Example*
 
@@ -46,49 +58,53 @@ class Task:
 
     name: str
     labels: tuple[str, ...] | None
-    """The names of the labels in the order of the model's logits; None where the answer is a number."""
+    """Label names in the order of the model's logits; None for regression."""
     metrics: tuple[str, ...]
-    """What answers are scored by; the first is the headline."""
+    """Names of metrics; the first is the headline."""
     splits: Mapping[str, Source]
-    """Where `load` finds each split."""
+    """Where `load` reads each split."""
     problem_type: str = SINGLE_LABEL
-    """In the words of transformers: single_label_classification, multi_label_classification or regression."""
+    """transformers' name: single_label_classification, multi_label_classification or regression."""
     separator: str | None = None
-    """What stands between the labels of one example, where a cell of text holds many."""
+    """What separates the labels of a multi-label example in a text cell."""
     bad_rows: str = "error"
-    """Labelled rows of the wrong width, or without text or label, are an "error", or what to "drop" aloud."""
-    layout: Mapping[str, Table] = field(default_factory=dict)
-    """The files of the task in a folder, for `at`."""
+    """For labelled rows of the wrong width, or without text or label: "error", or "drop" them with a warning."""
+    layout: Mapping[str, LineFile] = field(default_factory=dict)
+    """The task's files, relative to its folder, for `at`."""
     aliases: tuple[str, ...] = ()
     """Other names of the task and of its folder, the usual one first."""
     submission: str | None = None
-    """What the benchmark calls the file of answers, without its ending."""
+    """The benchmark's name for the file of predictions, without its suffix."""
 
     def __post_init__(self) -> None:
         labels = self.labels or ()
         twice = [label for label in labels if labels.count(label) > 1]
         if twice:
-            raise BadData(f"{self.name}: two labels are named {twice[0]!r}, expected each name once")
+            raise BadData(f"{self.name}: two labels are named {twice[0]!r}; label names must differ")
         if self.separator == "":
-            raise BadData(f"{self.name}: the separator is empty, expected what stands between labels")
+            raise BadData(f"{self.name}: separator='' is empty")
         check_metrics(self.metrics, self.problem_type, len(labels))
 
     @classmethod
     def named(cls, name: str, folder: str | Path | None = None, bad_rows: str | None = None) -> "Task":
-        """A known task in any usual spelling, from a folder of its files or else from the hub.
+        """A built-in task in any usual spelling, read from a folder of its files or else from the hub.
 
-        The folder is the task's own or the one around it: `data/glue/MRPC` and `data/glue` both do. Bad rows are
-        by default an error in files, and dropped aloud from the hub, where nobody can mend them.
+        The folder is the task's own or its parent: `data/glue/MRPC` or `data/glue`. By default, bad rows are an error
+        in files and dropped with a warning from the hub, whose data the user cannot fix.
         """
         from offramp.tasks import TASKS
 
-        spelt = {_plain(task.name.removeprefix(_prefix(task))): task for task in TASKS.values()}
-        spelt |= {_plain(_prefix(task) + other): task for task in TASKS.values() for other in task.aliases}
-        spelt |= {_plain(task.name): task for task in TASKS.values()}
-        if _plain(name) not in spelt:
-            raise UnknownName(f"no task named {name!r}; have {', '.join(TASKS)}. Own data: Task.from_files")
+        by_name = {_normalize(task.name.removeprefix(_prefix(task))): task for task in TASKS.values()}
+        by_name |= {
+            _normalize(_prefix(task) + alias): task for task in TASKS.values() for alias in task.aliases
+        }
+        by_name |= {_normalize(task.name): task for task in TASKS.values()}
+        if _normalize(name) not in by_name:
+            raise UnknownName(
+                f"no task named {name!r}; have {', '.join(TASKS)}. For your data: Task.from_files"
+            )
         bad_rows = bad_rows or ("drop" if folder is None else "error")
-        task = replace(spelt[_plain(name)], bad_rows=bad_rows)
+        task = replace(by_name[_normalize(name)], bad_rows=bad_rows)
         return task if folder is None else task.at(folder)
 
     @classmethod
@@ -109,24 +125,27 @@ class Task:
         unlabelled: Sequence[str] = ("test",),
         name: str = "files",
     ) -> "Task":
-        """A task from CSV, TSV, JSONL or Parquet files; what is not said is found in the first of them.
+        """A task from CSV, TSV, JSONL or Parquet files. Whatever is not given is inferred from the first of them.
 
-        Columns are guessed by their names, labels are those that occur. Where an example has many labels,
-        they stand in a list of names, or in a text that `separator` divides. Splits named in `unlabelled` may
-        lack the column of labels; with no other split, say `labels` too.
+        Columns are guessed by their names, and labels are those that occur. Labels of a multi-label example are a
+        list of names, or one text with a `separator` between them. The splits in `unlabelled` may lack the label
+        column; if there are no others, give `labels`. Each file is read once, here, and kept in memory.
         """
         paths = {"train": train, "validation": validation, "test": test}
         given = {split: Path(path) for split, path in paths.items() if path is not None}
         if not given:
-            raise BadData("no files: say train=..., validation=... or test=...")
+            raise BadData("no files; pass train=..., validation=... or test=...")
         labelled = [split for split in given if split not in unlabelled]
-        first = given[(labelled or list(given))[0]]
-        columns = guess(str(first), column_names(first), text, text_pair, label, needs_label=bool(labelled))
-        sources = {
-            split: File(path, _present(columns, split in unlabelled, column_names(path)))
-            for split, path in given.items()
-        }
-        return cls._inferred(name, sources, labels, problem_type, metrics, separator, bad_rows)
+        files = {split: read_file(path) for split, path in given.items()}
+        first = files[(labelled or list(given))[0]]
+        columns = guess_columns(
+            str(first.path), first.column_names, text, text_pair, label, needs_label=bool(labelled)
+        )
+        sources = {}
+        for split, file in files.items():
+            present = _without_absent_label(columns, file.column_names) if split in unlabelled else columns
+            sources[split] = LoadedSplit(present, file.select(present))
+        return cls._infer(name, sources, labels, problem_type, metrics, separator, bad_rows)
 
     @classmethod
     def from_hub(
@@ -146,23 +165,23 @@ class Task:
         separator: str | None = None,
         bad_rows: str = "error",
     ) -> "Task":
-        """A task from any data set of the hub, as `from_files` from files; splits by their names there."""
-        data = hub_data(path, config)
+        """Like `from_files`, for any data set on the hub, whose splits have the given names there."""
+        data = load_from_hub(path, config)
         wanted = {"train": train, "validation": validation, "test": test}
         found = {split: name for split, name in wanted.items() if name in data}
         if not found:
-            raise BadData(f"{path} has the splits {', '.join(data)}: say train=... or validation=...")
+            raise BadData(f"{path} has no split {', '.join(wanted.values())}; it has {', '.join(data)}")
         features = data[next(iter(found.values()))].features
-        columns = guess(path, list(features), text, text_pair, label)
-        sources = {
-            split: Hub(path, config, name, _present(columns, split == "test", data[name].column_names))
-            for split, name in found.items()
-        }
-        labels = labels or label_names(features.get(columns.label))
-        return cls._inferred(path, sources, labels, problem_type, metrics, separator, bad_rows)
+        columns = guess_columns(path, list(features), text, text_pair, label)
+        sources = {}
+        for split, name in found.items():
+            present = _without_absent_label(columns, data[name].column_names) if split == "test" else columns
+            sources[split] = HubSplit(path, config, name, present)
+        labels = labels or class_names(features.get(columns.label))
+        return cls._infer(path, sources, labels, problem_type, metrics, separator, bad_rows)
 
     @classmethod
-    def _inferred(
+    def _infer(
         cls,
         name: str,
         splits: Mapping[str, Source],
@@ -174,121 +193,119 @@ class Task:
     ) -> "Task":
         labelled = [source for source in splits.values() if source.columns.label is not None]
         if not labelled and not labels and problem_type != REGRESSION:
-            raise BadData(f"{name}: no split has labels; say labels=..., their names in the model's order")
-        rows = (labelled or list(splits.values()))[0].read()
-        problem_type = problem_type or infer_problem_type(rows, labels, separator)
+            raise BadData(f"{name}: no split has labels; pass labels=..., their names in the model's order")
+        table = (labelled or list(splits.values()))[0].read()
+        problem_type = problem_type or infer_problem_type(table, labels, separator)
         if problem_type not in PROBLEM_TYPES:
             raise BadData(f"problem_type={problem_type!r}, expected one of {', '.join(PROBLEM_TYPES)}")
-        names = labels or (
-            infer_labels(rows, problem_type, separator) if problem_type != REGRESSION else None
-        )
-        known = None if names is None else tuple(str(label).strip() for label in names)
+        if not labels and problem_type != REGRESSION:
+            labels = infer_labels(table, problem_type, separator)
+        names = tuple(str(label).strip() for label in labels) if labels else None
         metrics = tuple(metrics or DEFAULT_METRICS[problem_type])
-        return cls(name, known, metrics, splits, problem_type, separator, bad_rows)
+        return cls(name, names, metrics, splits, problem_type, separator, bad_rows)
 
     @property
     def headline(self) -> str:
-        """The one metric that stands for the task."""
+        """The main metric, by which checkpoints and policies are compared."""
         return self.metrics[0]
 
     @property
-    def texts(self) -> tuple[str, ...]:
-        """The columns of text that `load` gives: one, or two for pairs."""
+    def text_columns(self) -> tuple[str, ...]:
+        """The text columns that `load` returns: one, or two for pairs."""
         sources = [*self.splits.values(), *self.layout.values()]
         return ("text",) if sources[0].columns.text_pair is None else ("text", "text_pair")
 
     def at(self, folder: str | Path) -> "Task":
-        """The same task, read from a folder of its files, where a test set may be absent."""
-        home = self._home(Path(folder))
-        tables = {split: replace(table, path=home / table.path) for split, table in self.layout.items()}
-        there = {
-            split: table
-            for split, table in tables.items()
-            if table.columns.label is not None or table.path.is_file()
+        """The same task, read from a folder of its files, which may lack a test set."""
+        home = self._find_folder(Path(folder))
+        files = {split: replace(file, path=home / file.path) for split, file in self.layout.items()}
+        present = {
+            split: file
+            for split, file in files.items()
+            if file.columns.label is not None or file.path.is_file()
         }
-        return replace(self, splits=there)
+        return replace(self, splits=present)
 
-    def _home(self, folder: Path) -> Path:
-        """The folder itself where it holds files of the task, else the one inside it with the task's name."""
-        files = [table.path for table in self.layout.values()]
-        if any((folder / file).is_file() for file in files):
+    def _find_folder(self, folder: Path) -> Path:
+        """The folder itself if it has files of the task, or else its subfolder with the task's name."""
+        names = [file.path for file in self.layout.values()]
+        if any((folder / name).is_file() for name in names):
             return folder
-        own = {_plain(name) for name in (*self.aliases, self.name.removeprefix(_prefix(self)))}
+        own = {_normalize(name) for name in (*self.aliases, self.name.removeprefix(_prefix(self)))}
         for inside in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if _plain(inside.name) in own and any((inside / file).is_file() for file in files):
+            if _normalize(inside.name) in own and any((inside / name).is_file() for name in names):
                 return inside
         raise BadData(
-            f"{folder}: no files of {self.name}, expected {', '.join(map(str, files))} there "
-            f"or in a folder {self.aliases[0]} inside it"
+            f"{folder}: no files of {self.name}, expected {', '.join(map(str, names))} there "
+            f"or in its subfolder {self.aliases[0]}"
         )
 
     def with_label_order(self, names: Sequence[str], encoder: str) -> "Task":
-        """The task with its labels in the order of a model that answers with these names.
+        """The task with its labels in the order of a model whose outputs have these names.
 
-        A model without names (LABEL_0, ...) counts as the task does, and labels that are numbers in order are
-        places, not names. A RoBERTa without names for MNLI's labels is refused: it may count as older scripts did.
+        A model without names (LABEL_0, ...) is taken to use the task's order, and a task whose labels are 0, 1, ...
+        takes any names. A RoBERTa without names is refused for MNLI, because the older scripts used another order.
         """
         if self.labels is None:
             return self
         if set(names) == set(self.labels):
             return replace(self, labels=tuple(names))
-        places = [str(index) for index in range(len(names))]
-        exchanged = encoder in ROBERTAS and set(self.labels) == set(NLI)
-        if has_default_names(names) and exchanged:
+        numbers = [str(index) for index in range(len(names))]
+        ambiguous = encoder in ROBERTAS and set(self.labels) == set(NLI)
+        if has_default_names(names) and ambiguous:
             raise BadData(
-                f"a {encoder} without names for its labels may count {', '.join(NLI)}, or "
-                f"{', '.join(NLI_OF_ROBERTA)} as the older scripts did; make or import it with labels=[...]"
+                f"this {encoder} does not name its labels: their order may be {', '.join(NLI)}, or "
+                f"{', '.join(NLI_OF_ROBERTA)} as in the older scripts. Create or import it with labels=..."
             )
-        if list(self.labels) == places or (has_default_names(names) and len(self.labels) == len(names)):
+        if list(self.labels) == numbers or (has_default_names(names) and len(self.labels) == len(names)):
             return self
         raise BadData(
-            f"the labels do not match: the model answers {', '.join(names)} and {self.name} has "
-            f"{', '.join(self.labels)}; give the data the model's names, or make the model with the task's"
+            f"the labels do not match: the model has {', '.join(names)}, and {self.name} has "
+            f"{', '.join(self.labels)}. Rename the labels in the data, or create the model with the task's labels"
         )
 
     def load(self, *splits: str) -> "DatasetDict":
-        """The named splits, or all of them, with every row checked."""
+        """The given splits, or all of them, with every row checked."""
         import datasets
 
         if self.bad_rows not in ("error", "drop"):
-            raise BadData(f'bad_rows={self.bad_rows!r}, expected "error" or "drop"')
+            raise BadData(f"bad_rows={self.bad_rows!r}, expected error or drop")
         if not self.splits:
-            raise BadData(f"{self.name} is not on the hub: say folder=..., where its files are")
+            raise BadData(f"{self.name} is not on the hub; pass folder=..., the folder of its files")
         return datasets.DatasetDict({split: self._dataset(split) for split in splits or self.splits})
 
     def _dataset(self, split: str) -> "Dataset":
         import datasets
 
         if split not in self.splits:
-            raise BadData(f"{self.name} has no split {split!r} here; have {', '.join(self.splits)}")
-        rows = self.splits[split].read()
-        columns = checked(rows, self.texts, self.labels, self.problem_type, self.separator, self.bad_rows)
-        kinds = {
+            raise BadData(f"{self.name} has no split {split!r} here; it has {', '.join(self.splits)}")
+        table, texts = self.splits[split].read(), self.text_columns
+        columns = check_rows(table, texts, self.labels, self.problem_type, self.separator, self.bad_rows)
+        label_types = {
             SINGLE_LABEL: datasets.ClassLabel(names=list(self.labels or ())),
-            MULTI_LABEL: datasets.List(datasets.Value("float32")),  # what the loss over many labels takes
+            MULTI_LABEL: datasets.List(datasets.Value("float32")),  # as binary cross-entropy expects
             REGRESSION: datasets.Value("float32"),
         }
-        features = {text: datasets.Value("string") for text in self.texts}
-        features |= {"label": kinds[self.problem_type]} if "label" in columns else {}
+        features = {text: datasets.Value("string") for text in texts}
+        features |= {"label": label_types[self.problem_type]} if "label" in columns else {}
         features["idx"] = datasets.Value("int64")
         return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 
 def has_default_names(names: Sequence[str]) -> bool:
-    """Whether a model has only transformers' own names for its labels."""
+    """Whether these are transformers' placeholders, LABEL_0 and so on."""
     return list(names) == [f"LABEL_{index}" for index in range(len(names))]
 
 
-def _plain(name: str) -> str:
-    """A name without what people spell in different ways: case, hyphens, and GLUE in front."""
+def _normalize(name: str) -> str:
+    """A task's name without case, punctuation and the prefix glue/."""
     return re.sub(r"[^a-z0-9/]", "", name.lower()).removeprefix("glue/")
 
 
 def _prefix(task: Task) -> str:
-    """The benchmark in front of the name, as in elue/sst-2."""
+    """The benchmark in a task's name, as in elue/sst-2."""
     return "".join(task.name.rpartition("/")[:2])
 
 
-def _present(columns: Columns, may_lack_label: bool, names: Sequence[str]) -> Columns:
-    """The columns, without the label where a split has none and need not have one."""
-    return replace(columns, label=None) if may_lack_label and columns.label not in names else columns
+def _without_absent_label(columns: ColumnMap, names: Sequence[str]) -> ColumnMap:
+    return columns if columns.label in names else replace(columns, label=None)

@@ -1,21 +1,20 @@
-"""The text classification sets that ELBERT was measured on (Xie et al. 2021, arXiv:2107.00175).
+"""The text classification sets that ELBERT was evaluated on (Xie et al. 2021, arXiv:2107.00175).
 
-Like `glue`, in the tables of ELBERT's own preparation, where the test set mostly plays the part of a
-validation set. Two of them divide their lines in a way of their own. R8, R52, Cade and WebKB have no
-source on the hub here.
+The files are those of ELBERT's own preprocessing, where most sets use the test set for validation. IMDb and 20news
+split their lines differently from the rest. R8, R52, Cade and WebKB can be read from files only.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 from offramp.tasks.base import Task
-from offramp.tasks.files import Columns, Hub, Table, tabs
+from offramp.tasks.files import ColumnMap, HubSplit, LineFile, hub_splits, split_tabs
 
 
-def quoted_text_and_label(line: str) -> list[str]:
-    """The cells of `"a text",1`, whatever quotes and commas the text holds; other lines are one cell.
+def split_quoted(line: str) -> list[str]:
+    """The cells of `"a text",1`, where the text may contain quotes and commas. Any other line is one cell.
 
-    >>> quoted_text_and_label('"Dull, dull, ""dull"".",0')
+    >>> split_quoted('"Dull, dull, ""dull"".",0')
     ['Dull, dull, "dull".', '0']
     """
     text, _, label = line.rpartition(",")
@@ -26,8 +25,8 @@ def quoted_text_and_label(line: str) -> list[str]:
     return [text, label.strip('"')]
 
 
-def label_and_rest(line: str) -> list[str]:
-    """The cells of `rec.autos,a text`: all behind the first comma is text."""
+def split_first_comma(line: str) -> list[str]:
+    """The cells of `rec.autos,a text`, where the text may contain commas."""
     return line.split(",", 1)
 
 
@@ -37,28 +36,26 @@ def task(
     *aliases: str,
     train: str = "train.tsv",
     validation: str = "test.tsv",
-    columns: Columns = Columns(1, label=0),  # noqa: B008 - frozen
-    cells: Callable[[str], list[str]] = tabs,
-    splits: dict[str, Hub] | None = None,
+    columns: ColumnMap = ColumnMap(1, label=0),  # noqa: B008 - frozen
+    split_line: Callable[[str], list[str]] = split_tabs,
+    hub: dict[str, HubSplit] | None = None,
 ) -> Task:
     return Task(
         name=name,
         labels=labels,
         metrics=("acc", "macro_f1"),
         layout={
-            "train": Table(Path(train), columns, cells=cells),
-            "validation": Table(Path(validation), columns, cells=cells),
+            "train": LineFile(Path(train), columns, split_line=split_line),
+            "validation": LineFile(Path(validation), columns, split_line=split_line),
         },
-        splits=splits or {},
+        splits=hub or {},
         aliases=aliases or (name,),
     )
 
 
-def hub(path: str, columns: Columns, validation: str = "test", numbered: bool = True) -> dict[str, Hub]:
-    return {
-        "train": Hub(path, None, "train", columns, numbered),
-        "validation": Hub(path, None, validation, columns, numbered),
-    }
+def on_hub(path: str, text: str, label: str = "label", numbered: bool = True) -> dict[str, HubSplit]:
+    splits = {"train": "train", "validation": "test"}
+    return hub_splits(path, None, ColumnMap(text, label=label), splits, numbered)
 
 
 def numbers(count: int) -> tuple[str, ...]:
@@ -86,15 +83,23 @@ CADE = """
 10_noticias 11_ciencias 12_compras_on_line
 """
 
-TEXT = [
+SNLI = hub_splits(
+    "stanfordnlp/snli",
+    None,
+    ColumnMap("premise", "hypothesis", "label"),
+    {"train": "train", "validation": "validation"},
+    numbered=True,
+)
+
+ELBERT_SETS = [
     task(
         "snli",
         ("1", "2", "0"),
         "SNLI",
         train="train.csv",
         validation="dev.csv",
-        columns=Columns(1, 2, label=0),
-        splits=hub("stanfordnlp/snli", Columns("premise", "hypothesis", "label"), "validation"),
+        columns=ColumnMap(1, 2, label=0),
+        hub=SNLI,
     ),
     task(
         "imdb",
@@ -102,37 +107,26 @@ TEXT = [
         "IMDb",
         train="train.csv",
         validation="test.csv",
-        columns=Columns(0, label=1),
-        cells=quoted_text_and_label,
-        splits=hub("stanfordnlp/imdb", Columns("text", label="label")),
+        columns=ColumnMap(0, label=1),
+        split_line=split_quoted,
+        hub=on_hub("stanfordnlp/imdb", "text"),
     ),
-    task("ag", numbers(4), "ag_news", splits=hub("fancyzhx/ag_news", Columns("text", label="label"))),
-    task(
-        "dbpedia",
-        numbers(14),
-        "dbpedia_14",
-        splits=hub("fancyzhx/dbpedia_14", Columns("content", label="label")),
-    ),
+    task("ag", numbers(4), "ag_news", hub=on_hub("fancyzhx/ag_news", "text")),
+    task("dbpedia", numbers(14), "dbpedia_14", hub=on_hub("fancyzhx/dbpedia_14", "content")),
     task(
         "yahoo",
         numbers(10),
         "yahoo_answers",
-        splits=hub("community-datasets/yahoo_answers_topics", Columns("question_title", label="topic")),
+        hub=on_hub("community-datasets/yahoo_answers_topics", "question_title", "topic"),
     ),
-    task(
-        "yelp_f",
-        numbers(5),
-        "yelp",
-        "yelp_full",
-        splits=hub("Yelp/yelp_review_full", Columns("text", label="label")),
-    ),
+    task("yelp_f", numbers(5), "yelp", "yelp_full", hub=on_hub("Yelp/yelp_review_full", "text")),
     task(
         "news20",
         tuple(NEWS20.split()),
         "20news",
         "20newsgroups",
-        cells=label_and_rest,
-        splits=hub("SetFit/20_newsgroups", Columns("text", label="label_text"), numbered=False),
+        split_line=split_first_comma,
+        hub=on_hub("SetFit/20_newsgroups", "text", "label_text", numbered=False),
     ),
     task("r8", tuple(R8.split())),
     task("r52", tuple(R52.split())),

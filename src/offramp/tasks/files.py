@@ -1,12 +1,11 @@
-"""Where the rows of a split come from: a table of lines, CSV, JSON lines, Parquet, or a data set of the hub.
+"""Where the rows of a split come from: a benchmark's file, the user's own file, or a data set on the hub.
 
-A source knows which of its columns hold what, and reads them into `Rows`: raw cells, each with its place, so
-that whoever finds fault with a cell can name the file and the line.
+A source knows which of its columns hold what. It reads them into a `RawTable`: cells that are not yet checked, each
+with its line number, so that an error can name the file and the line.
 """
 
 import csv
 import io
-import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,13 @@ from typing import Any, Protocol, TypeAlias
 from offramp.errors import BadData
 
 Column: TypeAlias = int | str
-"""A position, from 0 or with a minus from the end, or a name."""
+"""A position, from 0 or negative from the end, or a name."""
+Record: TypeAlias = tuple[int, list[Any]]
+"""A line number and the cells of that line."""
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnMap:
     """Which column holds what; a split without labels has no `label`."""
 
     text: Column
@@ -34,132 +35,169 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """One split as its source holds it: the cells of each role, not yet checked."""
+class RawTable:
+    """The cells of each role (`text`, `text_pair`, `label`, `idx`), not yet checked."""
 
     source: str
     cells: Mapping[str, list[Any]]
     numbers: Sequence[int]
-    """The line, or the row, that each cell comes from."""
+    """The line or row number of each cell."""
     unit: str = "line"
     faults: Mapping[int, str] = field(default_factory=dict)
-    """What is wrong with the lines that gave no cells."""
+    """Why a line has no cells here."""
     headings: Mapping[str, str] = field(default_factory=dict)
-    """What the header calls the columns that were found by position."""
+    """The header's names for columns that were found by position."""
+
+    def where(self, number: int) -> str:
+        return f"{self.source}, {self.unit} {number}"
 
 
 class Source(Protocol):
     """What a task reads a split from."""
 
     @property
-    def columns(self) -> Columns: ...
+    def columns(self) -> ColumnMap: ...
 
-    def read(self) -> Rows: ...
+    def read(self) -> RawTable: ...
 
 
-def tabs(line: str) -> list[str]:
+def split_tabs(line: str) -> list[str]:
     """The cells of a TSV line. Quotes are ordinary characters, as in GLUE's files."""
     return line.split("\t")
 
 
 @dataclass(frozen=True)
-class Table:
-    """Lines that divide into cells, columns by position: how the files of the benchmarks look."""
+class LineFile:
+    """A benchmark's file: one row per line, columns by position."""
 
     path: Path
-    columns: Columns
+    columns: ColumnMap
     header: bool = True
-    cells: Callable[[str], list[str]] = tabs
+    split_line: Callable[[str], list[str]] = split_tabs
 
-    def read(self) -> Rows:
-        rows = [(number, self.cells(line)) for number, line in _lines(self.path)]
+    def read(self) -> RawTable:
+        _check_exists(self.path)
+        rows = [(number, self.split_line(line)) for number, line in _lines(self.path)]
         if not self.header:
-            return _rows(self.path, self.columns.roles(), rows, self._least_width())
+            return _select(self.path, self.columns.roles(), rows, self._min_width())
         header = rows[0][1]
-        if len(header) < self._least_width():
+        if len(header) < self._min_width():
             raise BadData(
-                f"{self.path}, line 1: {len(header)} columns, expected at least {self._least_width()}. "
-                "Is this the file of this task?"
+                f"{self.path}, line 1: expected at least {plural(self._min_width(), 'column')}, found {len(header)}. "
+                "Does this file belong to this task?"
             )
         headings = {role: header[column] for role, column in self._positions().items()}
-        return _rows(self.path, self.columns.roles(), rows[1:], len(header), headings)
+        return _select(self.path, self.columns.roles(), rows[1:], len(header), headings)
 
     def _positions(self) -> dict[str, int]:
         return {role: column for role, column in self.columns.roles().items() if isinstance(column, int)}
 
-    def _least_width(self) -> int:
+    def _min_width(self) -> int:
         positions = self._positions().values()
-        # a column counted from the end stands behind all that are counted from the front
+        # a column counted from the end comes after all that are counted from the front
         return max(positions) + 1 + sum(position < 0 for position in positions)
 
 
 @dataclass(frozen=True)
-class File:
-    """A file of a person's own, columns by name; its ending says how it is written."""
+class UserFile:
+    """The contents of a CSV, TSV, JSONL or Parquet file, whose columns have names."""
 
     path: Path
-    columns: Columns
+    column_names: list[str]
+    records: list[Record] = field(repr=False)
 
-    def read(self) -> Rows:
-        (_, names), *rows = _records(self.path)
-        positions = _positions(str(self.path), self.columns, names)
+    def select(self, columns: ColumnMap) -> RawTable:
+        positions = _find_columns(str(self.path), columns, self.column_names)
         unit = "row" if self.path.suffix.lower() == ".parquet" else "line"
-        return _rows(self.path, positions, rows, len(names), unit=unit)
+        return _select(self.path, positions, self.records, len(self.column_names), unit=unit)
 
 
-def column_names(path: Path) -> list[str]:
-    """How a file of a person's own calls its columns."""
-    return next(_records(path))[1]
+def read_file(path: Path) -> UserFile:
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise BadData(f"{path}: expected a file that ends in {', '.join(READERS)}")
+    _check_exists(path)
+    (_, names), *records = reader(path)
+    twice = [name for name in names if name and names.count(name) > 1]
+    if twice:
+        raise BadData(f"{path}: two columns are named {twice[0]!r}; rename one of them")
+    return UserFile(path, names, records)
 
 
 @dataclass(frozen=True)
-class Hub:
+class LoadedSplit:
+    """A split that has been read already."""
+
+    columns: ColumnMap
+    table: RawTable = field(repr=False)
+
+    def read(self) -> RawTable:
+        return self.table
+
+
+@dataclass(frozen=True)
+class HubSplit:
     """A split of a data set on the Hugging Face hub, columns by name."""
 
     path: str
     config: str | None
     split: str
-    columns: Columns
+    columns: ColumnMap
     numbered: bool = False
-    """The task knows its labels by the hub's numbers, not by the hub's names."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """The task's names for labels that the hub names otherwise."""
+    """The task names its labels by the hub's numbers, not by the hub's names."""
+    label_names: Mapping[str, str] = field(default_factory=dict)
+    """The hub's names of labels -> the task's, where they differ."""
 
-    def read(self) -> Rows:
-        data = hub_data(self.path, self.config, self.split)
+    def read(self) -> RawTable:
+        data = load_from_hub(self.path, self.config, self.split)
         source = " ".join(filter(None, [self.path, self.config, self.split]))
-        positions = _positions(source, self.columns, data.column_names)
+        positions = _find_columns(source, self.columns, data.column_names)
         cells = {role: list(data[data.column_names[position]]) for role, position in positions.items()}
         labels = cells.pop("label", [])
-        if any(cell not in (None, -1) for cell in labels):  # -1: how the hub says that there is no label
+        if any(cell not in (None, -1) for cell in labels):  # the hub marks missing labels by -1
             cells["label"] = [self._label(cell, data.features[self.columns.label]) for cell in labels]
-        return Rows(source, cells, range(1, len(data) + 1), unit="row")
+        return RawTable(source, cells, range(1, len(data) + 1), unit="row")
 
     def _label(self, cell: Any, feature: Any) -> Any:
         if isinstance(cell, list):
             return [self._label(each, feature.feature) for each in cell]
-        names = label_names(feature)
+        names = class_names(feature)
         if names and cell == -1:
             return None
         name = names[cell] if names and cell is not None and not self.numbered else cell
-        return self.names.get(name, name) if isinstance(name, str) else name
+        return self.label_names.get(name, name) if isinstance(name, str) else name
 
 
-def label_names(feature: Any) -> list[str] | None:
-    """The names that the hub has for the numbers of a label column, or of the lists in it."""
+def hub_splits(
+    path: str,
+    config: str | None,
+    columns: ColumnMap,
+    splits: Mapping[str, str],
+    numbered: bool = False,
+    label_names: Mapping[str, str] | None = None,
+) -> dict[str, HubSplit]:
+    """Several splits of one data set: `splits` has the task's names and the hub's."""
+    return {
+        split: HubSplit(path, config, theirs, columns, numbered, label_names or {})
+        for split, theirs in splits.items()
+    }
+
+
+def class_names(feature: Any) -> list[str] | None:
+    """The names of a hub column of class indices, or of lists of them."""
     return getattr(getattr(feature, "feature", feature), "names", None)
 
 
-def hub_data(path: str, config: str | None, split: str | None = None) -> Any:
-    """A data set of the hub, whole or one split of it."""
+def load_from_hub(path: str, config: str | None, split: str | None = None) -> Any:
+    """A data set, or one split of it."""
     import datasets
 
     try:
         return datasets.load_dataset(path, config, split=split)
-    except Exception as error:  # the hub's library raises dozens of kinds, which all mean the same here
+    except Exception as error:  # datasets raises dozens of types for the same few causes
         raise BadData(
             f"could not load {' '.join(filter(None, [path, config, split]))} from the hub: {error}. "
-            "Without a connection, give files: Task.named(name, folder=...) or Task.from_files(...)"
+            "Without a connection, use downloaded files."
         ) from error
 
 
@@ -176,18 +214,18 @@ PAIRS = [
 LABELS = ["label", "labels", "class", "category", "target", "score", "intent", "sentiment"]
 
 
-def guess(
+def guess_columns(
     source: str,
     names: Sequence[str],
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
     needs_label: bool = True,
-) -> Columns:
-    """The columns that were named; those that were not, by the names that such columns usually have.
+) -> ColumnMap:
+    """The named columns; a column that is not named is found by the usual names for it.
 
-    >>> guess("a.csv", ["id", "Sentence1", "Sentence2", "Score"])
-    Columns(text='Sentence1', text_pair='Sentence2', label='Score', idx=None)
+    >>> guess_columns("a.csv", ["id", "Sentence1", "Sentence2", "Score"])
+    ColumnMap(text='Sentence1', text_pair='Sentence2', label='Score', idx=None)
     """
     free = {name.lower(): name for name in names if name not in (text, text_pair, label)}
     if text is None and text_pair is None:
@@ -199,73 +237,67 @@ def guess(
     candidates = [free[name] for name in LABELS if name in free]
     if label is None and (needs_label or candidates):
         label = _only(source, names, "label", candidates)
-    return Columns(text, text_pair, label)
+    return ColumnMap(text, text_pair, label)
 
 
 def _only(source: str, names: Sequence[str], role: str, candidates: Sequence[str]) -> str:
     if len(candidates) != 1:
-        raise BadData(f"{source}: which column is the {role}? Say {role}=..., one of {', '.join(names)}")
+        raise BadData(f"{source}: which column is the {role}? Pass {role}=..., one of {', '.join(names)}")
     return candidates[0]
 
 
-def _positions(source: str, columns: Columns, names: Sequence[str]) -> dict[str, int]:
+def _find_columns(source: str, columns: ColumnMap, names: Sequence[str]) -> dict[str, int]:
     missing = [column for column in columns.roles().values() if column not in names]
     if missing:
         raise BadData(f"{source}: no column named {missing[0]!r}, expected one of {', '.join(names)}")
     return {role: names.index(str(column)) for role, column in columns.roles().items()}
 
 
-def _rows(
+def _select(
     path: Path,
     columns: Mapping[str, Any],
-    records: Iterable[tuple[int, list[Any]]],
+    records: Iterable[Record],
     width: int,
     headings: Mapping[str, str] | None = None,
     unit: str = "line",
-) -> Rows:
-    """The records as columns; those of another width cannot be told apart into columns, and are faults."""
-    records = list(records)
-    even = [record for record in records if len(record[1]) == width]
-    faults = {
-        number: f"{len(cells)} columns, expected {width}" for number, cells in records if len(cells) != width
-    }
-    found = {role: [cells[column] for _, cells in even] for role, column in columns.items()}
-    return Rows(str(path), found, [number for number, _ in even], unit, faults, headings or {})
+) -> RawTable:
+    """Records as columns. A record of another width is a fault: its cells cannot be assigned to columns."""
+    good: list[Record] = []
+    faults = {}
+    for number, cells in records:
+        if len(cells) == width:
+            good.append((number, cells))
+        else:
+            faults[number] = f"expected {plural(width, 'column')}, found {len(cells)}"
+    found = {role: [cells[column] for _, cells in good] for role, column in columns.items()}
+    return RawTable(str(path), found, [number for number, _ in good], unit, faults, headings or {})
 
 
-def _records(path: Path) -> Iterator[tuple[int, list[Any]]]:
-    """The names of the columns, then every record, each with its line."""
-    if path.suffix.lower() not in READERS:
-        raise BadData(f"{path}: expected a file that ends in {', '.join(READERS)}")
-    records = READERS[path.suffix.lower()](path)
-    header = next(records)
-    twice = [name for name in header[1] if name and header[1].count(name) > 1]
-    if twice:
-        raise BadData(f"{path}: two columns are named {twice[0]!r}, expected each name once. Rename one.")
-    return itertools.chain([header], records)
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    return ((number, tabs(line)) for number, line in _lines(path))
+def _tsv(path: Path) -> Iterator[Record]:
+    return ((number, split_tabs(line)) for number, line in _lines(path))
 
 
-def _csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _csv(path: Path) -> Iterator[Record]:
     content = _content(path)
     reader = csv.reader(io.StringIO(content, newline=""), strict=True)
-    first = 1  # a quoted cell may span lines: a record is named by its first
-    limit = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # a text may be a whole book
+    first = 1  # a quoted cell may span lines; errors name the first
+    limit = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # a cell may be a whole book
     try:
         for cells in reader:
             if cells:
                 yield first, cells
             first = reader.line_num + 1
     except csv.Error as error:
-        raise BadData(f"{path}, line {first}: not CSV ({error}): double the quotes inside cells") from error
+        raise BadData(f"{path}, line {first}: not CSV ({error}); double the quotes inside cells") from error
     finally:
         csv.field_size_limit(limit)
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, list[Any]]]:
+def _jsonl(path: Path) -> Iterator[Record]:
     names: list[str] = []
     for number, line in _lines(path):
         try:
@@ -280,11 +312,10 @@ def _jsonl(path: Path) -> Iterator[tuple[int, list[Any]]]:
         yield number, [record.get(name) for name in names]
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, list[Any]]]:
+def _parquet(path: Path) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
-    _check_file(path)
     try:
         table = pyarrow.parquet.read_table(path)
     except pyarrow.ArrowException as error:
@@ -293,7 +324,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, list[Any]]]:
     yield from enumerate((list(record) for record in zip(*table.to_pydict().values(), strict=True)), 1)
 
 
-READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, list[Any]]]]] = {
+READERS: Mapping[str, Callable[[Path], Iterator[Record]]] = {
     ".csv": _csv,
     ".tsv": _tsv,
     ".jsonl": _jsonl,
@@ -302,23 +333,31 @@ READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, list[Any]]]]] = {
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines end at line breaks only: other separators, and returns in the middle, belong to the text."""
+    """Numbered lines. Only a line feed ends a line: other separators belong to the text."""
     lines = _content(path).rstrip("\r\n").split("\n")
     return ((number, line.removesuffix("\r")) for number, line in enumerate(lines, 1))
 
 
 def _content(path: Path) -> str:
-    _check_file(path)
-    try:
-        content = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise BadData(f"{path}, line {line}: not UTF-8. Convert the file to UTF-8.") from error
+    content = _decode(path.read_bytes(), str(path))
     if not content.strip():
         raise BadData(f"{path}: the file is empty, expected examples")
     return content
 
 
-def _check_file(path: Path) -> None:
+def decode_lines(lines: Iterable[bytes], source: str) -> Iterator[str]:
+    """Lines of UTF-8 without their line breaks, and without a byte order mark before the first."""
+    return (_decode(line, source, number).rstrip("\r\n") for number, line in enumerate(lines, 1))
+
+
+def _decode(data: bytes, source: str, line: int = 1) -> str:
+    try:
+        return data.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        line += error.object[: error.start].count(b"\n")
+        raise BadData(f"{source}, line {line}: not UTF-8. Convert the text to UTF-8.") from error
+
+
+def _check_exists(path: Path) -> None:
     if not path.is_file():
-        raise BadData(f'{path}: no such file. Other splits can be loaded by name, as in load("validation")')
+        raise BadData(f"{path}: no such file")

@@ -1,143 +1,112 @@
-"""The tasks of GLUE (Wang et al. 2018, arXiv:1804.07461), as its files and the hub hold them.
+"""The tasks of GLUE (Wang et al. 2018, arXiv:1804.07461), in its own files and on the hub.
 
-Labels stand in the order of the older scripts, whatever numbers the hub gives them. MRPC and QQP are headed
-by F1, STS-B by Spearman's correlation. MNLI is two tasks that share their training data, so that results and
-predictions on matched and mismatched genres are kept apart.
+Labels are in the order of the older scripts, not in the hub's. The headline metric is F1 for MRPC and QQP, and
+Spearman's correlation for STS-B. MNLI is two tasks with the same training data, so that scores and predictions for
+matched and mismatched genres stay apart.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from offramp.problems import REGRESSION
+from offramp.problems import REGRESSION, SINGLE_LABEL
 from offramp.tasks.base import NLI, Task
-from offramp.tasks.files import Columns, Hub, Table
+from offramp.tasks.files import ColumnMap, HubSplit, LineFile, Source, hub_splits
 
 BINARY = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
 
-PARAPHRASE_METRICS = ("f1", "acc", "acc_and_f1")
-SIMILARITY_METRICS = ("spearmanr", "pearson", "corr")
+ACCURACY = ("acc",)
+PARAPHRASE = ("f1", "acc", "acc_and_f1")
+SIMILARITY = ("spearmanr", "pearson", "corr")
 
-HUB = "nyu-mll/glue"
+SPLITS = {"train": "train", "validation": "validation", "test": "test"}
 
 
-def tables(train: Columns, test: Columns, header: bool = True) -> dict[str, Table]:
-    """The three files that most tasks have; `header` is that of the labelled ones."""
+def benchmark_task(
+    folder: str,
+    labels: tuple[str, ...] | None,
+    metrics: tuple[str, ...],
+    layout: Mapping[str, LineFile],
+    splits: Mapping[str, Source],
+    prefix: str = "",
+) -> Task:
+    """A task named after its folder. GLUE names submissions like the folder, ELUE in lower case."""
+    return Task(
+        name=prefix + folder.lower(),
+        labels=labels,
+        metrics=metrics,
+        splits=splits,
+        problem_type=SINGLE_LABEL if labels else REGRESSION,
+        layout=layout,
+        aliases=(folder,),
+        submission=folder.lower() if prefix else folder,
+    )
+
+
+def files(labelled: ColumnMap, test: ColumnMap, header: bool = True) -> dict[str, LineFile]:
+    """The three files of most tasks; in CoLA the labelled ones have no header."""
     return {
-        "train": Table(Path("train.tsv"), train, header),
-        "validation": Table(Path("dev.tsv"), train, header),
-        "test": Table(Path("test.tsv"), test),
+        "train": LineFile(Path("train.tsv"), labelled, header),
+        "validation": LineFile(Path("dev.tsv"), labelled, header),
+        "test": LineFile(Path("test.tsv"), test),
     }
 
 
-def hub(config: str, text: str, text_pair: str | None = None, numbered: bool = False) -> dict[str, Hub]:
-    columns = Columns(text, text_pair, "label", "idx")
-    return {split: Hub(HUB, config, split, columns, numbered) for split in ("train", "validation", "test")}
+def on_hub(
+    config: str,
+    text: str,
+    text_pair: str | None = None,
+    numbered: bool = False,
+    splits: Mapping[str, str] = SPLITS,
+) -> dict[str, HubSplit]:
+    columns = ColumnMap(text, text_pair, "label", "idx")
+    return hub_splits("nyu-mll/glue", config, columns, splits, numbered)
 
 
 def mnli(name: str, genres: str, submission: str) -> Task:
-    labelled, test = Columns(8, 9, label=-1), Columns(8, 9, idx=0)
-    named = Columns("premise", "hypothesis", "label", "idx")
+    labelled = ColumnMap(8, 9, label=-1)
+    splits = {"train": "train", "validation": f"validation_{genres}", "test": f"test_{genres}"}
     return Task(
         name=name,
         labels=NLI,
-        metrics=("acc",),
+        metrics=ACCURACY,
         layout={
-            "train": Table(Path("train.tsv"), labelled),
-            "validation": Table(Path(f"dev_{genres}.tsv"), labelled),
-            "test": Table(Path(f"test_{genres}.tsv"), test),
+            "train": LineFile(Path("train.tsv"), labelled),
+            "validation": LineFile(Path(f"dev_{genres}.tsv"), labelled),
+            "test": LineFile(Path(f"test_{genres}.tsv"), ColumnMap(8, 9, idx=0)),
         },
-        splits={
-            "train": Hub(HUB, "mnli", "train", named),
-            "validation": Hub(HUB, "mnli", f"validation_{genres}", named),
-            "test": Hub(HUB, "mnli", f"test_{genres}", named),
-        },
+        splits=on_hub("mnli", "premise", "hypothesis", splits=splits),
         aliases=("MNLI", submission, f"mnli_{genres}"),
         submission=submission,
     )
 
 
+PAIR_TEST = ColumnMap(1, 2, idx=0)
+PAIR = files(ColumnMap(1, 2, label=-1), PAIR_TEST)
+SENTENCE_TEST = ColumnMap(1, idx=0)
+SENTENCE = files(ColumnMap(0, label=1), SENTENCE_TEST)
+MRPC = files(ColumnMap(3, 4, label=0), ColumnMap(3, 4, idx=0))
+COLA = files(ColumnMap(3, label=1), SENTENCE_TEST, header=False)
+STSB = files(ColumnMap(7, 8, label=-1), ColumnMap(7, 8, idx=0))
+QQP = files(ColumnMap(3, 4, label=5), PAIR_TEST)
+
 GLUE = [
-    Task(
-        name="cola",
-        labels=BINARY,
-        metrics=("mcc",),
-        layout=tables(Columns(3, label=1), Columns(1, idx=0), header=False),
-        splits=hub("cola", "sentence", numbered=True),
-        aliases=("CoLA",),
-        submission="CoLA",
-    ),
-    Task(
-        name="sst-2",
-        labels=BINARY,
-        metrics=("acc",),
-        layout=tables(Columns(0, label=1), Columns(1, idx=0)),
-        splits=hub("sst2", "sentence", numbered=True),
-        aliases=("SST-2",),
-        submission="SST-2",
-    ),
-    Task(
-        name="mrpc",
-        labels=BINARY,
-        metrics=PARAPHRASE_METRICS,
-        layout=tables(Columns(3, 4, label=0), Columns(3, 4, idx=0)),
-        splits=hub("mrpc", "sentence1", "sentence2", numbered=True),
-        aliases=("MRPC",),
-        submission="MRPC",
-    ),
-    Task(
-        name="sts-b",
-        labels=None,
-        problem_type=REGRESSION,
-        metrics=SIMILARITY_METRICS,
-        layout=tables(Columns(7, 8, label=-1), Columns(7, 8, idx=0)),
-        splits=hub("stsb", "sentence1", "sentence2"),
-        aliases=("STS-B",),
-        submission="STS-B",
-    ),
-    Task(
-        name="qqp",
-        labels=BINARY,
-        metrics=PARAPHRASE_METRICS,
-        layout=tables(Columns(3, 4, label=5), Columns(1, 2, idx=0)),
-        splits=hub("qqp", "question1", "question2", numbered=True),
-        aliases=("QQP",),
-        submission="QQP",
-    ),
+    benchmark_task("CoLA", BINARY, ("mcc",), COLA, on_hub("cola", "sentence", numbered=True)),
+    benchmark_task("SST-2", BINARY, ACCURACY, SENTENCE, on_hub("sst2", "sentence", numbered=True)),
+    benchmark_task("MRPC", BINARY, PARAPHRASE, MRPC, on_hub("mrpc", "sentence1", "sentence2", numbered=True)),
+    benchmark_task("STS-B", None, SIMILARITY, STSB, on_hub("stsb", "sentence1", "sentence2")),
+    benchmark_task("QQP", BINARY, PARAPHRASE, QQP, on_hub("qqp", "question1", "question2", numbered=True)),
     mnli("mnli", "matched", submission="MNLI-m"),
     mnli("mnli-mm", "mismatched", submission="MNLI-mm"),
-    Task(
-        name="qnli",
-        labels=ENTAILMENT,
-        metrics=("acc",),
-        layout=tables(Columns(1, 2, label=-1), Columns(1, 2, idx=0)),
-        splits=hub("qnli", "question", "sentence"),
-        aliases=("QNLI",),
-        submission="QNLI",
-    ),
-    Task(
-        name="rte",
-        labels=ENTAILMENT,
-        metrics=("acc",),
-        layout=tables(Columns(1, 2, label=-1), Columns(1, 2, idx=0)),
-        splits=hub("rte", "sentence1", "sentence2"),
-        aliases=("RTE",),
-        submission="RTE",
-    ),
-    Task(
-        name="wnli",
-        labels=BINARY,
-        metrics=("acc",),
-        layout=tables(Columns(1, 2, label=-1), Columns(1, 2, idx=0)),
-        splits=hub("wnli", "sentence1", "sentence2", numbered=True),
-        aliases=("WNLI",),
-        submission="WNLI",
-    ),
+    benchmark_task("QNLI", ENTAILMENT, ACCURACY, PAIR, on_hub("qnli", "question", "sentence")),
+    benchmark_task("RTE", ENTAILMENT, ACCURACY, PAIR, on_hub("rte", "sentence1", "sentence2")),
+    benchmark_task("WNLI", BINARY, ACCURACY, PAIR, on_hub("wnli", "sentence1", "sentence2", numbered=True)),
     Task(
         name="ax",
         labels=NLI,
         metrics=("mcc",),
-        layout={"test": Table(Path("diagnostic.tsv"), Columns(1, 2, idx=0))},
-        splits={"test": Hub(HUB, "ax", "test", Columns("premise", "hypothesis", "label", "idx"))},
+        layout={"test": LineFile(Path("diagnostic.tsv"), PAIR_TEST)},
+        splits=on_hub("ax", "premise", "hypothesis", splits={"test": "test"}),
         aliases=("AX", "diagnostic"),
         submission="AX",
     ),

@@ -1,8 +1,7 @@
-"""Metrics by the names that GLUE and its scripts use, computed by scikit-learn and scipy, which are
-loaded when the first is computed.
+"""Metrics by their names in GLUE's scripts, computed by scikit-learn and scipy, which are imported on first use.
 
-Answers are class indices (one label), numbers (regression) or rows of 0 and 1 (many labels). Every metric
-grows with quality, and answers that leave it undefined (all the same, a correlation of nothing) count as 0.
+Predictions are class indices, numbers (regression) or rows of 0 and 1 (multi-label). For every metric higher is
+better, and a metric that is undefined (such as a correlation with a constant) is 0.
 """
 
 import warnings
@@ -19,16 +18,16 @@ Array: TypeAlias = NDArray[Any]
 Metric: TypeAlias = Callable[[Array, Array], float]
 
 
-def compute(names: Sequence[str], labels: ArrayLike, answers: ArrayLike) -> dict[str, float]:
-    """The named metrics of answers against labels.
+def compute(names: Sequence[str], labels: ArrayLike, predictions: ArrayLike) -> dict[str, float]:
+    """The named metrics of predictions.
 
-    >>> compute(["acc", "f1"], labels=[0, 1, 1, 1], answers=[0, 1, 1, 0])
+    >>> compute(["acc", "f1"], labels=[0, 1, 1, 1], predictions=[0, 1, 1, 0])
     {'acc': 0.75, 'f1': 0.8}
     """
     check_known(names)
-    rows = np.asarray(labels), np.asarray(answers)
+    rows = np.asarray(labels), np.asarray(predictions)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the undefined cases are announced, and count as 0 here
+        warnings.simplefilter("ignore")  # about metrics that are undefined, which are 0 here
         return {name: float(np.nan_to_num(METRICS[name](*rows))) for name in names}
 
 
@@ -39,18 +38,16 @@ def check_known(names: Sequence[str]) -> None:
 
 
 def check_metrics(names: Sequence[str], problem_type: str, classes: int) -> None:
-    """Metrics that exist and fit the answers, and none that is for two classes where there are not two."""
+    """Raise an error for a metric that is unknown, or that this problem type or number of classes does not have."""
     check_known(names)
-    unfit = [name for name in names if name not in FITTING[problem_type]]
-    if unfit:
+    unsuitable = [name for name in names if name not in SUITABLE[problem_type]]
+    if unsuitable:
         raise UnknownName(
-            f"{unfit[0]} does not score {problem_type}; take {', '.join(FITTING[problem_type])}"
+            f"{unsuitable[0]} is not a metric for {problem_type}; choose from {', '.join(SUITABLE[problem_type])}"
         )
     binary = [name for name in names if name in ("f1", "acc_and_f1")]
     if binary and (problem_type, classes) != (SINGLE_LABEL, 2):
-        raise UnknownName(
-            f"{binary[0]} is for two classes of which an example has one; take macro_f1 or micro_f1"
-        )
+        raise UnknownName(f"{binary[0]} is for binary classification; choose macro_f1 or micro_f1")
 
 
 def answers(logits: Array, problem_type: str) -> Array:
@@ -67,69 +64,69 @@ def answers(logits: Array, problem_type: str) -> Array:
     return given
 
 
-def mcc(labels: Array, answers: Array) -> float:
+def mcc(labels: Array, predictions: Array) -> float:
     """Matthews' correlation coefficient."""
     from sklearn import metrics
 
-    return float(metrics.matthews_corrcoef(labels, answers))
+    return float(metrics.matthews_corrcoef(labels, predictions))
 
 
-def acc(labels: Array, answers: Array) -> float:
-    """The share of right answers; with many labels, of rows that are right in every label."""
+def acc(labels: Array, predictions: Array) -> float:
+    """The fraction of correct predictions; for multi-label, of rows that are correct in every label."""
     from sklearn import metrics
 
-    return float(metrics.accuracy_score(labels, answers))
+    return float(metrics.accuracy_score(labels, predictions))
 
 
-def f1(labels: Array, answers: Array) -> float:
-    """F1 of class 1, for two classes."""
-    return _f1("binary", labels, answers)
+def f1(labels: Array, predictions: Array) -> float:
+    """F1 of class 1, for binary classification."""
+    return _f1("binary", labels, predictions)
 
 
-def macro_f1(labels: Array, answers: Array) -> float:
-    """The mean of the F1 of each class that occurs; with many labels, of each label."""
-    return _f1("macro", labels, answers)
+def macro_f1(labels: Array, predictions: Array) -> float:
+    """The mean F1 of all classes that occur; for multi-label, of all labels."""
+    return _f1("macro", labels, predictions)
 
 
-def micro_f1(labels: Array, answers: Array) -> float:
-    """F1 over all decisions at once; with one label an example, the same as acc."""
-    return _f1("micro", labels, answers)
+def micro_f1(labels: Array, predictions: Array) -> float:
+    """F1 over all decisions together; for single-label problems the same as acc."""
+    return _f1("micro", labels, predictions)
 
 
-def _f1(average: str, labels: Array, answers: Array) -> float:
+def _f1(average: str, labels: Array, predictions: Array) -> float:
     from sklearn import metrics
 
-    return float(metrics.f1_score(labels, answers, average=average, zero_division=0.0))
+    return float(metrics.f1_score(labels, predictions, average=average, zero_division=0.0))
 
 
-def acc_and_f1(labels: Array, answers: Array) -> float:
-    """The mean of acc and f1, as GLUE sums up MRPC and QQP."""
-    return (acc(labels, answers) + f1(labels, answers)) / 2
+def acc_and_f1(labels: Array, predictions: Array) -> float:
+    """The mean of acc and f1, GLUE's summary for MRPC and QQP."""
+    return (acc(labels, predictions) + f1(labels, predictions)) / 2
 
 
-def pearson(labels: Array, answers: Array) -> float:
+def pearson(labels: Array, predictions: Array) -> float:
     """Pearson's correlation."""
     from scipy import stats
 
-    return _correlation(stats.pearsonr, labels, answers)
+    return _correlation(stats.pearsonr, labels, predictions)
 
 
-def spearmanr(labels: Array, answers: Array) -> float:
+def spearmanr(labels: Array, predictions: Array) -> float:
     """Spearman's rank correlation."""
     from scipy import stats
 
-    return _correlation(stats.spearmanr, labels, answers)
+    return _correlation(stats.spearmanr, labels, predictions)
 
 
-def _correlation(measure: Callable[..., Any], labels: Array, answers: Array) -> float:
+def _correlation(measure: Callable[..., Any], labels: Array, predictions: Array) -> float:
     if len(labels) < 2:
         return 0.0
-    return float(np.nan_to_num(measure(labels, answers).statistic))
+    return float(np.nan_to_num(measure(labels, predictions).statistic))
 
 
-def corr(labels: Array, answers: Array) -> float:
-    """The mean of pearson and spearmanr, as GLUE sums up STS-B."""
-    return (pearson(labels, answers) + spearmanr(labels, answers)) / 2
+def corr(labels: Array, predictions: Array) -> float:
+    """The mean of pearson and spearmanr, GLUE's summary for STS-B."""
+    return (pearson(labels, predictions) + spearmanr(labels, predictions)) / 2
 
 
 METRICS: Mapping[str, Metric] = {
@@ -144,9 +141,9 @@ METRICS: Mapping[str, Metric] = {
     "micro_f1": micro_f1,
 }
 
-FITTING = {
+SUITABLE = {
     SINGLE_LABEL: ("mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"),
     MULTI_LABEL: ("acc", "macro_f1", "micro_f1"),
     REGRESSION: ("pearson", "spearmanr", "corr"),
 }
-"""Which metrics score which kind of answer."""
+"""The metrics of each problem type."""

@@ -1,7 +1,7 @@
-"""Answers to the test set of a benchmark, in the files that its server takes.
+"""Predictions for a benchmark's test set, in the files that its server accepts.
 
-An answer is written by the name of its label, never by its number, so the order in which a model counts its
-labels (some checkpoints have entailment and neutral the other way round) cannot exchange them.
+A prediction is written as the name of its label, not as its index, so the order of a model's labels (some checkpoints
+have entailment and neutral swapped) does not matter.
 """
 
 import math
@@ -13,27 +13,27 @@ from offramp.errors import BadData
 from offramp.problems import REGRESSION
 from offramp.tasks.base import Task
 
-SIMILARITY = (0.0, 5.0)
-"""The scale of STS-B, the only task of GLUE and ELUE whose answer is a number."""
+SCORE_RANGE = (0.0, 5.0)
+"""The scale of STS-B, the only regression task of GLUE and ELUE."""
 
 
 def write_submission(
     task: Task,
     idx: Sequence[int],
-    answers: Sequence[int] | Sequence[float],
+    predictions: Sequence[int] | Sequence[float],
     folder: str | Path,
     layers: Sequence[int] | None = None,
     labels: Sequence[str] | None = None,
 ) -> list[Path]:
-    """Write the answers (`MRPC.tsv` for GLUE, `mrpc.tsv` for ELUE) and, if given, the layers they came from.
+    """Write the predictions (`MRPC.tsv` for GLUE, `mrpc.tsv` for ELUE) and, if given, the layers of their exits.
 
-    Answers are indices into `labels`, the names in the order of the model that gave them (the task's own if
-    not said), or numbers for STS-B. `idx` is the column of that name in the test split. `layers`, from 1, go
-    to `mrpc_exit_layer.tsv`. All files are written, or none.
+    Predictions are numbers for STS-B, or else indices into `labels`, the label names in the model's order (by default
+    the task's). `idx` is the test split's column of that name. `layers`, from 1, go to `mrpc_exit_layer.tsv`. Either
+    all files are written or none.
     """
     if task.submission is None:
-        raise BadData(f"{task.name} has no server that takes predictions; write the answers as you like them")
-    columns = {f"{task.submission}.tsv": ("prediction", _predictions(task, answers, labels or task.labels))}
+        raise BadData(f"{task.name} is not part of a benchmark that accepts submissions")
+    columns = {f"{task.submission}.tsv": ("prediction", _format(task, predictions, labels or task.labels))}
     if layers is not None:
         columns[f"{task.submission}_exit_layer.tsv"] = ("exit_layer", [str(int(layer)) for layer in layers])
     _check_idx(idx, [len(cells) for _, cells in columns.values()])
@@ -42,30 +42,30 @@ def write_submission(
     return [*files]
 
 
-def _predictions(task: Task, answers: Iterable[float], labels: Sequence[str] | None) -> list[str]:
+def _format(task: Task, predictions: Iterable[float], labels: Sequence[str] | None) -> list[str]:
     if task.problem_type == REGRESSION:
-        return [_similarity(float(answer)) for answer in answers]
+        return [_format_score(float(score)) for score in predictions]
     if labels is None or set(labels) != set(task.labels or ()):
         raise BadData(f"the model's labels are {labels}, expected those of the task: {task.labels}")
-    known = dict(enumerate(labels))
-    wrong = [answer for answer in answers if answer not in known]
+    names = dict(enumerate(labels))
+    wrong = [index for index in predictions if index not in names]
     if wrong:
-        raise BadData(f"answer {wrong[0]!r}, expected the index of a label, 0 to {len(labels) - 1}")
-    return [known[int(answer)] for answer in answers]
+        raise BadData(f"prediction {wrong[0]!r}, expected the index of a label, 0 to {len(labels) - 1}")
+    return [names[int(index)] for index in predictions]
 
 
-def _similarity(answer: float) -> str:
-    if not math.isfinite(answer):
-        raise BadData(f"answer {answer}, expected a number: has the training diverged?")
-    low, high = SIMILARITY
-    return str(round(min(max(answer, low), high), 6))
+def _format_score(score: float) -> str:
+    if not math.isfinite(score):
+        raise BadData(f"prediction {score}, expected a finite number; has the training diverged?")
+    low, high = SCORE_RANGE
+    return str(round(min(max(score, low), high), 6))
 
 
 def _check_idx(idx: Sequence[int], lengths: Sequence[int]) -> None:
     if any(length != len(idx) for length in lengths):
-        raise BadData(f"{len(idx)} indices, and columns of {lengths} answers: expected one for each index")
+        raise BadData(f"column lengths {lengths}, expected {len(idx)}, the length of idx")
     if len(set(idx)) < len(idx):
-        raise BadData("an index occurs twice, expected the column idx of the test split")
+        raise BadData("an index occurs twice; pass the column idx of the test split")
 
 
 def _table(idx: Sequence[int], heading: str, cells: Sequence[str]) -> str:
