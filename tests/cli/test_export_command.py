@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offramp.policy import Policy
-from offramp.stages.manifest import Manifest
+from offramp.store import Manifest
 
 
 def test_an_exported_model_is_traced_calibrated_and_asked_like_any_other(
@@ -21,7 +21,7 @@ def test_an_exported_model_is_traced_calibrated_and_asked_like_any_other(
 
     refused = run("calibrate", home / "fast", home / "dev.trace", "--max-loss", 50)
     assert refused.exit_code == 1
-    assert "other numbers" in refused.stderr
+    assert "collected in fp32, not in the int8 of" in refused.stderr
 
     ask("trace", home / "fast", *held_back, "--out", home / "fast.trace")
     found = ask("calibrate", home / "fast", home / "fast.trace", "--guarantee", 0.4, "--delta", 0.2)

@@ -62,10 +62,10 @@ def recognise(checkpoint: Checkpoint) -> tuple[str, Plan]:
         if plan is not None:
             return system, plan
     if checkpoint.find(r"heads\.classifiers\."):
-        raise CannotLoad("this is a model of offramp; load it with ExitModel.from_pretrained")
+        raise CannotLoad("this is an offramp model already; it needs no import")
     if checkpoint.find(r"(\w+\.)?embeddings\."):
         raise CannotLoad(
-            "this looks like a plain transformers model; put exits on it with ExitModel.from_encoder"
+            "this is a plain transformers model; add exits with `offramp train` or ExitModel.from_encoder"
         )
     raise CannotLoad(
         "these weights come from none of the known systems. Known are DeeBERT and RomeBERT "
