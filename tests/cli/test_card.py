@@ -1,4 +1,4 @@
-"""The model card tells the curve, the policy and its certificate, and nothing of the machine."""
+"""The model card shows the curve, the policy and its certificate, and no paths of the machine."""
 
 import json
 from collections.abc import Callable

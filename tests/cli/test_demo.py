@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from offramp import Classifier, Policy, Trace
-from offramp.cli.demo import DemoSettings, read, run, split, summary
+from offramp.cli.demo import DemoSettings, read, split, summary
+from offramp.cli.demo import run as run_demo
 from offramp.report.table import short
 
 QUICK = DemoSettings(epochs=2, learning_rate=5e-3, epsilon=0.6, repeats=1)
@@ -30,7 +32,7 @@ def inputs(tmp_path: Path, save_encoder: Callable[..., Path]) -> dict[str, Path]
 
 def test_the_demo_trains_calibrates_and_reports(inputs: dict[str, Path]) -> None:
     out = inputs["out"]
-    results = run(**inputs, settings=QUICK)
+    results = run_demo(**inputs, settings=QUICK)
     assert results["examples"] == {"train": 80, "calibration": 10, "test": 10}
     full, early = results["test"]
     assert full["mean_layer"] == 4 > early["mean_layer"]
@@ -62,10 +64,10 @@ def test_splits_are_disjoint_and_from_one_source(inputs: dict[str, Path]) -> Non
 
 
 def test_a_second_run_reuses_the_first(inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run(**inputs, settings=QUICK)
+    first = run_demo(**inputs, settings=QUICK)
     monkeypatch.setattr("transformers.Trainer.train", forbidden)
     monkeypatch.setattr("offramp.trace.collect", forbidden)
-    second = run(**inputs, settings=QUICK)
+    second = run_demo(**inputs, settings=QUICK)
     for name in ("policy", "certificate", "accuracy_by_layer"):
         assert second[name] == first[name]
 
@@ -75,17 +77,18 @@ def forbidden(*arguments: Any, **options: Any) -> Any:
 
 
 def test_without_a_safe_threshold_only_full_depth_is_measured(inputs: dict[str, Path]) -> None:
-    results = run(**inputs, settings=DemoSettings(epochs=1, epsilon=0.01, repeats=1))
+    results = run_demo(**inputs, settings=DemoSettings(epochs=1, epsilon=0.01, repeats=1))
     assert results["policy"] is None
     assert [row["policy"] for row in results["test"]] == ["never"]
     assert "No policy was found: 10 examples cannot prove" in summary(results, inputs["out"])
 
 
 def test_a_missing_package_is_reported_before_any_download(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr("offramp.cli.demo.find_spec", lambda name: None if name == "torch" else object())
-    monkeypatch.setattr("offramp.cli.demo.fetch", forbidden)
-    result = request.getfixturevalue("run")("demo", "--out", tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    monkeypatch.setattr("offramp.cli.demo_assets.subprocess.run", forbidden)
+    result = run("demo", "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert "the demo needs torch: pip install 'offramp[train,plot]'" in result.stderr
+    assert not (tmp_path / "out").exists()

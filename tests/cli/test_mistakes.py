@@ -1,4 +1,4 @@
-"""A mistake gives one line that names it, a code that scripts can use, and leaves what was there as it was."""
+"""A mistake is explained in one line, has its exit code, and changes no file."""
 
 import errno
 import re
@@ -17,8 +17,8 @@ from offramp.classifier import Classifier
 Run = Callable[..., Result]
 
 
-def said(result: Result) -> str:
-    """The one line of offramp's own on stderr."""
+def error_line(result: Result) -> str:
+    """The only line of offramp on stderr."""
     lines = [line for line in result.stderr.splitlines() if line.startswith("offramp: ")]
     assert len(lines) == 1, result.output
     assert "Traceback" not in result.output
@@ -87,7 +87,7 @@ PYTHON = re.compile(
 
 @pytest.fixture(scope="module")
 def workshop(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the mistakes are made with; none of them changes it."""
+    """The files that the mistakes are made with; none of them changes it."""
     place = Path(shutil.copytree(trained, tmp_path_factory.mktemp("mistakes") / "workshop"))
     (place / "other.csv").write_text("text,label\na film,maybe\n")
     (place / "empty-row.csv").write_text("text,label\na film,yes\n,no\n")
@@ -102,14 +102,14 @@ def workshop(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_a_mistake_is_one_line_that_names_it(
+def test_a_mistake_is_explained_in_one_line_that_names_flags(
     workshop: Path, monkeypatch: pytest.MonkeyPatch, run: Run, line: str
 ) -> None:
     monkeypatch.chdir(workshop)
     before = files_in(workshop)
     result = run(*line.split())
     assert result.exit_code == 1
-    message = said(result)
+    message = error_line(result)
     assert all(part in message for part in MISTAKES[line]), message
     assert not PYTHON.search(message), message
     assert files_in(workshop) == before
@@ -119,16 +119,16 @@ def files_in(folder: Path) -> dict[str, float]:
     return {str(file): file.stat().st_mtime for file in folder.rglob("*") if file.is_file()}
 
 
-def test_no_safe_threshold_has_a_code_of_its_own_and_stores_nothing(home: Path, run: Run) -> None:
+def test_no_safe_threshold_has_its_own_code_and_stores_nothing(home: Path, run: Run) -> None:
     before = files_in(home)
     result = run("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.001)
     assert result.exit_code == 3
-    assert "60 examples cannot prove" in said(result)
+    assert "60 examples cannot prove" in error_line(result)
     assert files_in(home) == before
 
 
 @pytest.mark.parametrize("line", ["train", "info", "curve x --bootstrap many", "nonsense", "info x --colour"])
-def test_wrong_usage_has_code_2(run: Run, line: str) -> None:
+def test_a_usage_error_has_code_2(run: Run, line: str) -> None:
     result = run(*line.split())
     assert result.exit_code == 2
     assert "Usage:" in result.stderr
@@ -140,23 +140,23 @@ def test_debug_shows_the_traceback(run: Run) -> None:
     assert "Traceback" in result.stderr
 
 
-def test_an_unforeseen_error_is_one_line_too(
+def test_an_unexpected_error_is_one_line_too(
     trained: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(Classifier, "from_pretrained", raises(RuntimeError("of a\nlibrary")))
     result = run("predict", trained / "films", trained / "dev.csv")
     assert result.exit_code == 1
-    assert "RuntimeError: of a library" in said(result)
+    assert "RuntimeError: of a library" in error_line(result)
 
 
-def test_a_missing_extra_gives_the_line_to_type(
+def test_a_missing_extra_gives_the_command_to_type(
     trained: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     missing = ModuleNotFoundError("No module named 'torch'", name="torch")
     monkeypatch.setattr(Classifier, "from_pretrained", raises(missing))
     result = run("predict", trained / "films", trained / "dev.csv")
     assert result.exit_code == 1
-    assert "pip install 'offramp[train]'" in said(result)
+    assert "needs torch: pip install 'offramp[train]', or in a checkout: pip install -c" in error_line(result)
 
 
 def raises(error: BaseException) -> Callable[..., Any]:
@@ -169,7 +169,7 @@ def raises(error: BaseException) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("fault", "code"), [(KeyboardInterrupt(), 130), (OSError(errno.ENOSPC, "No space"), 1)]
 )
-def test_an_interrupted_prediction_leaves_the_earlier_answers(
+def test_an_interrupted_prediction_keeps_the_earlier_output(
     home: Path, monkeypatch: pytest.MonkeyPatch, run: Run, fault: BaseException, code: int
 ) -> None:
     predict = Classifier.predict
@@ -184,11 +184,11 @@ def test_an_interrupted_prediction_leaves_the_earlier_answers(
     monkeypatch.setattr(Classifier, "predict", breaks_off)
     result = run("predict", home / "films", home / "dev.csv", "--out", home / "answers.csv")
     assert result.exit_code == code
-    assert said(result)
+    assert error_line(result)
     assert files_in(home) == before
 
 
-def test_a_full_disk_leaves_model_and_card_as_they_were(
+def test_a_full_disk_changes_neither_model_nor_card(
     home: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     before = files_in(home)
@@ -202,11 +202,11 @@ def test_a_full_disk_leaves_model_and_card_as_they_were(
     monkeypatch.setattr(Path, "write_text", full)
     result = run("calibrate", home / "films", "--policy", "entropy:0.1")
     assert result.exit_code == 1
-    assert "No space left on device" in said(result)
+    assert "No space left on device" in error_line(result)
     assert files_in(home) == before
 
 
-def test_a_reader_that_has_enough_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", "from offramp.cli import main; main()", "list", "rules"],
         stdout=subprocess.PIPE,
