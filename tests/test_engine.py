@@ -17,7 +17,7 @@ from offramp import engine
 from offramp.engine import Engine
 from offramp.errors import BadOption, Incompatible
 from offramp.policy import Policy
-from offramp.stages import Stages, Tokens, pad
+from offramp.stages import Tokens, pad
 
 POISON = 666
 PAD = -1
@@ -127,10 +127,6 @@ def test_order_moves_answers_and_does_not_change_them(order: list[int]) -> None:
     given_order, moved = engine.run(texts, policy), engine.run([texts[i] for i in order], policy)
     np.testing.assert_array_equal(moved.exits, given_order.exits[order])
     np.testing.assert_array_equal(moved.answers, given_order.answers[order])
-
-
-def test_numpy_stages_are_stages() -> None:
-    assert isinstance(NumpyStages(), Stages)
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), budget=st.integers(1, 100))

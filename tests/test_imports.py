@@ -15,14 +15,14 @@ ORDER = """
 errors problems atomic
 tasks backbones heads config model importers
 losses gradients recipes training
-trace criteria policy cost curves calibration report
+trace criteria policy cost curves calibration report store
 stages engine classifier
 export serve cluster cli
 """.split()
 
 EDGES = {"cli", "export", "serve", "cluster"}
 FOLDERS_OF_EQUALS = {"backbones", "recipes", "criteria"}
-WITHOUT_TORCH = ["criteria", "policy", "cost", "curves", "calibration", "report", "trace", "engine"]
+WITHOUT_TORCH = ["criteria", "policy", "cost", "curves", "calibration", "report", "trace", "store", "engine"]
 
 
 def imports(file: Path) -> Iterator[list[str]]:

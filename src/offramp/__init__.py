@@ -6,7 +6,7 @@ Names load on first use, so that measuring and predicting never load torch.
 from importlib import import_module
 from typing import Any
 
-from offramp.errors import MissingExtra, OfframpError
+from offramp.errors import MissingExtra, OfframpError, install_hint
 
 __version__ = "0.1.0"
 
@@ -34,6 +34,7 @@ _HOMES = {
     "MaxLoss": "offramp.calibration",
     "MinSpeedup": "offramp.calibration",
     "Budget": "offramp.calibration",
+    "store_policy": "offramp.store",
     "Classifier": "offramp.classifier",
     "Prediction": "offramp.classifier",
 }
@@ -68,9 +69,7 @@ def __getattr__(name: str) -> Any:
         extra = _EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:
             raise
-        raise MissingExtra(
-            f"offramp.{name} needs {error.name}, which is not installed. Type: pip install 'offramp[{extra}]'"
-        ) from error
+        raise MissingExtra(f"offramp.{name} {install_hint(error.name, extra)}") from error
 
 
 def __dir__() -> list[str]:

@@ -103,3 +103,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         if close
         else f"{name!r}; available: {', '.join(known)}."
     )
+
+
+def install_hint(module: str | None, extra: str) -> str:
+    """The end of a message about a missing package.
+
+    >>> install_hint("onnxruntime", "onnx")
+    "needs onnxruntime: pip install 'offramp[onnx]', or in a checkout: pip install -c constraints.txt '.[onnx]'"
+    """
+    return (
+        f"needs {module}: pip install 'offramp[{extra}]', "
+        f"or in a checkout: pip install -c constraints.txt '.[{extra}]'"
+    )

@@ -284,7 +284,7 @@ def load(encoder: str | Path | PreTrainedModel, options: dict[str, Any]) -> PreT
 
 def adapter_of(config: Any) -> Backbone:
     if config.model_type == ExitConfig.model_type:
-        raise BadConfig("this model has exits already; a saved one is loaded by ExitModel.from_pretrained")
+        raise BadConfig("this model already has exits; load it with ExitModel.from_pretrained")
     return backbone_for(config.model_type)
 
 

@@ -62,7 +62,8 @@ def test_tokens_are_those_of_the_transformers_tokenizer(
     side: str,
     types: bool,
 ) -> None:
-    from offramp.classifier.texts import BatchTokenizer, SavedTokenizer
+    from offramp.classifier.texts import BatchTokenizer
+    from offramp.store import SavedTokenizer
 
     names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     monkeypatch.setattr(tokenizer, "truncation_side", side)
@@ -80,7 +81,7 @@ def test_tokens_are_those_of_the_transformers_tokenizer(
 
 
 def test_a_damaged_tokenizer_is_refused_with_advice(tmp_path: Path) -> None:
-    from offramp.classifier.texts import SavedTokenizer
+    from offramp.store import SavedTokenizer
 
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Incompatible, match="export the model again"):

@@ -1,4 +1,4 @@
-"""A folder as a person has it who uses the command line: a tiny encoder, a few rows, a trained model."""
+"""A working folder: a tiny encoder, a few rows, a trained model."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """run("info", folder, "--json") -> what came of it: exit_code, stdout, stderr."""
+    """run("info", folder, "--json") -> a result with exit_code, stdout and stderr."""
 
     def invoke(*arguments: Any, stdin: str | None = None) -> Result:
         return CliRunner().invoke(app, [str(each) for each in arguments], input=stdin)
@@ -28,7 +28,7 @@ def run() -> Run:
 
 @pytest.fixture(scope="session")
 def ask(run: Run) -> Callable[..., Any]:
-    """ask("info", folder) -> the JSON that the command gives, which must succeed."""
+    """ask("info", folder) -> the JSON that the command prints; it must succeed."""
 
     def invoke(*arguments: Any, stdin: str | None = None) -> Any:
         result = run(*arguments, "--json", stdin=stdin)
@@ -55,7 +55,7 @@ def save_encoder(tiny_encoder: Callable[..., PreTrainedModel]) -> Callable[..., 
 
 @pytest.fixture(scope="session")
 def write_rows() -> Callable[..., Path]:
-    """write_rows(file, 24) -> the file, with good films and bad ones."""
+    """write_rows(file, 24) -> the file, with positive and negative examples."""
 
     def write(file: Path, rows: int = 24) -> Path:
         lines = [

@@ -1,4 +1,4 @@
-"""The model card tells the curve, the policy and its certificate, and nothing of the machine."""
+"""The model card shows the curve, the policy and its certificate, and no paths of the machine."""
 
 import json
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import yaml
 
 from offramp import Trace
 from offramp.curves import sweep
+from offramp.report.table import short
 
 
 def test_training_leaves_a_card_with_the_score_of_every_exit(trained: Path) -> None:
@@ -28,7 +29,7 @@ def test_the_front_matter_is_yaml_that_the_hub_reads(trained: Path) -> None:
 def test_calibrating_adds_policy_certificate_and_curve(home: Path, ask: Callable[..., Any]) -> None:
     values = ask("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2)
     text = (home / "films/model/README.md").read_text()
-    assert f"`{values['policy']}`" in text
+    assert f"`{short(values['policy'])}`" in text
     assert values["certificate"]["promise"] in text
     points = sweep(Trace.load(home / "dev.trace"), "entropy").curves["entropy"].points
     for point in (points[0], points[-1]):

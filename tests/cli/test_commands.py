@@ -1,4 +1,4 @@
-"""Every command does what Python does, and says it to people and to machines."""
+"""Every command does what the Python API does, and prints it for people and as JSON."""
 
 import inspect
 import json
@@ -48,11 +48,11 @@ def test_help_and_version_load_neither_torch_nor_numpy() -> None:
     assert not set(done.stderr.split()) & {"torch", "transformers", "numpy", "datasets", "matplotlib"}
 
 
-def test_the_version_is_the_packages(run: Run) -> None:
+def test_version_is_that_of_the_package(run: Run) -> None:
     assert run("--version").stdout == f"offramp {offramp.__version__}\n"
 
 
-def test_training_again_takes_over_what_is_done_and_shows_every_layer(
+def test_training_again_loads_the_finished_run_and_prints_every_layer(
     trained: Path, run: Run, ask: Ask
 ) -> None:
     again = [
@@ -69,7 +69,7 @@ def test_training_again_takes_over_what_is_done_and_shows_every_layer(
     assert [line.split()[0] for line in lines[2:6]] == ["1", "2", "3", "4"]
 
 
-def test_training_flags_default_to_pythons(home: Path, ask: Ask) -> None:
+def test_training_flags_have_the_defaults_of_the_python_api(home: Path, ask: Ask) -> None:
     ask("train", home / "encoder", "--train", home / "train.csv", "--out", home / "plain", "--epochs", 1)
     run = json.loads((home / "plain/run.json").read_text())
     expected = default_arguments(home / "other", num_train_epochs=1)
@@ -81,7 +81,7 @@ def test_training_flags_default_to_pythons(home: Path, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "file"), [("deebert", "train.csv"), ("fastbert", "texts.csv")])
-def test_exits_of_a_trained_model_are_trained_further_also_without_labels(
+def test_exits_of_a_trained_model_can_be_trained_further_even_without_labels(
     recipe: str, file: str, home: Path, ask: Ask
 ) -> None:
     (home / "texts.csv").write_text("text\n" + "a very good film\nnot a good film\n" * 8)
@@ -97,7 +97,7 @@ def test_exits_of_a_trained_model_are_trained_further_also_without_labels(
     assert len(found["scores"]["acc"]) == 4
 
 
-def test_exits_layers_and_head_are_as_asked(home: Path, ask: Ask) -> None:
+def test_exits_layers_and_head_follow_the_flags(home: Path, ask: Ask) -> None:
     data = ["--train", home / "train.csv", "--epochs", 1, "--recipe", "final"]
     ask(
         "train",
@@ -116,7 +116,7 @@ def test_exits_layers_and_head_are_as_asked(home: Path, ask: Ask) -> None:
     assert (model.config.exits, model.config.num_layers, model.config.head["pooler"]) == ([3], 3, "none")
 
 
-def test_a_trace_is_what_collect_gives(trained: Path) -> None:
+def test_trace_equals_collect(trained: Path) -> None:
     kept = Trace.load(trained / "dev.trace")
     rows = Task.from_files(validation=trained / "dev.csv").load()["validation"]
     folder = trained / "films/model"
@@ -127,7 +127,21 @@ def test_a_trace_is_what_collect_gives(trained: Path) -> None:
     assert (kept.metrics, kept.data) == (("acc", "macro_f1"), "dev.csv")
 
 
-def test_a_curve_is_what_sweep_gives(trained: Path, run: Run, ask: Ask) -> None:
+@pytest.mark.parametrize("labels", [2, 3])
+def test_a_model_without_label_names_counts_labels_as_the_file_does(
+    labels: int, tmp_path: Path, run: Run, save_encoder: Callable[..., Path]
+) -> None:
+    encoder = save_encoder(tmp_path / "encoder")
+    ExitModel.from_encoder(encoder, num_labels=labels).save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(encoder).save_pretrained(tmp_path / "model")
+    every = [str(label) for label in range(labels)]
+    (tmp_path / "every.csv").write_text("\n".join(["text,label", *(f"a film,{label}" for label in every)]))
+    done = run("trace", tmp_path / "model", "--data", tmp_path / "every.csv", "--out", tmp_path / "x.trace")
+    assert done.exit_code == 0, done.output
+    assert Trace.load(tmp_path / "x.trace").labels.tolist() == [*range(labels)]  # type: ignore[union-attr]
+
+
+def test_curve_equals_sweep(trained: Path, run: Run, ask: Ask) -> None:
     file = trained / "dev.trace"
     asked = ["curve", file, "--rule", "patience", "--thresholds", "1,2,3", "--bootstrap", 0]
     points = ask(*asked)["sections"][0]["sweep"]["curves"]["patience"]["points"]
@@ -137,7 +151,7 @@ def test_a_curve_is_what_sweep_gives(trained: Path, run: Run, ask: Ask) -> None:
     assert [line.split()[0] for line in run(*asked).stdout.splitlines()[-3:]] == ["1", "2", "3"]
 
 
-def test_a_curve_can_be_kept_as_page_plots_and_json(home: Path, run: Run) -> None:
+def test_curve_saves_a_report_with_plots_and_json(home: Path, run: Run) -> None:
     done = run("curve", home / "dev.trace", "--out", home / "report", "--bootstrap", 0)
     assert str(home / "report/report.html") in done.stdout
     endings = {file.suffix for file in (home / "report").iterdir()}
@@ -203,7 +217,7 @@ def write_parquet(file: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", WRITTEN)
-def test_predictions_are_the_classifiers_from_any_kind_of_file(
+def test_predict_equals_the_classifier_for_every_file_format(
     trained: Path, tmp_path: Path, run: Run, ending: str
 ) -> None:
     WRITTEN[ending](tmp_path / f"texts.{ending}")
@@ -220,7 +234,7 @@ def test_predictions_are_the_classifiers_from_any_kind_of_file(
 
 
 @pytest.mark.parametrize("ending", ["txt", "csv", "jsonl"])
-def test_stdin_is_read_as_files_are(trained: Path, tmp_path: Path, run: Run, ending: str) -> None:
+def test_stdin_is_read_like_a_file(trained: Path, tmp_path: Path, run: Run, ending: str) -> None:
     file = tmp_path / f"texts.{ending}"
     WRITTEN[ending](file)
     from_file = run("predict", trained / "films", file)
@@ -231,7 +245,7 @@ def test_stdin_is_read_as_files_are(trained: Path, tmp_path: Path, run: Run, end
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv"])
-def test_answers_go_to_a_file_in_the_order_of_the_texts(
+def test_predictions_are_written_in_the_order_of_the_texts(
     trained: Path, tmp_path: Path, ask: Ask, ending: str
 ) -> None:
     WRITTEN["txt"](tmp_path / "texts.txt")
@@ -291,7 +305,7 @@ def test_an_older_checkpoint_becomes_a_model_that_predicts(
     assert run("predict", tmp_path / "new", stdin="a good film\n").stdout.split("\t")[0] in ("no", "yes")
 
 
-def test_info_tells_what_a_model_is(trained: Path, ask: Ask) -> None:
+def test_info_describes_a_model(trained: Path, ask: Ask) -> None:
     values = ask("info", trained / "films")
     model = ExitModel.from_pretrained(trained / "films/model")
     assert values["parameters"] == sum(weights.numel() for weights in model.parameters())

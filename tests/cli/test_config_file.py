@@ -1,4 +1,4 @@
-"""Flags from a YAML file: the same names, the typed ones win, unknown ones are refused."""
+"""Flags from a YAML file: same names as on the command line, which overrides it; unknown ones are refused."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def test_a_file_gives_flags_and_arguments(trained: Path, tmp_path: Path, run: Ru
     assert [point["threshold"] for point in section["sweep"]["curves"]["patience"]["points"]] == [1, 2]
 
 
-def test_typed_flags_win_over_the_file(trained: Path, tmp_path: Path, ask: Callable[..., Any]) -> None:
+def test_the_command_line_overrides_the_file(trained: Path, tmp_path: Path, ask: Callable[..., Any]) -> None:
     file = tmp_path / "calibrate.yaml"
     file.write_text("rule: patience\nmax-loss: 1\ndry_run: true\n")
     asked = ["calibrate", trained / "films", trained / "dev.trace", "--config", file]
@@ -30,7 +30,7 @@ def test_typed_flags_win_over_the_file(trained: Path, tmp_path: Path, ask: Calla
     assert ask(*asked, "--rule", "margin")["policy"].startswith("margin")
 
 
-def test_a_mapping_in_the_file_is_key_and_value(home: Path, ask: Callable[..., Any]) -> None:
+def test_a_mapping_in_the_file_becomes_key_and_value(home: Path, ask: Callable[..., Any]) -> None:
     (home / "run.yaml").write_text(
         f"train: {home / 'train.csv'}\nepochs: 1\nlearning_rate: 1e-3\nrecipe: elbert:weights=equal\n"
         "head:\n  pooler: none\nargument:\n  report_to: none\n  weight_decay: 0.5\n"
@@ -50,7 +50,7 @@ def test_a_mapping_in_the_file_is_key_and_value(home: Path, ask: Callable[..., A
         ("bootstrap: many", "'--bootstrap'"),
     ],
 )
-def test_a_wrong_file_is_wrong_usage(tmp_path: Path, run: Run, content: str, complaint: str) -> None:
+def test_a_bad_file_is_a_usage_error(tmp_path: Path, run: Run, content: str, complaint: str) -> None:
     (tmp_path / "wrong.yaml").write_text(content)
     result = run("curve", "x.trace", "--config", tmp_path / "wrong.yaml")
     assert result.exit_code == 2

@@ -1,7 +1,8 @@
-"""The demo's whole way, on a tiny encoder and a few rows, without a network."""
+"""The demo, on a tiny encoder and a few rows, offline."""
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import pytest
 
 from offramp import Classifier, Policy, Trace
-from offramp.cli.demo import Settings, read, run, split, text
+from offramp.cli.demo import DemoSettings, read, split, summary
+from offramp.cli.demo import run as run_demo
+from offramp.report.table import short
 
-QUICK = Settings(epochs=2, learning_rate=5e-3, epsilon=0.6, repeats=1)
+QUICK = DemoSettings(epochs=2, learning_rate=5e-3, epsilon=0.6, repeats=1)
 
 
 @pytest.fixture
 def inputs(tmp_path: Path, save_encoder: Callable[..., Path]) -> dict[str, Path]:
-    """An encoder, and sentences as the package has them: those of two sites together."""
+    """An encoder, and sentences as the package has them, from two sources."""
     sentences = tmp_path / "reviews.csv"
     with sentences.open("w", newline="") as file:
         table = csv.writer(file)
@@ -27,9 +30,9 @@ def inputs(tmp_path: Path, save_encoder: Callable[..., Path]) -> dict[str, Path]
     return {"encoder": save_encoder(tmp_path / "encoder"), "sentences": sentences, "out": tmp_path / "out"}
 
 
-def test_the_demo_goes_the_whole_way_and_tells_what_it_found(inputs: dict[str, Path]) -> None:
+def test_the_demo_trains_calibrates_and_reports(inputs: dict[str, Path]) -> None:
     out = inputs["out"]
-    results = run(**inputs, settings=QUICK)
+    results = run_demo(**inputs, settings=QUICK)
     assert results["examples"] == {"train": 80, "calibration": 10, "test": 10}
     full, early = results["test"]
     assert full["mean_layer"] == 4 > early["mean_layer"]
@@ -38,14 +41,19 @@ def test_the_demo_goes_the_whole_way_and_tells_what_it_found(inputs: dict[str, P
     decided = Policy.parse(results["policy"]).exits(trace.logits)
     assert early["mean_layer"] == pytest.approx((decided + 1).mean())
     assert json.loads((out / "results.json").read_text()) == results
-    shown = text(results, out)
-    for part in (results["policy"], results["certificate"]["promise"], "report.html", "offramp predict"):
+    shown = summary(results, out)
+    for part in (
+        short(results["policy"]),
+        results["certificate"]["promise"],
+        "report.html",
+        "offramp predict",
+    ):
         assert part in shown
     assert (out / "report/report.html").is_file()
     assert str(Classifier.from_pretrained(out / "run/model").policy) == results["policy"]
 
 
-def test_parts_are_disjoint_and_of_one_site(inputs: dict[str, Path]) -> None:
+def test_splits_are_disjoint_and_from_one_source(inputs: dict[str, Path]) -> None:
     files = split(inputs["sentences"], inputs["out"], seed=0)
     again = split(inputs["sentences"], inputs["out"] / "again", seed=0)
     rows = [row for file in files.values() for row in read(file)]
@@ -55,21 +63,32 @@ def test_parts_are_disjoint_and_of_one_site(inputs: dict[str, Path]) -> None:
     assert [row["label"] == "positive" for row in rows] == ["very" in row["text"] for row in rows]
 
 
-def test_started_again_it_uses_what_it_has(inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run(**inputs, settings=QUICK)
+def test_a_second_run_reuses_the_first(inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_demo(**inputs, settings=QUICK)
     monkeypatch.setattr("transformers.Trainer.train", forbidden)
     monkeypatch.setattr("offramp.trace.collect", forbidden)
-    second = run(**inputs, settings=QUICK)
+    second = run_demo(**inputs, settings=QUICK)
     for name in ("policy", "certificate", "accuracy_by_layer"):
         assert second[name] == first[name]
 
 
 def forbidden(*arguments: Any, **options: Any) -> Any:
-    raise AssertionError("done before")
+    raise AssertionError("repeated work")
 
 
-def test_no_safe_threshold_is_said_and_full_depth_measured(inputs: dict[str, Path]) -> None:
-    results = run(**inputs, settings=Settings(epochs=1, epsilon=0.01, repeats=1))
+def test_without_a_safe_threshold_only_full_depth_is_measured(inputs: dict[str, Path]) -> None:
+    results = run_demo(**inputs, settings=DemoSettings(epochs=1, epsilon=0.01, repeats=1))
     assert results["policy"] is None
     assert [row["policy"] for row in results["test"]] == ["never"]
-    assert "No early exit: 10 examples cannot prove" in text(results, inputs["out"])
+    assert "No policy was found: 10 examples cannot prove" in summary(results, inputs["out"])
+
+
+def test_a_missing_package_is_reported_before_any_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    monkeypatch.setattr("offramp.cli.demo_assets.subprocess.run", forbidden)
+    result = run("demo", "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "the demo needs torch: pip install 'offramp[train,plot]'" in result.stderr
+    assert not (tmp_path / "out").exists()

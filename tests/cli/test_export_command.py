@@ -1,4 +1,4 @@
-"""offramp export, and what other commands do with an exported folder."""
+"""offramp export, and other commands on an exported folder."""
 
 import json
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from offramp.policy import Policy
-from offramp.stages.manifest import Manifest
+from offramp.store import Manifest
 
 
-def test_an_exported_model_is_traced_calibrated_and_asked_like_any_other(
+def test_an_exported_model_works_with_trace_calibrate_and_predict(
     home: Path, ask: Callable[..., Any], run: Callable[..., Any]
 ) -> None:
     held_back = ["--data", home / "dev.csv"]
@@ -21,7 +21,7 @@ def test_an_exported_model_is_traced_calibrated_and_asked_like_any_other(
 
     refused = run("calibrate", home / "fast", home / "dev.trace", "--max-loss", 50)
     assert refused.exit_code == 1
-    assert "other numbers" in refused.stderr
+    assert "collected in fp32, not in the int8 of" in refused.stderr
 
     ask("trace", home / "fast", *held_back, "--out", home / "fast.trace")
     found = ask("calibrate", home / "fast", home / "fast.trace", "--guarantee", 0.4, "--delta", 0.2)
@@ -32,7 +32,7 @@ def test_an_exported_model_is_traced_calibrated_and_asked_like_any_other(
     assert [json.loads(line)["label"] for line in answers.splitlines()] == ["yes", "no"]
 
 
-def test_thresholds_can_be_set_again_while_exporting(home: Path, ask: Callable[..., Any]) -> None:
+def test_export_can_calibrate_again(home: Path, ask: Callable[..., Any]) -> None:
     ask("calibrate", home / "films", home / "dev.trace", "--rule", "margin", "--max-loss", 50)
     made = ask(
         *("export", home / "films", "--precision", "int8", "--out", home / "fast"),
@@ -45,7 +45,7 @@ def test_thresholds_can_be_set_again_while_exporting(home: Path, ask: Callable[.
     assert (home / "fast" / "README.md").is_file()
 
 
-def test_a_certificate_on_other_numbers_is_told_aloud_and_the_way_on(
+def test_a_certificate_in_another_precision_is_a_warning_with_the_next_step(
     home: Path, run: Callable[..., Any]
 ) -> None:
     done = run(
@@ -68,7 +68,7 @@ def test_a_certificate_on_other_numbers_is_told_aloud_and_the_way_on(
         (["--data", "dev.csv", "--guarantee", 0.0001], 3, "0.0001"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(
+def test_a_mistake_is_one_line_and_leaves_no_folder(
     home: Path, run: Callable[..., Any], flags: list[Any], code: int, reason: str
 ) -> None:
     (home / "bad.csv").write_text("text,label\ngood film,yes\nbad film,perhaps\n", encoding="utf-8")

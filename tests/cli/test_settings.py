@@ -1,4 +1,4 @@
-"""Recipes as they are typed."""
+"""Recipes and their settings on the command line."""
 
 import inspect
 from dataclasses import fields
@@ -12,8 +12,8 @@ from offramp.errors import BadOption, UnknownName
 from offramp.recipes import Recipe
 
 
-def described(recipe: Recipe) -> list[dict[str, Any]]:
-    """All that a recipe is, in a form that compares by value: two partials of one loss are never equal."""
+def as_data(recipe: Recipe) -> list[dict[str, Any]]:
+    """A recipe as data that compares by value: two partials of one loss are never equal."""
     return [
         {
             **{field.name: getattr(phase, field.name) for field in fields(phase)},
@@ -26,19 +26,19 @@ def described(recipe: Recipe) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_name_alone_is_the_recipe_with_its_defaults(name: str) -> None:
-    assert described(parse_recipe(name)) == described(RECIPES[name]())
+    assert as_data(parse_recipe(name)) == as_data(RECIPES[name]())
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if inspect.signature(RECIPES[name]).parameters])
 def test_every_setting_can_be_typed(name: str) -> None:
     defaults = {each.name: each.default for each in inspect.signature(RECIPES[name]).parameters.values()}
     typed = ",".join(f"{key}={'null' if value is None else str(value)}" for key, value in defaults.items())
-    assert described(parse_recipe(f"{name}:{typed}")) == described(RECIPES[name]())
+    assert as_data(parse_recipe(f"{name}:{typed}")) == as_data(RECIPES[name]())
 
 
 def test_settings_reach_the_recipe() -> None:
     typed = parse_recipe("romebert:kind=ta,gamma=0.5,gradients=plain")
-    assert described(typed) == described(RECIPES["romebert"](kind="ta", gamma=0.5, gradients="plain"))
+    assert as_data(typed) == as_data(RECIPES["romebert"](kind="ta", gamma=0.5, gradients="plain"))
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_settings_reach_the_recipe() -> None:
         ("pabee:rate=1", BadOption, "rate"),
     ],
 )
-def test_what_there_is_not_is_refused_with_a_hint(text: str, error: type[Exception], hint: str) -> None:
+def test_an_unknown_name_is_refused_with_a_hint(text: str, error: type[Exception], hint: str) -> None:
     with pytest.raises(error, match=hint):
         parse_recipe(text)

@@ -12,13 +12,13 @@ import numpy as np
 
 from offramp.classifier.collecting import collect
 from offramp.classifier.prediction import Prediction, predictions
-from offramp.classifier.texts import BatchTokenizer, SavedTokenizer, Text, checked, chunks, is_one
+from offramp.classifier.texts import BatchTokenizer, Text, checked, chunks, is_one
 from offramp.criteria import CRITERIA
 from offramp.engine import WINDOW, Engine
-from offramp.errors import BadOption, CannotLoad
+from offramp.errors import BadOption
 from offramp.policy import Decision, Policy, check_certificate, fold
 from offramp.stages import Array, Stages, Tokens
-from offramp.stages.manifest import is_exported
+from offramp.store import SavedTokenizer, is_exported, load_model
 from offramp.trace import Trace
 
 NEVER = Policy(CRITERIA["never"]())
@@ -98,9 +98,14 @@ class Classifier:
                 raise BadOption(
                     f"{path} is exported: ONNX Runtime runs it on the CPU, and takes no {', '.join(unknown)}."
                 )
-            stages, tokenizer = exported(path, threads)
+            from offramp.stages.onnx import OnnxStages
+
+            onnx = OnnxStages(path, threads)
+            stages: Stages[Any] = onnx
+            tokenizer: Any = SavedTokenizer.load(Path(path), onnx.manifest.tokenizer)
         else:
-            stages, tokenizer = saved(path, device, autocast, threads, options)
+            model, tokenizer = load_model(path, **options)
+            stages = torch_stages(model, device, autocast, threads)
         return cls(stages, tokenizer, policy, window=window, budget=budget, max_length=max_length)
 
     @overload
@@ -214,43 +219,10 @@ class Classifier:
             yield replace(prediction, exits=tuple(exits))
 
 
-def exported(path: str | PathLike[str], threads: int | None) -> tuple[Stages[Any], Any]:
-    """Stages and tokenizer of a folder that `offramp.export` wrote, without torch."""
-    from offramp.stages.onnx import OnnxStages
-
-    stages = OnnxStages(path, threads)
-    return stages, SavedTokenizer.load(Path(path), stages.manifest.tokenizer)
-
-
-def saved(
-    path: str | PathLike[str], device: Any, autocast: Any, threads: int | None, options: dict[str, Any]
-) -> tuple[Stages[Any], Any]:
-    """Stages and tokenizer of an ExitModel."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    from offramp.config import ExitConfig
-    from offramp.model import ExitModel
+def torch_stages(model: Any, *options: Any) -> Stages[Any]:
     from offramp.stages.torch import TorchStages
 
-    revision = {"revision": options["revision"]} if "revision" in options else {}
-    try:
-        config = AutoConfig.from_pretrained(path, **revision)
-        if not isinstance(config, ExitConfig):
-            raise CannotLoad(
-                f"{path} is a {config.model_type} model without exits. Put exits on it with "
-                "ExitModel.from_encoder, train them, and save it."
-            )
-        tokenizer = AutoTokenizer.from_pretrained(path, **revision)
-        model = ExitModel.from_pretrained(path, **options)
-    except (OSError, ValueError) as error:
-        raise CannotLoad(f"{path}: {error}") from error
-    return TorchStages(model, device, autocast, threads), tokenizer
-
-
-def torch_stages(model: Any) -> Stages[Any]:
-    from offramp.stages.torch import TorchStages
-
-    return TorchStages(model)
+    return TorchStages(model, *options)
 
 
 def after(deadline_ms: float | None) -> float:

@@ -2,15 +2,12 @@
 
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from offramp.errors import BadData, Incompatible
 from offramp.stages import Tokens
-from offramp.stages.manifest import TOKENIZER
 
 Text = str | tuple[str, str]
 """One text, or a pair."""
@@ -79,26 +76,6 @@ def chunks(texts: Iterable[Text], size: int) -> Iterator[list[Text]]:
         raise
     if chunk:
         yield chunk
-
-
-@dataclass(frozen=True)
-class SavedTokenizer:
-    """tokenizer.json, with what transformers' tokenizer says of it under the same names."""
-
-    backend_tokenizer: Tokenizer
-    model_max_length: int
-    truncation_side: str
-    model_input_names: list[str]
-    pad_token_id: int
-
-    @classmethod
-    def load(cls, folder: Path, settings: Mapping[str, Any]) -> Self:
-        try:
-            return cls(Tokenizer.from_file(str(folder / TOKENIZER)), **settings)
-        except Exception as error:  # the Rust side raises nothing narrower
-            raise Incompatible(
-                f"{folder / TOKENIZER} cannot be used ({error}); export the model again."
-            ) from error
 
 
 class BatchTokenizer:

@@ -1,7 +1,7 @@
-"""The command line: one file for each command, a function whose arguments are its flags.
+"""The command line: one file per command, a function whose parameters are its flags.
 
-A command loads torch, transformers and the rest when it runs, so that `offramp --help` needs none of them. To
-add one, write such a function in a file here and give it a line in COMMANDS.
+Commands import torch, transformers and the rest when they run, so that `offramp --help` is fast. To add a
+command, write such a function and add it to COMMANDS.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import typer
 import offramp
 from offramp.cli.bench import bench
 from offramp.cli.calibrate import calibrate
-from offramp.cli.command import EXIT_CODES, Answer, command, quiet
+from offramp.cli.command import EXIT_CODES, Result, command, silence_libraries
 from offramp.cli.curve import curve
 from offramp.cli.demo import demo
 from offramp.cli.export import export
@@ -24,7 +24,7 @@ from offramp.cli.serve import serve
 from offramp.cli.trace import trace
 from offramp.cli.train import train
 
-COMMANDS: dict[str, Callable[..., Answer]] = {
+COMMANDS: dict[str, Callable[..., Result]] = {
     "train": train,
     "trace": trace,
     "curve": curve,
@@ -43,12 +43,12 @@ CODES = "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 
 
 def main() -> None:
-    quiet()
+    silence_libraries()
     app()
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def show_version(requested: bool) -> None:
+    if requested:
         print(f"offramp {offramp.__version__}")
         raise typer.Exit
 
@@ -58,10 +58,10 @@ def start(
         bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Early-exit Transformer encoders: put exits on one, train them, measure every rule, run it.
+    """Early-exit Transformer encoders: add exits, train them, measure exit rules, predict.
 
     \b
-    Example, from nothing to a measured model in a few minutes:
+    To train and measure a small model in a few minutes:
         offramp demo
     """
 

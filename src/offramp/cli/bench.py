@@ -1,79 +1,64 @@
-"""offramp bench: full depth against a policy, on this machine, for this model."""
+"""offramp bench: time full depth and a policy on this machine."""
 
-import os
 from dataclasses import asdict
 from datetime import date
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
-from offramp.cli.command import Answer
-from offramp.cli.data import Columns, Data, texts_in
-from offramp.cli.models import find_model, known
-from offramp.cli.projecting import Assumptions, projected, projection_table
-from offramp.cli.timing import Truth, machine, side_by_side, timing_table
+from offramp.cli.command import Result
+from offramp.cli.data import ColumnOptions, DataOptions, texts_of
+from offramp.cli.timing import Scorer, machine, time_policies, timing_table
 from offramp.errors import BadOption
 
 
 def bench(
-    model: Annotated[str, Argument(help="A model with exits.")],
-    data: Data,
-    columns: Columns,
-    assumptions: Assumptions,
-    policy: Annotated[str | None, Option(help="The policy to time; the model's own by default.")] = None,
-    repeats: Annotated[int, Option(min=1, help="How often each is timed; the median counts.")] = 5,
-    limit: Annotated[int, Option(min=1, help="At most so many texts.")] = 1000,
+    model: Annotated[str, Argument(help="Model folder, training run or hub name.")],
+    data: DataOptions,
+    columns: ColumnOptions,
+    policy: Annotated[
+        str | None, Option(help="Policy to time, such as entropy:0.3; by default the stored one.")
+    ] = None,
+    repeats: Annotated[int, Option(min=1, help="Timed runs of each; the median is reported.")] = 5,
+    limit: Annotated[int, Option(min=1, help="Use at most this many texts.")] = 1000,
     one_by_one: Annotated[
-        bool, Option("--one-by-one", help="A call for each text, as when requests come singly.")
+        bool, Option("--one-by-one", help="Predict one text per call, like single requests.")
     ] = False,
-    threads: Annotated[int | None, Option(help="Threads of PyTorch on the CPU.")] = None,
-) -> Answer:
+    threads: Annotated[int | None, Option(help="CPU threads.")] = None,
+) -> Result:
     """Time full depth and a policy on this machine.
 
-    Both run in turns on the same texts; with labels, both are scored.
+    Both run alternately on the same texts. If the texts have labels, both are scored too.
 
     \b
     Examples:
         offramp bench runs/mrpc --task mrpc --data glue
         offramp bench runs/mine --data dev.csv --policy entropy:0.3 --one-by-one
-        offramp bench runs/mine --data dev.csv --threads 1 --project 1e9 --hours 12
     """
     from offramp.classifier import Classifier
+    from offramp.report.table import count
+    from offramp.store import ModelInfo, find_model
 
     folder = find_model(model)
-    answers = known(folder)
-    task = data.task_for(answers, columns)
-    rows = task.load(data.part)[data.part]
+    info = ModelInfo.read(folder)
+    task = data.load_task(info, columns)
+    rows = task.load(data.split_name)[data.split_name]
     rows = rows.select(range(min(limit, len(rows))))
-    texts = texts_in(rows)
+    texts = texts_of(rows)
     classifier = Classifier.from_pretrained(folder, policy, threads=threads)
     if classifier.policy.criterion.reads == "nothing":
-        raise BadOption(f"{model} has no policy to time; say --policy, or calibrate one: offramp calibrate.")
+        raise BadOption(f"{model} has no stored policy; use --policy, or store one with `offramp calibrate`.")
     labels = rows["label"] if "label" in rows.column_names else None
-    truth = Truth(labels, answers.problem_type, task.metrics)
-    timed = side_by_side(classifier, texts, classifier.policy, repeats, truth, one_by_one)
+    scorer = Scorer(labels, info.problem_type, task.metrics)
+    timings = time_policies(classifier, texts, classifier.policy, repeats, scorer, one_by_one)
     values = {
         "examples": len(texts),
-        "layers": classifier.stages.layers[-1],
+        "layers": info.exits[-1],
         "repeats": repeats,
         "one_by_one": one_by_one,
         "date": str(date.today()),
         **machine(),
-        "runs": [asdict(row) for row in timed],
+        "runs": [asdict(timing) for timing in timings],
     }
-    shown = f"{len(texts)} texts, median of {repeats}\n\n{timing_table(timed)}"
-    if assumptions.project is None:
-        return Answer(values, shown)
-    lengths = [len(tokens.ids) for tokens in classifier.tokenizer(texts)]
-    projection = projected(timed, lengths, cores_of(folder, threads), assumptions)
-    return Answer({**values, "projection": projection}, f"{shown}\n\n\n{projection_table(projection)}")
-
-
-def cores_of(folder: Path, threads: int | None) -> int:
-    """How many cores the runtime works with."""
-    from offramp.stages.manifest import is_exported
-
-    if threads is not None:
-        return threads
-    return len(os.sched_getaffinity(0)) if is_exported(folder) else int(machine()["threads"])
+    heading = f"{count(len(texts), 'text')}, median of {count(repeats, 'run')}"
+    return Result(values, f"{heading}\n\n{timing_table(timings)}")

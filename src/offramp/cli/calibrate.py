@@ -1,4 +1,4 @@
-"""offramp calibrate: the policy that reaches a target, stored with the model."""
+"""offramp calibrate: choose the policy that reaches a target, and store it with the model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,10 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from offramp.cli.card import store_policy
-from offramp.cli.command import Answer
-from offramp.cli.models import find_model, identity, known, read_config
-from offramp.cli.timing import on_trace
+from offramp.cli.command import Result
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
@@ -22,31 +19,36 @@ TARGETS = ("guarantee", "max_loss", "min_speedup", "budget", "policy")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What the policy must reach: one of these."""
+class TargetOptions:
+    """What the policy must reach: one of TARGETS, and its options."""
 
     guarantee: Annotated[
         str | None,
-        Option(help="A bound on the risk, such as 0.02; or one for each class, spam=0.01,ham=0.02."),
+        Option(help="Upper bound on the risk, such as 0.02; or one per class: spam=0.01,ham=0.02."),
     ] = None
     max_loss: Annotated[
-        float | None, Option(help="Points of the score that may be lost on these examples, such as 0.5.")
+        float | None, Option(help="Points of the headline metric that may be lost, such as 0.5.")
     ] = None
     min_speedup: Annotated[
         float | None, Option(help="How many times cheaper than full depth, such as 2.")
     ] = None
-    budget: Annotated[float | None, Option(help="Mean layers (or MACs) to spend, such as 3.5.")] = None
-    policy: Annotated[str | None, Option(help="Store this policy as it is, such as entropy:0.3.")] = None
-    delta: Annotated[float, Option(help="With --guarantee: the chance that the bound fails.")] = 0.05
+    budget: Annotated[
+        float | None, Option(help="Mean layers (or MACs, with --of macs) per text, such as 3.5.")
+    ] = None
+    policy: Annotated[str | None, Option(help="Store this policy, such as entropy:0.3.")] = None
+    delta: Annotated[
+        float, Option(help="With --guarantee: the probability that the bound does not hold.")
+    ] = 0.05
     of: Annotated[
         str | None,
         Option(
-            help="With --guarantee: disagreement (the default) or accuracy. "
-            "With --min-speedup and --budget: layers (the default) or macs."
+            help="With --guarantee: disagreement (default) or accuracy. "
+            "With --min-speedup or --budget: layers (default) or macs."
         ),
     ] = None
     tolerance: Annotated[
-        float | None, Option(help="With --guarantee in a regression: how near is the same answer.")
+        float | None,
+        Option(help="With --guarantee, for regression: predictions this close count as equal."),
     ] = None
 
     def target(self) -> "Target":
@@ -54,7 +56,7 @@ class Wanted:
 
         of: dict[str, Any] = {} if self.of is None else {"of": self.of}
         if self.guarantee is not None:
-            return Guarantee(bounds(self.guarantee), self.delta, tolerance=self.tolerance, **of)
+            return Guarantee(parse_bounds(self.guarantee), self.delta, tolerance=self.tolerance, **of)
         if self.max_loss is not None:
             return MaxLoss(self.max_loss)
         if self.min_speedup is not None:
@@ -67,58 +69,60 @@ class Wanted:
     def check(self) -> None:
         if len(self.given()) != 1:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in TARGETS)
-            raise BadOption(f"{len(self.given())} targets were given; give one of {flags}.")
+            raise BadOption(f"expected exactly one of {flags}; got {len(self.given())}.")
 
 
 def calibrate(
-    model: Annotated[str, Argument(help="The folder of a model with exits.")],
-    wanted: Wanted,
+    model: Annotated[str, Argument(help="Model folder or training run.")],
+    target: TargetOptions,
     trace: Annotated[
-        Path | None, Argument(help="Its trace on examples held back for this; not needed with --policy.")
+        Path | None, Argument(help="Trace of this model on held-out examples; optional with --policy.")
     ] = None,
     rule: Annotated[
         list[str] | None,
-        Option(help="The rule to set a threshold for, entropy by default; of several the best is taken."),
+        Option(help="Rule to set a threshold for (default: entropy); repeat to choose the best of several."),
     ] = None,
     chosen_on: Annotated[
-        str | None, Option(help="The data by which the rule was chosen, for the certificate.")
+        str | None, Option(help="Data on which the rule was chosen; recorded in the certificate.")
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print the policy and store nothing.")] = False,
-) -> Answer:
-    """Set a threshold for a target, and store the policy.
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the policy but do not store it.")] = False,
+) -> Result:
+    """Set a threshold that reaches a target, and store the policy.
 
-    It is stored with the model, whose card tells of it. With a guarantee the policy carries a certificate. If
-    no threshold reaches the target, nothing is stored and the exit code is 3.
+    The policy is stored with the model and described in its model card. With --guarantee it has a
+    certificate. If no threshold reaches the target, nothing is stored and the exit code is 3.
 
     \b
     Examples:
-        offramp calibrate runs/mrpc held-back.trace --guarantee 0.02
-        offramp calibrate runs/mrpc held-back.trace --rule patience --max-loss 0.5
+        offramp calibrate runs/mrpc held-out.trace --guarantee 0.02
+        offramp calibrate runs/mrpc held-out.trace --rule patience --max-loss 0.5
         offramp calibrate runs/mrpc --policy entropy:0.1
     """
+    from offramp.curves.measure import measure
+    from offramp.store import find_model, store_policy
     from offramp.trace import Trace
 
-    wanted.check()
+    target.check()
     folder = find_model(model)
-    if wanted.policy is None and trace is None:
-        raise BadOption("a target needs a trace: offramp calibrate MODEL TRACE ...")
-    seen = None if trace is None else Trace.load(trace)
-    if seen is not None:
-        check_same_model(folder, seen)
-    policy = chosen(folder, wanted, seen, rule or ["entropy"], chosen_on)
-    found = {} if seen is None else on_trace(policy, seen)
+    if not dry_run and not Path(model).exists():
+        raise BadOption(f"{model} is on the hub; download it first, or add --dry-run.")
+    if target.policy is None and trace is None:
+        raise BadOption("this target needs a trace: offramp calibrate MODEL TRACE ...")
+    found = None if trace is None else Trace.load(trace)
+    if found is not None:
+        check_same_model(folder, found)
+    policy = choose_policy(folder, target, found, rule or ["entropy"], chosen_on)
+    measured = {} if found is None else measure(policy, found)
     if not dry_run:
-        if not Path(model).exists():
-            raise BadOption(f"{model} is on the hub; download it first, or add --dry-run.")
-        store_policy(folder, policy, seen)
-    values = {"policy": str(policy), "certificate": policy.certificate, "stored": not dry_run, **found}
-    return Answer(values, text(policy, found, folder, dry_run))
+        store_policy(folder, policy, found)
+    values = {"policy": str(policy), "certificate": policy.certificate, "stored": not dry_run, **measured}
+    return Result(values, summary(policy, measured, folder, dry_run))
 
 
-def bounds(text: str) -> float | dict[str, float]:
-    """One bound, or one for each class named.
+def parse_bounds(text: str) -> float | dict[str, float]:
+    """One bound, or one per class.
 
-    >>> bounds("0.02"), bounds("spam=0.01,ham=0.02")
+    >>> parse_bounds("0.02"), parse_bounds("spam=0.01,ham=0.02")
     (0.02, {'spam': 0.01, 'ham': 0.02})
     """
     numbers: dict[str, float] = {}
@@ -127,48 +131,54 @@ def bounds(text: str) -> float | dict[str, float]:
             label, _, value = part.rpartition("=")
             numbers[label] = float(value)
     except ValueError:
-        raise BadOption(f"--guarantee {text}: expected a share such as 0.02, or CLASS=0.02,...") from None
+        raise BadOption(f"--guarantee {text}: expected a number such as 0.02, or CLASS=0.02,...") from None
     return numbers[""] if list(numbers) == [""] else numbers
 
 
 def check_same_model(folder: Path, trace: "Trace") -> None:
-    """A threshold that was set by what another model says would mean nothing."""
-    fingerprint, precision = identity(folder)
-    other = (
-        "weights" if trace.fingerprint != fingerprint else "numbers" if trace.precision != precision else None
+    """Thresholds from the logits of another model would be meaningless."""
+    from offramp.store import Manifest, is_exported, load_model
+    from offramp.trace.collecting import precision_name
+
+    if is_exported(folder):
+        manifest = Manifest.load(folder)
+        fingerprint, precision = manifest.fingerprint, manifest.precision
+    else:
+        model, _ = load_model(folder)
+        fingerprint, precision = model.fingerprint(), precision_name(model.dtype)
+    if trace.fingerprint != fingerprint:
+        difference = "with other weights than"
+    elif trace.precision != precision:
+        difference = f"in {trace.precision}, not in the {precision} of"
+    else:
+        return
+    raise BadOption(
+        f"the trace of {trace.data} was collected {difference} {folder}; collect it again with `offramp trace`."
     )
-    if other is not None:
-        raise BadOption(
-            f"the trace of {trace.data} was collected from other {other} than those in {folder}; "
-            "collect it again: offramp trace."
-        )
 
 
-def chosen(
-    folder: Path, wanted: Wanted, trace: "Trace | None", rules: list[str], chosen_on: str | None
+def choose_policy(
+    folder: Path, target: TargetOptions, trace: "Trace | None", rules: list[str], chosen_on: str | None
 ) -> "Policy":
     from offramp import calibration
-    from offramp.policy import Policy
+    from offramp.store import ModelInfo
 
-    if wanted.policy is None:
-        assert trace is not None
-        return calibration.calibrate(trace, rules, wanted.target(), chosen_on=chosen_on)
-    policy = Policy.parse(wanted.policy).for_labels(known(folder).labels)
-    config = read_config(folder)
-    policy.begin(0, config["exits"], config["problem_type"])
-    return policy
+    if target.policy is not None:
+        return ModelInfo.read(folder).check_policy(target.policy)
+    assert trace is not None
+    return calibration.calibrate(trace, rules, target.target(), chosen_on=chosen_on)
 
 
-def text(policy: "Policy", found: dict[str, Any], folder: Path, dry_run: bool) -> str:
-    from offramp.report.table import percent
+def summary(policy: "Policy", measured: dict[str, Any], folder: Path, dry_run: bool) -> str:
+    from offramp.report.table import percent, short
 
-    lines = [f"policy: {policy}"]
-    if found:
-        lines.append(f"on the trace: {found['mean_layer']:.2f} of {found['layers']} layers on average")
-        full = found["full_depth"]
+    lines = [f"policy: {short(policy)}"]
+    if measured:
+        lines.append(f"on the trace: {measured['mean_layer']:.2f} of {measured['layers']} layers on average")
+        full = measured["full_depth"]
         lines += [
-            f"{name}: {percent(full[name])} -> {percent(score)}" for name, score in found["scores"].items()
+            f"{name}: {percent(full[name])} -> {percent(score)}" for name, score in measured["scores"].items()
         ]
     if policy.certificate is not None:
         lines.append(f"certificate: {policy.certificate['promise']}")
-    return "\n".join([*lines, "not stored" if dry_run else f"stored in {folder}"])
+    return "\n".join([*lines, "not stored (--dry-run)" if dry_run else f"stored in {folder}"])

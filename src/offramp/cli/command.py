@@ -1,12 +1,13 @@
-"""What all commands share: flags, a file of settings, answers for people and machines, errors in one line.
+"""What all commands share: flags, settings files, output for people and machines, one-line errors.
 
-A command is a function that gives an `Answer`. An argument whose type is a dataclass stands for the flags that
-are its fields, so that commands can share them.
+A command is a function that returns a `Result`. A parameter whose type is a dataclass stands for one flag per
+field, so that commands can share groups of flags.
 """
 
 import inspect
 import json
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -18,31 +19,41 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from typer.models import OptionInfo
 
 import offramp
-from offramp.errors import NoSafeThreshold, OfframpError, did_you_mean
+from offramp.errors import BadPolicy, NoSafeThreshold, OfframpError, did_you_mean, install_hint
 
 EXIT_CODES = {
-    0: "done",
-    1: "not done, and a line on stderr says why",
-    2: "called in a wrong way",
+    0: "success",
+    1: "error, explained in one line on stderr",
+    2: "usage error",
     3: "no threshold reaches the target",
     130: "interrupted",
 }
 
+FLAG_OF_ARGUMENT = {
+    "folder": "data",
+    "num_train_epochs": "epochs",
+    "output_dir": "out",
+    "per_device_train_batch_size": "batch_size",
+    "problem_type": "problem",
+}
+"""Python arguments whose flag has another name."""
+
 
 @dataclass(frozen=True)
-class Answer:
-    """What a command ends with; where it comes bit by bit, lines of either kind, of which one is read."""
+class Result:
+    """What a command prints: one record, or a stream of records of which only one form is read."""
 
     values: Mapping[str, Any] | Iterator[Mapping[str, Any]]
-    """For machines."""
+    """For machines, with --json."""
     text: str | Iterator[str]
     """For people."""
 
 
-def quiet() -> None:
-    """Keeps the libraries' own messages and bars out of a process that is a command."""
+def silence_libraries() -> None:
+    """Keep messages and progress bars of other libraries out of a command's output."""
     for name, value in {
         "TRANSFORMERS_VERBOSITY": "error",
         "DATASETS_VERBOSITY": "error",
@@ -52,28 +63,32 @@ def quiet() -> None:
         os.environ.setdefault(name, value)
 
 
-def command(work: Callable[..., Answer]) -> Callable[..., None]:
+def command(work: Callable[..., Result]) -> Callable[..., None]:
     """The function that typer runs for a command."""
     own = inspect.signature(work).parameters
     groups: dict[str, Any] = {
         name: each.annotation for name, each in own.items() if is_dataclass(each.annotation)
     }
+    parameters = flag_parameters(own, groups)
+    names = flag_names(parameters)
 
     def run(**flags: Any) -> None:
         as_json, debug = flags.pop("as_json"), flags.pop("debug")
         flags.pop("config")
         for name, group in groups.items():
             flags[name] = group(**{field.name: flags.pop(field.name) for field in fields(group)})
-        with errors_in_one_line(debug), notes():
+        with report_errors(names, debug), report_warnings(names):
             show(work(**flags), as_json)
 
     run.__doc__ = work.__doc__
-    run.__signature__ = inspect.Signature(flags_of(own, groups))  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in flags_of(own, groups)}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
 
 
-def flags_of(own: Mapping[str, inspect.Parameter], groups: Mapping[str, Any]) -> list[inspect.Parameter]:
+def flag_parameters(
+    own: Mapping[str, inspect.Parameter], groups: Mapping[str, Any]
+) -> list[inspect.Parameter]:
     """A parameter for each flag: the command's own, those of its groups, and those of every command."""
     found: list[inspect.Parameter] = []
     for name, parameter in own.items():
@@ -81,41 +96,53 @@ def flags_of(own: Mapping[str, inspect.Parameter], groups: Mapping[str, Any]) ->
             found += inspect.signature(groups[name]).parameters.values()
         else:
             found.append(parameter)
-    found += inspect.signature(of_every_command).parameters.values()
+    found += inspect.signature(common_flags).parameters.values()
     return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in found]
 
 
+def flag_names(parameters: list[inspect.Parameter]) -> dict[str, str]:
+    """The flag to type for each Python argument, as in {"num_train_epochs": "--epochs"}."""
+    options = [
+        each.name
+        for each in parameters
+        if any(isinstance(extra, OptionInfo) for extra in each.annotation.__metadata__)
+    ]
+    names = {name: name for name in options}
+    names |= {argument: name for argument, name in FLAG_OF_ARGUMENT.items() if name in options}
+    return {argument: f"--{name.replace('_', '-')}" for argument, name in names.items()}
+
+
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Makes the values in the file the defaults of the flags."""
+    """Make the values in the file the defaults of the flags."""
     if path is not None:
-        context.default_map = dict(settings_in(path, context.command.params))
+        context.default_map = dict(read_settings(path, context.command.params))
     return path
 
 
-def of_every_command(
+def common_flags(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A YAML file of flags, such as `epochs: 2`; flags that are typed win.",
+            help="YAML file with values for flags, such as `epochs: 2`; the command line overrides it.",
             callback=read_config,
             is_eager=True,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout, for machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """The flags of every command."""
 
 
-def settings_in(path: Path, parameters: list[Any]) -> Iterator[tuple[str, Any]]:
-    """The values in a file by the names of the parameters that they are for."""
+def read_settings(path: Path, parameters: list[Any]) -> Iterator[tuple[str, Any]]:
+    """The values in a settings file by parameter name."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise typer.BadParameter(f"cannot read {path}: {one_line(error)}") from error
     if not isinstance(found, dict):
-        raise typer.BadParameter(f"{path} should hold lines such as `epochs: 2`")
-    known = {flag_name(parameter): parameter for parameter in parameters}
+        raise typer.BadParameter(f"{path}: expected lines such as `epochs: 2`")
+    known = {long_name(parameter): parameter for parameter in parameters}
     for key, value in found.items():
         name = str(key).replace("-", "_")
         if name not in known:
@@ -123,12 +150,12 @@ def settings_in(path: Path, parameters: list[Any]) -> Iterator[tuple[str, Any]]:
         yield known[name].name, as_typed(value, several=known[name].multiple or known[name].nargs == -1)
 
 
-def flag_name(parameter: Any) -> str:
+def long_name(parameter: Any) -> str:
     return str(max(parameter.opts, key=len)).lstrip("-").replace("-", "_")
 
 
 def as_typed(value: Any, several: bool) -> Any:
-    """A value of YAML as it would be typed: a mapping is key=value, a list is one flag each or has commas."""
+    """A YAML value as typed: a mapping becomes key=value; a list becomes repeated flags, or is comma-separated."""
     if isinstance(value, dict):
         value = [f"{key}={each}" for key, each in value.items()]
     if several:
@@ -136,51 +163,52 @@ def as_typed(value: Any, several: bool) -> Any:
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
-def show(answer: Answer, as_json: bool) -> None:
-    if isinstance(answer.values, Mapping):
-        print(json.dumps(answer.values, indent=1, default=str) if as_json else answer.text)
+def show(result: Result, as_json: bool) -> None:
+    if isinstance(result.values, Mapping):
+        print(json.dumps(result.values, indent=1, default=str) if as_json else result.text)
     else:
-        lines = (json.dumps(record, ensure_ascii=False) for record in answer.values)
-        for line in lines if as_json else answer.text:
+        lines = (json.dumps(record, ensure_ascii=False) for record in result.values)
+        for line in lines if as_json else result.text:
             print(line)
-    sys.stdout.flush()  # so that a full disk or a closed pipe shows here
+    sys.stdout.flush()  # so that a full disk or a closed pipe is reported here
 
 
 @contextmanager
-def errors_in_one_line(debug: bool) -> Iterator[None]:
+def report_errors(flags: Mapping[str, str], debug: bool) -> Iterator[None]:
     try:
         yield
     except typer.Exit:
         raise
-    except BrokenPipeError:  # whoever read stdout has enough
+    except BrokenPipeError:  # the reader of stdout, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
-        code, line = explained(error)
-        say(line)
+        code, message = describe(error)
+        # a policy is written the same way everywhere
+        log(message if isinstance(error, BadPolicy) else with_flags(message, flags))
         raise typer.Exit(code) from None
 
 
-def explained(error: BaseException) -> tuple[int, str]:
+def describe(error: BaseException) -> tuple[int, str]:
     """Exit code and message."""
     if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted; what was there before is as it was"
+        return 130, "interrupted; run the same command to resume"
     if isinstance(error, NoSafeThreshold):
         return 3, one_line(error)
     if isinstance(error, ModuleNotFoundError) and (extra := extra_with(error.name)):
-        return 1, f"this needs {error.name}, which is not installed. Type: pip install 'offramp[{extra}]'"
+        return 1, f"this command {install_hint(error.name, extra)}"
     if isinstance(error, OfframpError):
         return 1, one_line(error)
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         return 1, f"{place}{error.strerror}"
-    return 1, f"{type(error).__name__}: {one_line(error)}. --debug shows where it comes from."
+    return 1, f"{type(error).__name__}: {one_line(error)}. Add --debug for the traceback."
 
 
 def extra_with(module: str | None) -> str | None:
-    """The extra of offramp that brings a module."""
+    """The extra of offramp that installs a module."""
     return offramp._EXTRAS.get((module or "").split(".")[0])
 
 
@@ -188,21 +216,50 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+ASSIGNMENT = re.compile(
+    r"(?<![\w/.-])(?P<name>\w+)="
+    r"(?:\.\.\.|\[(?P<list>[^\]]*)\]|(?P<quote>['\"])(?P<quoted>.*?)(?P=quote)|(?P<bare>[^\s,;:()]*[^\s,;:().]))"
+)
+
+
+def with_flags(message: str, flags: Mapping[str, str]) -> str:
+    """A message of the library with the flags to type in place of Python arguments.
+
+    >>> flags = {"bad_rows": "--bad-rows", "exits": "--exits", "output_dir": "--out"}
+    >>> with_flags('Fix the file, or pass bad_rows="drop".', flags)
+    'Fix the file, or pass --bad-rows drop.'
+    >>> with_flags("exits=[2, 9] of 4 layers; choose another output_dir.", flags)
+    '--exits 2,9 of 4 layers; choose another --out.'
+    """
+
+    def assignment(found: re.Match[str]) -> str:
+        if found["name"] not in flags:
+            return found[0]
+        value = found["quoted"] or found["bare"] or (found["list"] or "").replace(", ", ",")
+        return f"{flags[found['name']]} {value}".rstrip()
+
+    message = ASSIGNMENT.sub(assignment, message)
+    for argument in FLAG_OF_ARGUMENT.keys() - {"folder"}:
+        if argument in flags:
+            message = re.sub(rf"(?<![\w/.-]){argument}(?![\w/-]|\.\w)", flags[argument], message)
+    return message
+
+
 @contextmanager
-def notes() -> Iterator[None]:
-    """Warnings of offramp's own become lines on stderr; those of other libraries are for developers."""
+def report_warnings(flags: Mapping[str, str]) -> Iterator[None]:
+    """Print offramp's own warnings to stderr, and drop those of other libraries, which are for developers."""
     home = str(Path(offramp.__file__).parent)
 
-    def note(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
+    def show_warning(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
         if filename.startswith(home):
-            say(f"note: {message}")
+            log(f"warning: {with_flags(str(message), flags)}")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = note  # type: ignore[assignment]
+        warnings.showwarning = show_warning  # type: ignore[assignment]
         yield
 
 
-def say(line: str) -> None:
-    """To the person, beside what the command gives."""
+def log(line: str) -> None:
+    """Print to stderr, so that stdout holds the result alone."""
     print(f"offramp: {line}", file=sys.stderr)

@@ -1,11 +1,11 @@
-"""offramp curve: what every rule loses and saves, from traces alone."""
+"""offramp curve: score and cost of exit rules, from traces."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from offramp.cli.command import Answer
+from offramp.cli.command import Result
 from offramp.cli.settings import parse_numbers
 from offramp.errors import BadOption
 
@@ -15,21 +15,24 @@ if TYPE_CHECKING:
 
 
 def curve(
-    traces: Annotated[list[Path], Argument(help="Files that `offramp trace` wrote.")],
+    traces: Annotated[list[Path], Argument(help="Trace files, written by `offramp trace`.")],
     rule: Annotated[
         list[str] | None,
-        Option(help="A rule, with options if wanted; may be given several times. `offramp list rules`."),
+        Option(help="Rule, such as entropy; repeatable; all by default. See `offramp list rules`."),
     ] = None,
     thresholds: Annotated[
-        str | None, Option(help="Look at just these, such as 3,4,5; by default at all that differ.")
+        str | None, Option(help="Only these thresholds, such as 3,4,5; by default every one that matters.")
     ] = None,
-    out: Annotated[Path | None, Option(help="A folder for the page (HTML), plots, JSON and table.")] = None,
-    bootstrap: Annotated[int, Option(help="Resamples for the intervals; 0 for none.")] = 200,
-    padded_to: Annotated[int | None, Option(help="Count FLOPs as if every text had so many tokens.")] = None,
-) -> Answer:
-    """Score and cost of every rule at every threshold.
+    out: Annotated[Path | None, Option(help="Folder for the HTML report, plots, JSON and table.")] = None,
+    bootstrap: Annotated[int, Option(help="Resamples for confidence intervals; 0 for none.")] = 200,
+    padded_to: Annotated[
+        int | None, Option(help="Count FLOPs as if every text were padded to this many tokens.")
+    ] = None,
+) -> Result:
+    """Show the score and cost of every rule at every threshold.
 
-    Everything is read off traces, without the model. Without --thresholds a table sums up each rule and layer.
+    Needs only traces, not the model. Prints a summary of each rule and layer, or, with --thresholds, one
+    line per threshold.
 
     \b
     Examples:
@@ -40,29 +43,28 @@ def curve(
     from offramp.trace import Trace
 
     if thresholds is not None and rule is None:
-        raise BadOption("--thresholds are in the units of a rule: say which, --rule NAME.")
+        raise BadOption("--thresholds needs --rule: each rule has its own units.")
     found = report(
-        names({path: Trace.load(path) for path in traces}),
+        name_traces({path: Trace.load(path) for path in traces}),
         rule or None,
         bootstrap=bootstrap,
         thresholds="auto" if thresholds is None else parse_numbers(thresholds),
         padded_to=padded_to,
     )
-    text = str(found) if thresholds is None else points_text(found)
+    text = str(found) if thresholds is None else points_table(found)
     if out is not None:
         found.save(out)
-        text += f"\n\npage: {out / 'report.html'}"
-    return Answer(found.to_json(), text)
+        text += f"\n\nreport: {out / 'report.html'}"
+    return Result(found.to_json(), text)
 
 
-def names(traces: dict[Path, "Trace"]) -> dict[str, "Trace"]:
-    """Each trace by what it is of, or by its file where that would not tell them apart."""
+def name_traces(traces: dict[Path, "Trace"]) -> dict[str, "Trace"]:
+    """Traces by the name of their data, or by file where these names clash."""
     found = {trace.data or path.stem: trace for path, trace in traces.items()}
     return found if len(found) == len(traces) else {str(path): trace for path, trace in traces.items()}
 
 
-def points_text(found: "Report") -> str:
-    """Every threshold that was asked for."""
+def points_table(found: "Report") -> str:
     from offramp.report.table import aligned, headline, percent
 
     parts = []
@@ -72,10 +74,10 @@ def points_text(found: "Report") -> str:
             header = ["threshold", *section.sweep.metrics, "mean layer", "layers saved"]
             rows = [
                 [
-                    "-" if point.threshold is None else f"{point.threshold:g}",
+                    "-" if point.threshold is None else f"{point.threshold:.4g}",
                     *(percent(score) for score in point.scores.values()),
                     f"{point.cost.mean_layer:.2f}",
-                    f"{percent(point.cost.saved_fraction)}",
+                    percent(point.cost.saved_fraction),
                 ]
                 for point in curve.points
             ]

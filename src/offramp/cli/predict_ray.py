@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from offramp.cli.command import Answer
+from offramp.cli.command import Result
 from offramp.errors import BadOption
 
 
@@ -29,7 +29,7 @@ class Pool:
 
 def predict_on_ray(
     model: Path, typed: list[str], out: Path | None, pool: Pool, threads: int | None, **options: Any
-) -> Answer:
+) -> Result:
     """`typed` is what was typed for texts and address."""
     from offramp.cluster import predict
 
@@ -45,4 +45,4 @@ def predict_on_ray(
     options |= {"id": pool.id, "workers": pool.workers, "threads": threads or 1}
     done = predict(model, source, out, address=address, **options)
     line = f"{out}: {done.texts} answers, mean layer {done.mean_layer:.2f}, in {done.seconds:.0f} seconds"
-    return Answer({"out": str(out), **asdict(done)}, line)
+    return Result({"out": str(out), **asdict(done)}, line)

@@ -1,4 +1,4 @@
-"""How far a command has come, on stderr, so that stdout holds the answer alone."""
+"""Progress bars on stderr; stdout holds the result alone."""
 
 import contextlib
 import io
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 
 
-def counted(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
-    """The same items, with a bar where a person looks on."""
+def with_progress(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
+    """The same items, with a progress bar in a terminal."""
     from rich.progress import track
 
-    yield from track(items, what, total=total, console=console(), disable=not watched(), transient=True)
+    yield from track(items, what, total=total, console=console(), disable=not in_terminal(), transient=True)
 
 
 def console() -> Any:
@@ -22,7 +22,7 @@ def console() -> Any:
     return Console(stderr=True)
 
 
-def watched() -> bool:
+def in_terminal() -> bool:
     return sys.stderr.isatty()
 
 
@@ -39,17 +39,17 @@ def training_progress() -> Iterator[list[Any]]:
         TextColumn("{task.fields[last]}"),
     )
     with (
-        Progress(*columns, console=console(), disable=not watched(), transient=True) as bars,
+        Progress(*columns, console=console(), disable=not in_terminal(), transient=True) as bars,
         contextlib.redirect_stdout(io.StringIO()),
     ):
-        yield [callback(bars)]
+        yield [progress_callback(bars)]
 
 
-def callback(bars: Any) -> Any:
-    """A bar for each phase, and a line for each evaluation; where nobody looks on, lines for losses too."""
+def progress_callback(bars: Any) -> Any:
+    """A bar for each phase and a line for each evaluation; outside a terminal, lines for losses too."""
     from transformers import TrainerCallback
 
-    class Shown(TrainerCallback):
+    class ShowProgress(TrainerCallback):
         bar: Any = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
@@ -60,20 +60,20 @@ def callback(bars: Any) -> Any:
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
             loss = f"loss {logs['loss']:.3f}" if "loss" in logs else ""
-            scores = by_layer(logs)
+            scores = layer_scores(logs)
             if loss:
                 bars.update(self.bar, last=loss)
-            if scores or (loss and not watched()):
+            if scores or (loss and not in_terminal()):
                 line = f"step {state.global_step} of {state.max_steps}: {scores or loss}"
                 bars.console.print(line, highlight=False, soft_wrap=True)
 
-    return Shown()
+    return ShowProgress()
 
 
-def by_layer(logs: Any) -> str:
-    """The headline of every layer in per cent, from the logs of an evaluation; nothing from other logs.
+def layer_scores(logs: Any) -> str:
+    """The headline of every layer in per cent, from the logs of an evaluation; empty for other logs.
 
-    >>> by_layer({"eval_acc": 0.9, "eval_acc_layer_1": 0.812, "eval_acc_layer_2": 0.9})
+    >>> layer_scores({"eval_acc": 0.9, "eval_acc_layer_1": 0.812, "eval_acc_layer_2": 0.9})
     'acc by layer 81.2 90.0'
     """
     scores = {name: value for name, value in logs.items() if name.startswith("eval_") and "_layer_" in name}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 if TYPE_CHECKING:
-    from offramp.cli.timing import Timed
+    from offramp.cli.timing import Timing
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Assumptions:
 
 
 def projected(
-    timed: Sequence["Timed"], lengths: Sequence[int], cores: int, given: Assumptions
+    timed: Sequence["Timing"], lengths: Sequence[int], cores: int, given: Assumptions
 ) -> dict[str, Any]:
     """What each policy that was timed on texts of these lengths would take for the texts asked about."""
     from offramp.cost import Measured, project

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from offramp.cli.command import Answer
-from offramp.cli.models import find_model
+from offramp.cli.command import Result
 from offramp.errors import BadOption
 
 
@@ -52,7 +51,7 @@ def serve(
         float, Option(min=0, help="How long answers may take when the server is stopped.")
     ] = 30.0,
     log_texts: Annotated[bool, Option("--log-texts", help="Write texts into the log.")] = False,
-) -> Answer:
+) -> Result:
     """Answer texts over HTTP.
 
     POST /predict answers; / is a page to try it; /docs describes all endpoints. The log goes to stderr, a JSON
@@ -67,6 +66,7 @@ def serve(
     from offramp.serve.batcher import Limits
     from offramp.serve.server import Settings
     from offramp.serve.server import serve as run
+    from offramp.store import find_model
 
     if threads is None and workers > 1:
         threads = max(1, (os.cpu_count() or 1) // workers)
@@ -86,7 +86,7 @@ def serve(
         drain_seconds=drain_seconds,
     )
     run(settings, host, port, workers)
-    return Answer({"stopped": True}, "stopped")
+    return Result({"stopped": True}, "stopped")
 
 
 def key_in(variable: str | None) -> str | None:

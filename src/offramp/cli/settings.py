@@ -1,4 +1,4 @@
-"""What is written as `name:key=value,key=value` on a command line: recipes, and settings of any function."""
+"""Settings typed as `key=value`: of recipes (`name:key=value,key=value`), heads and training arguments."""
 
 import inspect
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def parse_recipe(text: str) -> "Recipe":
-    """The recipe that a text describes, such as `romebert:kind=ta,gamma=0.5`.
+    """A recipe with its settings, such as `romebert:kind=ta,gamma=0.5`.
 
     >>> parse_recipe("elbert:weights=equal").phases[0].loss.__name__
     'total'
@@ -22,7 +22,7 @@ def parse_recipe(text: str) -> "Recipe":
 
     name, _, rest = text.partition(":")
     if name not in RECIPES:
-        return recipe_named(name)  # which says what there is
+        return recipe_named(name)  # raises, with the known names
     settings = parse_settings(rest.split(",") if rest else [])
     known = list(inspect.signature(RECIPES[name]).parameters)
     for key in settings:
@@ -41,13 +41,13 @@ def parse_settings(parts: Iterable[str]) -> dict[str, Any]:
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals:
-            raise BadOption(f"{part!r} should be a setting and its value, key=value.")
+            raise BadOption(f"{part!r}: expected key=value.")
         settings[key.strip()] = parse_value(value.strip())
     return settings
 
 
 def parse_value(text: str) -> Any:
-    """As YAML has it, and 5e-5 is a number too."""
+    """A YAML value; unlike in YAML, 5e-5 is a number."""
     value = yaml.safe_load(text)
     try:
         return float(value) if isinstance(value, str) else value
@@ -59,4 +59,4 @@ def parse_numbers(text: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:
-        raise BadOption(f"{text!r} should be numbers with commas between them, such as 3,4,5.") from None
+        raise BadOption(f"{text!r}: expected comma-separated numbers, such as 3,4,5.") from None

@@ -1,4 +1,4 @@
-"""What a policy does: on a trace, and live on this machine."""
+"""Timing full depth against a policy on this machine."""
 
 import platform
 import statistics
@@ -10,32 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from offramp.classifier import Classifier
     from offramp.policy import Policy
-    from offramp.trace import Trace
 
 NEVER = "never"
 
 
-def on_trace(policy: "Policy", trace: "Trace") -> dict[str, Any]:
-    """Mean layer and scores of the policy, beside those of full depth."""
-    import numpy as np
-
-    from offramp.curves.scores import AGREEMENT, metrics_of
-
-    decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
-    metrics = [] if trace.labels is None else [name for name in metrics_of(trace) if name != AGREEMENT]
-    truth = Truth(trace.labels, trace.problem_type, metrics)
-    return {
-        "examples": len(trace),
-        "mean_layer": float(np.asarray(trace.layers)[decision.exits].mean()),
-        "layers": trace.layers[-1],
-        "scores": truth.scores(decision.answers),
-        "full_depth": truth.scores(trace.logits[:, -1]),
-    }
-
-
 @dataclass(frozen=True)
-class Truth:
-    """What the answers should have been, if that is known, and how they are scored."""
+class Scorer:
+    """The labels of some texts, if they have any, and the metrics to score predictions by."""
 
     labels: Any | None
     problem_type: str
@@ -50,8 +31,8 @@ class Truth:
 
 
 @dataclass(frozen=True)
-class Timed:
-    """A policy at work on some texts."""
+class Timing:
+    """One policy on some texts."""
 
     policy: str
     seconds: float
@@ -61,20 +42,20 @@ class Timed:
     scores: dict[str, float]
 
 
-def side_by_side(
+def time_policies(
     classifier: "Classifier",
     texts: Sequence[Any],
     policy: "Policy",
     repeats: int,
-    truth: Truth,
+    scorer: Scorer,
     one_by_one: bool = False,
-) -> list[Timed]:
-    """Full depth and the policy on the same texts, in turns, so that what else the machine does hits both."""
+) -> list[Timing]:
+    """Time full depth and the policy alternately, so that other load on the machine affects both."""
     from offramp.policy import Policy
 
     policies = [Policy.parse(NEVER), policy]
     seconds: list[list[float]] = [[], []]
-    decisions = [classifier.decide(texts, each) for each in policies]  # also warms up
+    decisions = [classifier.decide(texts, each) for each in policies]  # also the warm-up
     for _ in range(repeats):
         for which, each in enumerate(policies):
             begin = time.perf_counter()
@@ -86,24 +67,24 @@ def side_by_side(
             seconds[which].append(time.perf_counter() - begin)
     layers = classifier.stages.layers
     return [
-        Timed(
+        Timing(
             policy=str(each),
             seconds=statistics.median(times),
             texts_per_second=len(texts) / statistics.median(times),
             mean_layer=statistics.fmean(layers[exit] for exit in decision.exits),
-            scores=truth.scores(decision.answers),
+            scores=scorer.scores(decision.answers),
         )
         for each, times, decision in zip(policies, seconds, decisions, strict=True)
     ]
 
 
-def timing_table(rows: Sequence[Timed]) -> str:
-    from offramp.report.table import aligned, percent
+def timing_table(rows: Sequence[Timing]) -> str:
+    from offramp.report.table import aligned, percent, short
 
-    header = ["", *rows[0].scores, "mean layer", "seconds", "texts/s", "times faster"]
+    header = ["", *rows[0].scores, "mean layer", "seconds", "texts/s", "speed-up"]
     body = [
         [
-            "full depth" if row.policy == NEVER else row.policy,
+            "full depth" if row.policy == NEVER else short(row.policy),
             *(percent(score) for score in row.scores.values()),
             f"{row.mean_layer:.2f}",
             f"{row.seconds:.2f}",
@@ -116,7 +97,7 @@ def timing_table(rows: Sequence[Timed]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where something was measured."""
+    """The machine and versions that a timing belongs to."""
     import torch
     import transformers
 

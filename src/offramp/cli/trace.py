@@ -1,14 +1,13 @@
-"""offramp trace: one pass over a data set, kept as a file from which every rule is measured."""
+"""offramp trace: the logits of every exit for a dataset, saved as one file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from offramp.cli.command import Answer
-from offramp.cli.data import Columns, Data
-from offramp.cli.models import find_model, known, load
-from offramp.cli.progress import watched
+from offramp.cli.command import Result
+from offramp.cli.data import ColumnOptions, DataOptions
+from offramp.cli.progress import in_terminal
 
 if TYPE_CHECKING:
     from offramp.trace import Trace
@@ -17,25 +16,29 @@ BATCH_TOKENS = 16_384
 
 
 def trace(
-    model: Annotated[str, Argument(help="A model with exits.")],
-    out: Annotated[Path, Option(help="The file to write, such as dev.trace.")],
-    data: Data,
-    columns: Columns,
+    model: Annotated[str, Argument(help="Model folder, training run or hub name.")],
+    out: Annotated[Path, Option(help="File to write, such as dev.trace.")],
+    data: DataOptions,
+    columns: ColumnOptions,
     max_length: Annotated[
-        int | None, Option(help="Where texts are cut, in tokens; by default where the model's positions end.")
+        int | None, Option(help="Truncate texts to this many tokens; by default to what the model supports.")
     ] = None,
-    batch_tokens: Annotated[int, Option(help="Tokens in a batch, padding included.")] = BATCH_TOKENS,
-) -> Answer:
-    """Run all exits once over examples, and keep what they say.
+    batch_tokens: Annotated[int, Option(help="Tokens per batch, including padding.")] = BATCH_TOKENS,
+) -> Result:
+    """Run every exit once over a dataset, and save the logits.
 
-    Examples need no labels, but without them accuracy cannot be measured.
+    `offramp curve` and `offramp calibrate` work from this file. Labels are optional, but needed to measure
+    accuracy.
 
     \b
     Examples:
         offramp trace runs/mrpc --task mrpc --data glue --out mrpc.trace
         offramp trace runs/mine --data dev.csv --out dev.trace
     """
-    found = traced(find_model(model), data, columns, max_length, batch_tokens)
+    from offramp.report.table import count
+    from offramp.store import find_model
+
+    found = collect_trace(find_model(model), data, columns, max_length, batch_tokens)
     found.save(out)
     values = {
         "trace": str(out),
@@ -45,31 +48,31 @@ def trace(
         "labelled": found.labels is not None,
         "fingerprint": found.fingerprint,
     }
-    labelled = "labelled" if found.labels is not None else "unlabelled"
-    return Answer(values, f"{out}: {len(found)} {labelled} examples, {len(found.layers)} exits")
+    kind = "labelled example" if found.labels is not None else "unlabelled example"
+    return Result(values, f"{out}: {count(len(found), kind)}, {count(len(found.layers), 'exit')}")
 
 
-def traced(
+def collect_trace(
     folder: Path,
-    data: Data,
-    columns: Columns,
+    data: DataOptions,
+    columns: ColumnOptions,
     max_length: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> "Trace":
-    """What the model in a folder says of the examples, on what runs it there."""
+    """Collect a trace in PyTorch, or in ONNX Runtime for an exported model."""
     from offramp.classifier import Classifier
-    from offramp.stages.manifest import is_exported
+    from offramp.store import ModelInfo, is_exported, load_model
     from offramp.trace import collect
 
-    task = data.task_for(known(folder), columns)
-    rows = task.load(data.part)[data.part]
-    about: dict[str, Any] = {
+    task = data.load_task(ModelInfo.read(folder), columns)
+    rows = task.load(data.split_name)[data.split_name]
+    options: dict[str, Any] = {
         "metrics": task.metrics,
-        "data": f"{task.name} {data.part}" if data.data is None or data.task else data.data.name,
-        "progress": watched(),
+        "data": f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name,
+        "progress": in_terminal(),
     }
     if not is_exported(folder):
-        model, tokenizer = load(folder)
-        return collect(model, rows, tokenizer, batch_tokens=batch_tokens, max_length=max_length, **about)
+        model, tokenizer = load_model(folder)
+        return collect(model, rows, tokenizer, batch_tokens=batch_tokens, max_length=max_length, **options)
     classifier = Classifier.from_pretrained(folder, "never", budget=batch_tokens, max_length=max_length)
-    return classifier.collect(rows, **about)
+    return classifier.collect(rows, **options)

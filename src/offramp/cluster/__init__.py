@@ -1,14 +1,12 @@
 """Batch prediction on Ray Data, on one machine or on many."""
 
-from offramp.errors import MissingExtra
+from offramp.errors import MissingExtra, install_hint
 
 try:
     import pyarrow.dataset  # noqa: F401
     import ray.data  # noqa: F401
 except ModuleNotFoundError as error:
-    raise MissingExtra(
-        f"a cluster needs {error.name}, which is not installed. Type: pip install 'offramp[ray]'"
-    ) from error
+    raise MissingExtra(f"offramp.cluster {install_hint(error.name, 'ray')}") from error
 
 from offramp.cluster.job import Done, predict
 

@@ -11,21 +11,21 @@ import onnx
 import onnxruntime
 import torch
 from torch import nn
-from transformers import AutoTokenizer
 
 import offramp
 from offramp.atomic import atomic_folder
 from offramp.classifier.texts import BatchTokenizer
-from offramp.errors import CannotLoad, Incompatible
+from offramp.errors import Incompatible
 from offramp.export.graphs import graphs
 from offramp.export.int8 import quantised
 from offramp.export.weights import Weights
 from offramp.model import ExitModel
 from offramp.policy import Policy, check_certificate
 from offramp.stages import Tokens
-from offramp.stages.manifest import CONFIG, TOKENIZER, Manifest
 from offramp.stages.onnx import OnnxStages
 from offramp.stages.torch import TorchStages
+from offramp.store import Manifest, load_model
+from offramp.store.manifest import CONFIG, TOKENIZER
 from offramp.trace.collecting import sizes
 
 PRECISIONS = ("fp32", "int8")
@@ -53,7 +53,10 @@ def export(
     """
     if precision not in PRECISIONS:
         raise Incompatible(f"precision={precision!r}; choose one of {', '.join(PRECISIONS)}")
-    model, tokenizer = loaded(model, tokenizer)
+    if not isinstance(model, ExitModel):
+        model, tokenizer = load_model(model, tokenizer)
+    elif tokenizer is None:
+        raise Incompatible("pass the model's tokenizer too: export(model, path, tokenizer=tokenizer)")
     if not model.is_finite():
         raise Incompatible("some of the model's weights are NaN or infinite; train it again.")
     plain = prepared(model)
@@ -79,17 +82,6 @@ def export(
         ).save(folder)
         check(plain, OnnxStages(folder))
     return Path(path)
-
-
-def loaded(model: Any, tokenizer: Any) -> tuple[ExitModel, Any]:
-    if isinstance(model, ExitModel):
-        if tokenizer is None:
-            raise Incompatible("pass the model's tokenizer too: export(model, path, tokenizer=tokenizer)")
-        return model, tokenizer
-    try:
-        return ExitModel.from_pretrained(model), tokenizer or AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise CannotLoad(f"{model}: {error}") from error
 
 
 def prepared(model: ExitModel) -> ExitModel:

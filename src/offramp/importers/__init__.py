@@ -62,7 +62,7 @@ def recognize(checkpoint: Checkpoint) -> tuple[str, ImportPlan]:
         if plan is not None:
             return system, plan
     if checkpoint.find(r"heads\.classifiers\."):
-        raise CannotLoad("this is an offramp model; load it with ExitModel.from_pretrained")
+        raise CannotLoad("this is an offramp model already; it needs no import")
     if checkpoint.find(r"(\w+\.)?embeddings\."):
         raise CannotLoad(
             "this is a plain transformers model; add exits with `offramp train` or ExitModel.from_encoder"

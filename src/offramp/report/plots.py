@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from offramp.curves import Point, Sweep
-from offramp.errors import MissingExtra
+from offramp.errors import MissingExtra, install_hint
 from offramp.report.sections import Section
 from offramp.report.style import COLOURS, GREY, RIGHT, WRONG, style
 
@@ -19,9 +19,7 @@ def save_plots(section: Section, stem: Path, formats: Sequence[str]) -> list[Pat
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise MissingExtra(
-            "plots need matplotlib. Type: pip install 'offramp[plot]', or save with plots=()"
-        ) from error
+        raise MissingExtra(f"a plot {install_hint('matplotlib', 'plot')}") from error
 
     drawings: dict[str, Callable[[Any, Section], None]] = {
         "curves": draw_curves,

@@ -1,5 +1,6 @@
 """The report in a terminal: what each rule saves at what loss."""
 
+import re
 from collections.abc import Sequence
 
 from offramp.curves import Curve, Point, Sweep
@@ -79,6 +80,24 @@ def exit_rows(found: Sweep) -> list[list[str]]:
 
 def percent(score: float) -> str:
     return f"{100 * score:.1f}"
+
+
+def short(policy: object) -> str:
+    """The text form of a policy with four significant digits, for people.
+
+    >>> short("entropy:0.47421875,min_layer=2,class.v1.25000=0.0123456")
+    'entropy:0.4742,min_layer=2,class.v1.25000=0.01235'
+    """
+    return re.sub(r"(?<=[:/=])\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.4g}", str(policy))
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "text"), count(8530, "text")
+    ('1 text', '8530 texts')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

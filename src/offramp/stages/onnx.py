@@ -13,9 +13,8 @@ import numpy as np
 import onnxruntime
 
 from offramp.errors import BadOption, CannotLoad
-from offramp.policy import Policy
 from offramp.stages import Array, Tokens, pad
-from offramp.stages.manifest import CONFIG, Manifest, read
+from offramp.store import Manifest, ModelInfo
 
 BUDGET, OVERHEAD = 1024, 16  # as in PyTorch
 
@@ -37,11 +36,9 @@ class OnnxStages:
     def __init__(self, folder: str | os.PathLike[str], threads: int | None = None) -> None:
         folder = Path(folder)
         self.manifest = Manifest.load(folder)
-        config = read(folder / CONFIG)
-        self.layers = tuple(config["exits"])
-        self.labels = tuple(config["id2label"][key] for key in sorted(config["id2label"], key=int))
-        self.problem_type = config["problem_type"]
-        self.policy = None if config.get("policy") is None else Policy.from_json(config["policy"])
+        info = ModelInfo.read(folder)
+        self.layers, self.labels = info.exits, info.labels
+        self.problem_type, self.policy = info.problem_type, info.policy
         self.precision = self.manifest.precision
         self.max_length = self.manifest.max_length
         self.budget, self.overhead = BUDGET, OVERHEAD

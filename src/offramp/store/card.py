@@ -1,0 +1,176 @@
+"""The model card, README.md in a model folder, and storing a policy, which the card describes."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from offramp.atomic import write_files
+from offramp.curves import sweep
+from offramp.curves.measure import measure
+from offramp.policy import Policy
+from offramp.policy.text import criterion_name
+from offramp.report.table import percent, short
+from offramp.store.folder import ModelInfo, is_path
+from offramp.store.manifest import CONFIG, read_json
+from offramp.trace import Trace
+
+CARD, SCORES, CURVE = "README.md", "scores.json", "curve.json"
+ROWS = 9
+"""The number of points of a curve in the card."""
+
+
+def store_policy(folder: str | PathLike[str], policy: Policy | str, trace: Trace | None = None) -> Policy:
+    """Store a policy in a model folder, saved or exported: `Classifier.from_pretrained` then uses it by default.
+
+    The model card is updated too; with the trace that the policy was calibrated on, it shows the rule's curve.
+    Either all files are updated or none. Returns the policy.
+    """
+    folder = Path(folder)
+    info = ModelInfo.read(folder)
+    policy = info.check_policy(policy)
+    config = read_json(folder / CONFIG) | {"policy": policy.to_json()}
+    if trace is None or (trace.labels is None and trace.problem_type == "regression"):
+        curve = read_optional(folder / CURVE) | {"policy": None}  # measured for an earlier policy
+    else:
+        curve = curve_for_card(trace, policy)
+    files = {
+        folder / CONFIG: json.dumps(config, indent=2),
+        folder / CARD: card(folder, replace(info, policy=policy), curve),
+    }
+    if "points" in curve:
+        files[folder / CURVE] = json.dumps(curve, indent=1)
+    write_files(files)
+    return policy
+
+
+def write_card(folder: Path) -> None:
+    write_files({folder / CARD: card(folder, ModelInfo.read(folder), read_optional(folder / CURVE))})
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def curve_for_card(trace: Trace, policy: Policy) -> dict[str, Any]:
+    """A few points of the rule's curve, from the cheapest to full depth, and the policy itself."""
+    rule = str(replace(policy, class_thresholds={}))
+    found = sweep(trace, rule)
+    points = found.curves[rule].points
+    chosen = sorted({round(index * (len(points) - 1) / (ROWS - 1)) for index in range(ROWS)})
+    return {
+        "data": trace.data,
+        "examples": len(trace),
+        "layers": trace.layers[-1],
+        "rule": criterion_name(policy.criterion),
+        "headline": found.headline,
+        "points": [
+            {
+                "threshold": points[index].threshold,
+                "score": found.score(points[index]),
+                "mean_layer": points[index].cost.mean_layer,
+            }
+            for index in chosen
+        ],
+        "policy": measure(policy, trace),
+    }
+
+
+def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
+    from huggingface_hub import ModelCard, ModelCardData
+
+    metadata = ModelCardData(
+        library_name="offramp",
+        pipeline_tag="text-classification",
+        tags=["early-exit", "text-classification", info.backbone],
+    )
+    scores = read_optional(folder / SCORES)
+    parts = [f"# {title(folder.resolve())}", summary(info)]
+    parts += [exits_section(scores)] if len(scores) > 1 else []
+    parts += [policy_section(info.policy)] if info.policy else []
+    parts += [curve_section(curve)] if "points" in curve else []
+    body = "\n\n".join([*parts, USAGE])
+    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
+
+
+def title(folder: Path) -> str:
+    """The name of the folder, or of its training run."""
+    return folder.parent.name if folder.name == "model" else folder.name
+
+
+def summary(info: ModelInfo) -> str:
+    head, source = info.head, info.encoder.get("_name_or_path", "")
+    origin = f" ({Path(source).name if is_path(source) else source})" if source else ""
+    rows = {
+        "encoder": f"{info.backbone}{origin}, {info.exits[-1]} layers",
+        "exits": f"after layers {', '.join(map(str, info.exits))}",
+        "head": f"{head['pooling']} pooling, pooler {head['pooler']}, classifier {head['classifier']}"
+        + (", with a gate" if head["gate"] else ""),
+        "problem": info.problem_type,
+        "labels": ", ".join(info.labels),
+    }
+    return (
+        "A text classifier with early exits: each text leaves the model at the first exit that is sure enough.\n\n"
+        + table(["", ""], [[key, value] for key, value in rows.items()])
+    )
+
+
+def exits_section(scores: Mapping[str, Any]) -> str:
+    metrics = [name for name in scores if name != "layers"]
+    rows = [
+        [str(layer), *(percent(scores[metric][exit]) for metric in metrics)]
+        for exit, layer in enumerate(scores["layers"])
+    ]
+    return "## Scores of every exit\n\nOn the validation split, in per cent.\n\n" + table(
+        ["layer", *metrics], rows
+    )
+
+
+def policy_section(policy: Policy) -> str:
+    certificate = policy.certificate
+    if certificate is None:
+        promise = "It has no certificate: nothing is guaranteed on other data."
+    else:
+        promise = (
+            f"Certificate: {certificate['promise']} Calibrated on {certificate['examples']} examples "
+            f"({certificate['data']}) with the {certificate['bound']} bound; the risk observed on them was "
+            f"{certificate['observed_risk']:.4g}. It holds for data like these only."
+        )
+    return f"## Policy\n\nThe default policy is `{short(policy)}`. {promise}"
+
+
+def curve_section(curve: Mapping[str, Any]) -> str:
+    headline, own = curve["headline"], curve["policy"]
+    rows = [
+        [
+            "-" if point["threshold"] is None else f"{point['threshold']:.4g}",
+            percent(point["score"]),
+            f"{point['mean_layer']:.2f}",
+        ]
+        for point in curve["points"]
+    ]
+    if own is not None:
+        score = own["scores"].get(headline)
+        rows.append(["**the policy**", "-" if score is None else percent(score), f"{own['mean_layer']:.2f}"])
+    return (
+        f"## Curve\n\n{curve['rule']} on {curve['examples']} examples ({curve['data']}), "
+        f"out of {curve['layers']} layers.\n\n" + table(["threshold", headline, "mean layer"], rows)
+    )
+
+
+USAGE = """\
+## Use
+
+```python
+from offramp import Classifier
+
+classifier = Classifier.from_pretrained("FOLDER")  # the folder of this file
+print(classifier.predict("a text"))
+```"""
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
