@@ -129,7 +129,7 @@ def test_a_model_in_pytorch_answers_on_a_cluster_as_in_one_process(
 @pytest.mark.parametrize(
     ("name", "content", "where"),
     [
-        ("z.csv", "id,text\n1,a\n2,b,c\n", "z.csv, line 3: 3 columns"),
+        ("z.csv", "id,text\n1,a\n2,b,c\n", "z.csv, line 3: expected 2 columns, found 3"),
         ("z.jsonl", '{"id": 1, "text": "a"}\n{"id": 2, "text": null}\n', "z.jsonl, line 2: None as text"),
         ("z.csv", "id,words\n1,a\n", "z.csv: no column named 'text'"),
     ],

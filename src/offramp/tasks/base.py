@@ -260,7 +260,7 @@ class Task:
         if list(self.labels) == numbers or (has_default_names(names) and len(self.labels) == len(names)):
             return self
         raise BadData(
-            f"the labels do not match: the model has {', '.join(names)}, and {self.name} has "
+            f"the labels do not match: the model has {', '.join(names)}; {self.name} has "
             f"{', '.join(self.labels)}. Rename the labels in the data, or create the model with the task's labels"
         )
 
