@@ -1,6 +1,5 @@
 """offramp train: exits on an encoder, trained by a recipe."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +10,8 @@ from offramp.cli.command import Answer
 from offramp.cli.data import Columns, find_task
 from offramp.cli.models import is_path
 from offramp.cli.progress import training_progress
-from offramp.cli.settings import parse_recipe, parse_settings
-from offramp.errors import BadOption, CannotLoad, did_you_mean
+from offramp.cli.settings import parse_recipe, parse_settings, parse_training_arguments
+from offramp.errors import BadOption, CannotLoad
 from offramp.problems import REGRESSION, SINGLE_LABEL
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def train(
         "per_device_train_batch_size": batch_size,
         "seed": seed,
         "disable_tqdm": True,
-        **known_arguments(argument or []),
+        **parse_training_arguments(argument or []),
     }
     args = default_arguments(out, **{name: value for name, value in changes.items() if value is not None})
     set_seed(args.seed)
@@ -126,17 +125,6 @@ def answers_of(config: Any) -> dict[str, Any]:
         return {"problem_type": config.problem_type}
     names = [name for _, name in sorted(config.id2label.items())]
     return {"labels": names, "problem_type": config.problem_type or SINGLE_LABEL}
-
-
-def known_arguments(pairs: list[str]) -> dict[str, Any]:
-    from transformers import TrainingArguments
-
-    settings = parse_settings(pairs)
-    names = [field.name for field in fields(TrainingArguments)]
-    for name in settings:
-        if name not in names:
-            raise BadOption(f"TrainingArguments has no {did_you_mean(name, names)}")
-    return settings
 
 
 def find_config(encoder: str) -> Any:
