@@ -48,4 +48,4 @@ def test_dropout_before_a_classifier_stays_as_trained(
     model.add_linear("bert.pooler.dense" if family == "bert" else "albert.pooler", 16)
     for layer in range(model.layers):
         model.add_linear(f"classifiers.{layer}", 2)
-    assert import_weights(model.weights, model.config).model.heads.dropout.p == dropout
+    assert import_weights(model.weights, model.config).model.heads.dropouts[0].p == dropout
