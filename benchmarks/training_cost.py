@@ -20,6 +20,7 @@ from transformers import AutoModelForSequenceClassification, set_seed
 
 from offramp import RECIPES, ExitModel
 from offramp.training import default_arguments
+from offramp.training.preflight import add_needs
 from offramp.training.trainer import PhaseTrainer
 
 JOINT = ["pabee", "elbert", "elasticbert", "berxit", "romebert"]
@@ -67,10 +68,7 @@ def plain_step(encoder: str, inputs: dict[str, Any]) -> Callable[[], None]:
 def recipe_step(encoder: str, name: str, inputs: dict[str, Any]) -> Callable[[], None]:
     recipe = RECIPES[name]()
     model = ExitModel.from_encoder(encoder, num_labels=2)
-    if "weights" in recipe.needs:
-        model.add_exit_weights()
-    if "gate" in recipe.needs:
-        model.add_gate()
+    add_needs(model, recipe)
     args = default_arguments(
         tempfile.mkdtemp(), report_to="none", eval_strategy="no", load_best_model_at_end=False, use_cpu=True
     )

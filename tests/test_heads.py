@@ -1,4 +1,4 @@
-"""Heads: pooling, sharing, and how many parameters each published layout adds."""
+"""Heads: pooling, sharing and the number of parameters of each published layout."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ CLASSIFIER = WIDTH * LABELS + LABELS
 
 def heads(**settings: Any) -> Heads:
     torch.manual_seed(0)
-    return Heads(HeadConfig(**settings).filled("mean"), EXITS, WIDTH, LABELS).eval()
+    return Heads(HeadConfig(**settings).with_defaults("mean"), EXITS, WIDTH, LABELS).eval()
 
 
 def parameters(module: torch.nn.Module) -> int:
@@ -37,11 +37,11 @@ def parameters(module: torch.nn.Module) -> int:
         ),
     ],
 )
-def test_sharing_decides_the_number_of_parameters(settings: dict[str, Any], count: int) -> None:
+def test_sharing_determines_the_number_of_parameters(settings: dict[str, Any], count: int) -> None:
     assert parameters(heads(**settings)) == count
 
 
-def test_mean_is_over_the_real_tokens() -> None:
+def test_the_mean_excludes_padding() -> None:
     hidden = torch.tensor([[[1.0], [3.0], [100.0]], [[2.0], [4.0], [9.0]]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     assert pool(hidden, mask, "mean").flatten().tolist() == [2.0, 5.0]
@@ -58,7 +58,7 @@ def test_an_exit_computes_pooler_tanh_classifier() -> None:
     assert gate is None
 
 
-def test_the_last_exit_may_pool_otherwise() -> None:
+def test_the_last_exit_may_have_another_pooling() -> None:
     module, hidden = heads(final_pooling="first"), torch.randn(2, 5, WIDTH)
     changed = hidden.clone()
     changed[:, 1:] += 1
@@ -66,7 +66,7 @@ def test_the_last_exit_may_pool_otherwise() -> None:
     assert torch.equal(module(5, hidden, None)[0], module(5, changed, None)[0])
 
 
-def test_the_gate_is_a_probability_and_leaves_the_exits_alone() -> None:
+def test_the_gate_is_a_probability_without_gradients_for_the_exits() -> None:
     module, hidden = heads(gate=True), torch.randn(2, 5, WIDTH)
     _, gate = module(2, hidden, None)
     assert gate.shape == (2,)
@@ -97,6 +97,6 @@ def test_the_gate_is_a_probability_and_leaves_the_exits_alone() -> None:
         {"colour": "red"},
     ],
 )
-def test_senseless_settings_are_refused_by_name(settings: dict[str, Any]) -> None:
+def test_an_invalid_option_is_refused_by_name(settings: dict[str, Any]) -> None:
     with pytest.raises(BadOption, match=next(iter(settings))):
         HeadConfig.from_dict(settings)

@@ -1,4 +1,4 @@
-"""Losses against the numbers that the original five systems computed for the same logits."""
+"""Losses against the values that the five original systems compute for the same logits."""
 
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ def case(name: str, loss: Loss, logits: list[Any], label: Any, expected: float, 
     return pytest.param(loss, logits, label, expected, more, id=name)
 
 
-SELF = losses.self_distilled
+SELF = losses.self_distillation
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ SELF = losses.self_distilled
         case("pabee-loss-01", losses.index_weighted, FOUR, 0, 0.36836981),
         case("pabee-loss-03", losses.index_weighted, TWO_ROWS, [0, 1], 0.20453259),
         case("elbert-loss-01", losses.total, FOUR, 0, 1.46285403),
-        case("elbert-loss-02", losses.learned, FOUR, 0, 1.44003844, weights=[4.0, 4.0, 4.0]),
-        case("elbert-loss-04", losses.learned, THREE_CLASSES, 2, 7.96992445, weights=[0.0, 2.0]),
+        case("elbert-loss-02", losses.learned_weighted, FOUR, 0, 1.44003844, weights=[4.0, 4.0, 4.0]),
+        case("elbert-loss-04", losses.learned_weighted, THREE_CLASSES, 2, 7.96992445, weights=[0.0, 2.0]),
         case("rome-loss-01", SELF, FOUR, 0, 1.04915231),
         case("rome-loss-03", SELF, TWO_ROWS, [0, 1], 0.39840541),
         case("rome-loss-05", partial(SELF, gamma=1.0), FOUR, 1, 4.00318545),
@@ -52,7 +52,7 @@ SELF = losses.self_distilled
         case("elastic-loss-05", losses.final, FOUR, 0, 0.04858735),
     ],
 )
-def test_the_loss_is_what_the_original_computed(
+def test_the_loss_equals_that_of_the_original(
     loss: Loss, logits: list[Any], label: Any, expected: float, more: dict[str, Any]
 ) -> None:
     more = {name: torch.tensor(value) if name == "weights" else value for name, value in more.items()}
@@ -71,14 +71,14 @@ def test_the_loss_is_what_the_original_computed(
         (FOUR, 0, {"kind": "bidir"}, (0.04858735, -3.6, 0.14142667)),
     ],
 )
-def test_self_distillation_has_the_original_terms(
+def test_self_distillation_has_the_terms_of_the_original(
     logits: list[Any], label: Any, settings: dict[str, Any], expected: tuple[float, ...]
 ) -> None:
     terms = SELF(batch(logits), torch.tensor([label]).flatten(), **settings)
     assert [float(term) for term in terms] == pytest.approx(list(expected), abs=1e-7)
 
 
-def test_a_slow_teacher_takes_the_place_of_the_last_exit() -> None:
+def test_a_momentum_teacher_replaces_the_last_exit() -> None:
     logits, label = batch(FOUR), torch.tensor([0])
     own = SELF(logits, label, teacher=logits[:, -1])
     other = SELF(logits, label, teacher=-logits[:, -1])
@@ -88,7 +88,7 @@ def test_a_slow_teacher_takes_the_place_of_the_last_exit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["raw", "ta"])
-def test_teachers_do_not_learn_from_their_pupils(kind: str) -> None:
+def test_teachers_get_no_gradient_from_distillation(kind: str) -> None:
     logits = batch(FOUR).requires_grad_()
     _, distillation, _ = SELF(logits, torch.tensor([0]), kind=kind)
     distillation.backward()
@@ -97,11 +97,11 @@ def test_teachers_do_not_learn_from_their_pupils(kind: str) -> None:
     assert logits.grad[:, :-1].abs().sum() > 0
 
 
-def test_learned_weights_move_away_from_exits_worse_than_the_last() -> None:
+def test_learned_weights_fall_for_exits_worse_than_the_last() -> None:
     # dLoss/dW_i = s_i (1 - s_i) (CE_i - CE_n)
     weights = torch.tensor([0.0, 2.0], dtype=torch.float64, requires_grad=True)
     logits, label = batch(THREE_CLASSES), torch.tensor([2])
-    (loss,) = losses.learned(logits, label, weights=weights)
+    (loss,) = losses.learned_weighted(logits, label, weights=weights)
     loss.backward()
     exits = torch.nn.functional.cross_entropy(logits[0], label.repeat(3), reduction="none")
     share = torch.sigmoid(weights.detach())
@@ -109,28 +109,28 @@ def test_learned_weights_move_away_from_exits_worse_than_the_last() -> None:
     torch.testing.assert_close(weights.grad, expected)
 
 
-def test_groups_take_turns_and_all_hold_the_last_exit() -> None:
+def test_groups_are_trained_in_turn_and_all_include_the_last_exit() -> None:
     # twelve exits in two groups: {1, 3, 5, 7, 9, 11, 12} and {2, 4, 6, 8, 10, 12}, counted from 1
     def members(step: int) -> list[int]:
-        return [exit + 1 for exit, taken in enumerate(losses.in_group(12, 2, step)) if taken]
+        return [exit + 1 for exit, member in enumerate(losses.group_members(12, 2, step)) if member]
 
     assert members(0) == [1, 3, 5, 7, 9, 11, 12]
     assert members(1) == [2, 4, 6, 8, 10, 12]
     assert members(2) == members(0)
 
 
-def test_grouped_exits_learn_only_in_their_turn() -> None:
+def test_grouped_exits_get_gradients_only_in_their_turn() -> None:
     label = torch.tensor([0])
     for step in (0, 1):
         logits = batch(FOUR).requires_grad_()
         (loss,) = losses.grouped(logits, label, groups=2, step=step)
         loss.backward()
         assert logits.grad is not None
-        learns = (logits.grad.abs().sum((0, 2)) > 0).tolist()
-        assert learns == losses.in_group(4, 2, step)
+        trained = (logits.grad.abs().sum((0, 2)) > 0).tolist()
+        assert trained == losses.group_members(4, 2, step)
 
 
-def test_alternating_is_the_last_exit_then_all_of_them() -> None:
+def test_alternating_is_the_last_exit_then_all_exits() -> None:
     logits, label = batch(FOUR), torch.tensor([0])
     even = sum(losses.alternating(logits, label, step=0))
     odd = sum(losses.alternating(logits, label, step=1))
@@ -142,12 +142,12 @@ def test_alternating_is_the_last_exit_then_all_of_them() -> None:
     ("problem", "outputs"),
     [("single_label_classification", 3), ("multi_label_classification", 3), ("regression", 1)],
 )
-def test_distillation_is_nought_from_oneself_and_positive_from_others(problem: str, outputs: int) -> None:
+def test_distillation_is_zero_for_equal_exits_and_positive_otherwise(problem: str, outputs: int) -> None:
     torch.manual_seed(0)
     logits = torch.randn(4, 3, outputs)
     same = logits[:, -1:].expand(-1, 3, -1)
-    assert float(losses.distilled(same, problem_type=problem)[0]) == pytest.approx(0, abs=1e-6)
-    assert float(losses.distilled(logits, problem_type=problem)[0]) > 0.01
+    assert float(losses.distillation(same, problem_type=problem)[0]) == pytest.approx(0, abs=1e-6)
+    assert float(losses.distillation(logits, problem_type=problem)[0]) > 0.01
 
 
 @pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
@@ -161,14 +161,14 @@ def test_self_distillation_in_groups_needs_more_exits_than_its_span() -> None:
         SELF(torch.zeros(2, 3, 2), torch.zeros(2, dtype=torch.long), kind="group", span=3)
 
 
-def test_bidirectional_distillation_of_numbers_by_hand() -> None:
-    # exits say 1 and 2, the last 3, the truth is 2: last 1; -0.9 (1 x 3 + 2 x 3); 0.1 (1 + 0)
+def test_bidirectional_distillation_for_regression() -> None:
+    # exits predict 1, 2 and 3, the label is 2: last exit 1; distillation -0.9 (1 x 3 + 2 x 3); labels 0.1 (1 + 0)
     logits = batch([[1.0], [2.0], [3.0]])
     terms = SELF(logits, torch.tensor([2.0]), kind="bidir", problem_type="regression")
     assert [float(term) for term in terms] == pytest.approx([1.0, -8.1, 0.1])
 
 
-def test_the_next_exit_teaches_even_beside_a_slow_teacher() -> None:
+def test_kind_ta_ignores_the_momentum_teacher() -> None:
     logits, label = batch(FOUR), torch.tensor([0])
     alone = SELF(logits, label, kind="ta")
     assert torch.equal(SELF(logits, label, kind="ta", teacher=-logits[:, -1])[1], alone[1])
@@ -182,6 +182,6 @@ def test_the_next_exit_teaches_even_beside_a_slow_teacher() -> None:
         ("regression", [[[2.0], [2.5]]], [2.0], [[1.0, 1 - 0.46211716]]),
     ],
 )
-def test_rightness_of_an_exit(problem: str, logits: Any, labels: Any, expected: Any) -> None:
-    found = losses.rightness(torch.tensor(logits), torch.tensor(labels), problem)
+def test_correctness_by_problem_type(problem: str, logits: Any, labels: Any, expected: Any) -> None:
+    found = losses.correctness(torch.tensor(logits), torch.tensor(labels), problem)
     torch.testing.assert_close(found, torch.tensor(expected))

@@ -1,4 +1,4 @@
-"""ExitModel among transformers: loading, saving, retrofitting, cutting, exporting."""
+"""ExitModel: creating, loading, saving, truncating, exporting."""
 
 import json
 import threading
@@ -31,16 +31,16 @@ every_backbone = pytest.mark.parametrize("name", BACKBONES)
 
 
 @torch.no_grad()
-def answers(model: Any, inputs: Inputs) -> Tensor:
+def exit_logits(model: Any, inputs: Inputs) -> Tensor:
     logits: Tensor = model.eval()(**inputs).exit_logits
     return logits
 
 
 @every_backbone
-def test_exits_see_what_each_layer_gives(name: str, tiny_encoder: Make, padded: Inputs) -> None:
+def test_exits_read_the_output_of_their_layer(name: str, tiny_encoder: Make, padded: Inputs) -> None:
     encoder = tiny_encoder(name)
     model = ExitModel.from_encoder(encoder, num_labels=3, exits=[2, 4], head={"pooling": "first"})
-    logits = answers(model, padded)
+    logits = exit_logits(model, padded)
     assert logits.shape == (5, 2, 3)
     with torch.no_grad():
         last = encoder(**padded).last_hidden_state
@@ -49,7 +49,7 @@ def test_exits_see_what_each_layer_gives(name: str, tiny_encoder: Make, padded: 
 
 
 @every_backbone
-def test_a_fine_tuned_model_keeps_its_answers_as_the_last_exit(
+def test_a_fine_tuned_classifier_keeps_its_logits_as_the_last_exit(
     name: str, tiny_classifier: Make, padded: Inputs
 ) -> None:
     plain = tiny_classifier(name, num_labels=3)
@@ -65,7 +65,9 @@ def test_modernbert_keeps_the_pooling_of_its_classifier(tiny_classifier: Make, p
         assert torch.equal(model(**padded).logits, plain(**padded).logits)
 
 
-def test_a_retrofit_keeps_names_and_kind_of_labels(tiny_classifier: Make, tmp_path: Path) -> None:
+def test_a_fine_tuned_classifier_keeps_label_names_and_problem_type(
+    tiny_classifier: Make, tmp_path: Path
+) -> None:
     plain = tiny_classifier("bert", id2label={0: "ham", 1: "spam", 2: "bulk"}, label2id={}, num_labels=3)
     plain.config.problem_type = "multi_label_classification"
     plain.save_pretrained(tmp_path)
@@ -75,11 +77,9 @@ def test_a_retrofit_keeps_names_and_kind_of_labels(tiny_classifier: Make, tmp_pa
     assert model.config.head_config.final_pooling == "first"
 
 
-def test_another_number_of_labels_takes_the_encoder_and_fresh_heads(
-    tiny_classifier: Make, padded: Inputs
-) -> None:
+def test_another_number_of_labels_uses_only_the_encoder(tiny_classifier: Make, padded: Inputs) -> None:
     model = ExitModel.from_encoder(tiny_classifier("bert", num_labels=3), labels=["no", "yes"])
-    assert answers(model, padded).shape == (5, 4, 2)
+    assert exit_logits(model, padded).shape == (5, 4, 2)
     assert model.config.id2label == {0: "no", 1: "yes"}
     assert model.config.head_config.final_pooling is None
 
@@ -94,14 +94,14 @@ def test_another_number_of_labels_takes_the_encoder_and_fresh_heads(
         {"norm": True},
     ],
 )
-def test_a_retrofit_refuses_a_head_that_cannot_hold_the_classifier(
+def test_head_options_that_contradict_the_classifier_are_refused(
     head: dict[str, Any], tiny_classifier: Make
 ) -> None:
     with pytest.raises(BadOption, match=f"last exit.*{next(iter(head))}"):
         ExitModel.from_encoder(tiny_classifier("bert"), head=head)
 
 
-def test_a_retrofit_takes_settings_that_agree_with_the_classifier(
+def test_head_options_that_agree_with_the_classifier_are_accepted(
     tiny_classifier: Make, padded: Inputs
 ) -> None:
     plain = tiny_classifier("electra")
@@ -111,10 +111,10 @@ def test_a_retrofit_takes_settings_that_agree_with_the_classifier(
 
 
 class MyBert(BertForSequenceClassification):
-    """A classifier by inheritance alone."""
+    """A classifier whose name does not say so."""
 
 
-def test_a_classifier_is_known_by_what_it_inherits(tiny_classifier: Make, padded: Inputs) -> None:
+def test_a_subclass_of_a_classifier_is_a_classifier(tiny_classifier: Make, padded: Inputs) -> None:
     plain = tiny_classifier("bert")
     own = MyBert(plain.config).eval()
     own.load_state_dict(plain.state_dict())
@@ -123,9 +123,7 @@ def test_a_classifier_is_known_by_what_it_inherits(tiny_classifier: Make, padded
 
 
 @pytest.mark.parametrize("lost", ["classifier.weight", "bert.pooler.dense.bias"])
-def test_weights_that_a_classifier_lacks_are_named_and_not_made_up(
-    lost: str, tiny_classifier: Make, tmp_path: Path
-) -> None:
+def test_missing_weights_of_a_classifier_are_named(lost: str, tiny_classifier: Make, tmp_path: Path) -> None:
     tiny_classifier("bert").save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights[lost]
@@ -134,7 +132,7 @@ def test_weights_that_a_classifier_lacks_are_named_and_not_made_up(
         ExitModel.from_encoder(tmp_path)
 
 
-def test_weights_that_an_encoder_lacks_are_named_and_not_made_up(tiny_encoder: Make, tmp_path: Path) -> None:
+def test_missing_weights_of_an_encoder_are_named(tiny_encoder: Make, tmp_path: Path) -> None:
     tiny_encoder("bert").save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["encoder.layer.3.output.dense.bias"]
@@ -143,8 +141,8 @@ def test_weights_that_an_encoder_lacks_are_named_and_not_made_up(tiny_encoder: M
         ExitModel.from_encoder(tmp_path)
 
 
-def test_options_of_loading_are_refused_with_a_loaded_model(tiny_encoder: Make) -> None:
-    with pytest.raises(BadConfig, match=r"attn_implementation.*loaded already"):
+def test_loading_options_are_refused_with_a_loaded_model(tiny_encoder: Make) -> None:
+    with pytest.raises(BadConfig, match=r"already loaded.*attn_implementation"):
         ExitModel.from_encoder(tiny_encoder("bert"), attn_implementation="eager")
 
 
@@ -157,9 +155,7 @@ def test_own_poolers_start_as_copies_of_the_pretrained_one(tiny_encoder: Make, t
         assert torch.equal(pooler.dense.weight, encoder.pooler.dense.weight)
 
 
-def test_a_pooler_that_is_not_in_the_checkpoint_is_not_taken_for_pretrained(
-    tiny_encoder: Make, tmp_path: Path
-) -> None:
+def test_a_pooler_that_is_not_in_the_checkpoint_is_not_copied(tiny_encoder: Make, tmp_path: Path) -> None:
     encoder = tiny_encoder("bert")
     encoder.pooler = None
     encoder.save_pretrained(tmp_path)
@@ -173,13 +169,13 @@ def test_elbert_adds_no_parameters_to_a_plain_albert_classifier(tiny_classifier:
     assert model.num_parameters() == plain.num_parameters()
 
 
-def test_pooling_defaults_to_what_its_family_documents(tiny_encoder: Make) -> None:
+def test_pooling_defaults_are_those_in_the_docs(tiny_encoder: Make) -> None:
     poolings = {name: ExitModel.from_encoder(tiny_encoder(name)).config.head["pooling"] for name in BACKBONES}
     assert poolings.pop("albert") == "first"
     assert set(poolings.values()) == {"mean"}
 
 
-def test_settings_of_a_head_mean_the_same_in_both_forms(tiny_encoder: Make) -> None:
+def test_head_options_as_config_and_as_dict_are_equivalent(tiny_encoder: Make) -> None:
     encoder = tiny_encoder("albert")
     as_config, as_dict = (
         ExitModel.from_encoder(encoder, head=head).config.head
@@ -191,7 +187,7 @@ def test_settings_of_a_head_mean_the_same_in_both_forms(tiny_encoder: Make) -> N
 
 
 @pytest.mark.parametrize(
-    ("asked", "placed"),
+    ("exits", "layers"),
     [
         (1, [1, 2, 3, 4, 5]),
         (2, [2, 4, 5]),
@@ -202,20 +198,20 @@ def test_settings_of_a_head_mean_the_same_in_both_forms(tiny_encoder: Make) -> N
         ([], [1, 2, 3, 4, 5]),
     ],
 )
-def test_exits_are_placed_where_asked_and_at_the_end(
-    asked: Any, placed: list[int], tiny_encoder: Make
+def test_exits_are_at_the_chosen_layers_and_the_last(
+    exits: Any, layers: list[int], tiny_encoder: Make
 ) -> None:
-    assert ExitModel.from_encoder(tiny_encoder("bert", layers=5), exits=asked).config.exits == placed
+    assert ExitModel.from_encoder(tiny_encoder("bert", layers=5), exits=exits).config.exits == layers
 
 
 @pytest.mark.parametrize("exits", [[0], [6], [-1, 3], [2.0], ["2"], "25", 0, -1, -2, 7, 2.0, None, True])
-def test_an_exit_where_there_is_no_layer_is_refused(exits: Any, tiny_encoder: Make) -> None:
+def test_an_exit_at_a_layer_that_does_not_exist_is_refused(exits: Any, tiny_encoder: Make) -> None:
     with pytest.raises(BadConfig, match="of 5 layers"):
         ExitModel.from_encoder(tiny_encoder("bert", layers=5), exits=exits)
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.0, "2"])
-def test_a_number_of_labels_that_makes_no_sense_is_refused(count: Any, tiny_encoder: Make) -> None:
+def test_an_invalid_number_of_labels_is_refused(count: Any, tiny_encoder: Make) -> None:
     with pytest.raises(BadConfig, match="num_labels"):
         ExitModel.from_encoder(tiny_encoder("bert"), num_labels=count)
 
@@ -226,7 +222,7 @@ def test_a_config_without_labels_is_refused(count: int, tiny_encoder: Make) -> N
         ExitConfig(encoder_config=tiny_encoder("bert").config, num_labels=count)
 
 
-def test_saved_and_loaded_it_is_the_same_model(tiny_encoder: Make, padded: Inputs, tmp_path: Path) -> None:
+def test_a_saved_model_loads_as_the_same_model(tiny_encoder: Make, padded: Inputs, tmp_path: Path) -> None:
     model = ExitModel.from_encoder(
         tiny_encoder("modernbert"),
         labels=["a", "b", "c"],
@@ -241,7 +237,7 @@ def test_saved_and_loaded_it_is_the_same_model(tiny_encoder: Make, padded: Input
         AutoModelForSequenceClassification.from_pretrained(tmp_path),
     ):
         assert isinstance(loaded, ExitModel)
-        assert torch.equal(answers(loaded, padded), answers(model, padded))
+        assert torch.equal(exit_logits(loaded, padded), exit_logits(model, padded))
         assert loaded.config.policy == model.config.policy
         assert loaded.config.id2label == {0: "a", 1: "b", 2: "c"}
         assert loaded.config.label2id == {"a": 0, "b": 1, "c": 2}
@@ -281,7 +277,7 @@ def test_learned_weights_stay_in_float32_in_a_half_precision_model(
         assert {weight.dtype for weight in each.heads.parameters()} == {dtype}
 
 
-def test_a_config_made_for_two_models_stays_as_it_was(tiny_encoder: Make, padded: Inputs) -> None:
+def test_models_do_not_share_a_config(tiny_encoder: Make, padded: Inputs) -> None:
     config = ExitConfig(encoder_config=tiny_encoder("bert").config)
     before = config.to_dict()
     changed, plain = ExitModel(config), ExitModel(config)
@@ -303,7 +299,7 @@ def test_a_resized_vocabulary_is_saved_and_loaded(
     loaded = ExitModel.from_pretrained(tmp_path)
     assert loaded.config.encoder_config.vocab_size == 70
     new = {**padded, "input_ids": padded["input_ids"].where(padded["input_ids"] != 9, 69)}
-    assert torch.equal(answers(loaded, new), answers(model, new))
+    assert torch.equal(exit_logits(loaded, new), exit_logits(model, new))
 
 
 @pytest.fixture
@@ -314,30 +310,30 @@ def tokenizer_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_text_classification_pipeline_answers_with_the_last_exit(
+def test_the_text_classification_pipeline_uses_the_last_exit(
     tiny_encoder: Make, tokenizer_folder: Path
 ) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert"), labels=["no", "yes"])
     model.save_pretrained(tokenizer_folder)
     classify = pipeline("text-classification", model=str(tokenizer_folder))
-    [answer] = classify("good film")
+    [prediction] = classify("good film")
     tokens = AutoTokenizer.from_pretrained(tokenizer_folder)("good film", return_tensors="pt")
-    probabilities = answers(model, tokens)[0, -1].softmax(-1)
-    assert answer["label"] == ["no", "yes"][int(probabilities.argmax())]
-    assert answer["score"] == pytest.approx(float(probabilities.max()), abs=1e-6)
+    probabilities = exit_logits(model, tokens)[0, -1].softmax(-1)
+    assert prediction["label"] == ["no", "yes"][int(probabilities.argmax())]
+    assert prediction["score"] == pytest.approx(float(probabilities.max()), abs=1e-6)
 
 
 @every_backbone
-def test_truncated_it_answers_as_that_exit_did(
+def test_a_truncated_model_has_the_logits_of_that_exit(
     name: str, tiny_encoder: Make, padded: Inputs, tmp_path: Path
 ) -> None:
     encoder = tiny_encoder(name, **({"num_hidden_groups": 1} if name == "albert" else {}))
     model = ExitModel.from_encoder(encoder, num_labels=3)
     shorter = model.truncate(layers=3)
-    assert torch.equal(answers(shorter, padded), answers(model, padded)[:, :3])
+    assert torch.equal(exit_logits(shorter, padded), exit_logits(model, padded)[:, :3])
     shorter.save_pretrained(tmp_path)
     again = ExitModel.from_pretrained(tmp_path)
-    assert torch.equal(answers(again, padded), answers(shorter, padded))
+    assert torch.equal(exit_logits(again, padded), exit_logits(shorter, padded))
     assert shorter.config.num_layers == 3
     weights = sum(tensor.numel() for tensor in load_file(tmp_path / "model.safetensors").values())
     assert weights == shorter.num_parameters()
@@ -347,23 +343,23 @@ def test_truncated_it_answers_as_that_exit_did(
 @pytest.mark.parametrize(
     "head", [{"pooler": "shared", "classifier": 2}, {"pooler": "none", "classifier": "shared"}]
 )
-def test_truncation_keeps_what_the_kept_exits_share(
-    head: dict[str, Any], tiny_encoder: Make, padded: Inputs
-) -> None:
+def test_truncation_keeps_shared_modules(head: dict[str, Any], tiny_encoder: Make, padded: Inputs) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert", layers=6), head=head)
-    assert torch.equal(answers(model.truncate(3), padded), answers(model, padded)[:, :3])
+    assert torch.equal(exit_logits(model.truncate(3), padded), exit_logits(model, padded)[:, :3])
 
 
-def test_truncating_a_retrofit_keeps_the_pooling_of_that_exit(tiny_classifier: Make, padded: Inputs) -> None:
+def test_truncation_keeps_the_pooling_of_that_exit_and_no_policy(
+    tiny_classifier: Make, padded: Inputs
+) -> None:
     model = ExitModel.from_encoder(tiny_classifier("bert"))
     model.config.policy = {"criterion": "never"}
     shorter = model.truncate(2)
-    assert torch.equal(answers(shorter, padded), answers(model, padded)[:, :2])
+    assert torch.equal(exit_logits(shorter, padded), exit_logits(model, padded)[:, :2])
     assert shorter.config.policy is None
 
 
-def test_truncation_needs_an_exit_to_end_with(tiny_encoder: Make) -> None:
-    with pytest.raises(BadConfig, match=r"no exit at layer 3.*\[2, 4\]"):
+def test_truncation_needs_an_exit_at_that_layer(tiny_encoder: Make) -> None:
+    with pytest.raises(BadConfig, match=r"layer 3 has no exit.*\[2, 4\]"):
         ExitModel.from_encoder(tiny_encoder("bert"), exits=2).truncate(3)
 
 
@@ -375,7 +371,7 @@ def test_truncation_needs_an_exit_to_end_with(tiny_encoder: Make) -> None:
         ("regression", torch.tensor([[1.0, 0.5], [2.0, -1.0]]), torch.nn.MSELoss()),
     ],
 )
-def test_the_loss_of_each_exit_is_torchs_own(problem: str, labels: Tensor, expected: Any) -> None:
+def test_the_loss_of_each_exit_equals_torchs(problem: str, labels: Tensor, expected: Any) -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 3, 2)
     target = labels if problem == "single_label_classification" else labels.float()
@@ -383,7 +379,7 @@ def test_the_loss_of_each_exit_is_torchs_own(problem: str, labels: Tensor, expec
     torch.testing.assert_close(task_loss(logits, labels, problem), by_exit)
 
 
-def test_regression_is_one_label(tiny_encoder: Make, padded: Inputs) -> None:
+def test_one_label_means_regression(tiny_encoder: Make, padded: Inputs) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert"), num_labels=1)
     assert model.config.problem_type == "regression"
     output = model(**padded, labels=torch.arange(5.0))
@@ -392,7 +388,7 @@ def test_regression_is_one_label(tiny_encoder: Make, padded: Inputs) -> None:
 
 
 @every_backbone
-def test_it_exports_with_any_number_of_rows(name: str, tiny_encoder: Make, padded: Inputs) -> None:
+def test_a_model_exports_with_a_dynamic_number_of_rows(name: str, tiny_encoder: Make, padded: Inputs) -> None:
     model = ExitModel.from_encoder(tiny_encoder(name, layers=2)).eval()
     rows = torch.export.Dim("rows", min=2, max=64)
     program = torch.export.export(
@@ -403,20 +399,20 @@ def test_it_exports_with_any_number_of_rows(name: str, tiny_encoder: Make, padde
         strict=False,
     )
     fewer = {name: tensor[:3] for name, tensor in padded.items()}
-    torch.testing.assert_close(program.module()(**fewer).exit_logits, answers(model, fewer))
+    torch.testing.assert_close(program.module()(**fewer).exit_logits, exit_logits(model, fewer))
 
 
 WITHOUT_CHECKPOINTING = {"albert", "mpnet"}
-"""Whose layers in transformers do not know it."""
+"""Families without gradient checkpointing in transformers."""
 
 
 @pytest.mark.parametrize("name", sorted(BACKBONES.keys() - WITHOUT_CHECKPOINTING))
-def test_gradient_checkpointing_computes_layers_again_and_gives_the_same_gradients(
+def test_gradient_checkpointing_recomputes_layers_and_gives_the_same_gradients(
     name: str, tiny_encoder: Make, padded: Inputs
 ) -> None:
     model = ExitModel.from_encoder(tiny_encoder(name), head=HeadConfig(dropout=0.0))
     for module in model.modules():
-        if hasattr(module, "p"):  # dropout, of torch or of a family's own
+        if hasattr(module, "p"):  # dropout, of torch or of the family
             module.p = 0.0
     calls: list[int] = []
     for layer in model.adapter.layers(model.backbone):
@@ -439,26 +435,26 @@ def test_gradient_checkpointing_computes_layers_again_and_gives_the_same_gradien
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_CHECKPOINTING))
-def test_gradient_checkpointing_is_refused_by_transformers_where_it_has_none(
-    name: str, tiny_encoder: Make
-) -> None:
+def test_gradient_checkpointing_is_refused_where_transformers_has_none(name: str, tiny_encoder: Make) -> None:
     with pytest.raises(ValueError, match="gradient checkpointing"):
         ExitModel.from_encoder(tiny_encoder(name)).gradient_checkpointing_enable()
 
 
-def test_attention_can_be_switched(tiny_encoder: Make, padded: Inputs, tmp_path: Path) -> None:
+def test_the_attention_implementation_can_be_switched(
+    tiny_encoder: Make, padded: Inputs, tmp_path: Path
+) -> None:
     ExitModel.from_encoder(tiny_encoder("bert")).save_pretrained(tmp_path)
     eager = ExitModel.from_pretrained(tmp_path, attn_implementation="eager")
     sdpa = ExitModel.from_pretrained(tmp_path, attn_implementation="sdpa")
     assert eager.backbone.config._attn_implementation == "eager"
     assert sdpa.backbone.config._attn_implementation == "sdpa"
-    torch.testing.assert_close(answers(eager, padded), answers(sdpa, padded))
+    torch.testing.assert_close(exit_logits(eager, padded), exit_logits(sdpa, padded))
     eager.set_attn_implementation("sdpa")
-    assert torch.equal(answers(eager, padded), answers(sdpa, padded))
+    assert torch.equal(exit_logits(eager, padded), exit_logits(sdpa, padded))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_stays_as_the_encoder_was_loaded(
+def test_the_attention_implementation_of_the_encoder_is_kept(
     attention: str, tiny_encoder: Make, padded: Inputs, tmp_path: Path
 ) -> None:
     tiny_encoder("bert").save_pretrained(tmp_path)
@@ -466,18 +462,18 @@ def test_attention_stays_as_the_encoder_was_loaded(
     shorter = model.truncate(2)
     assert model.backbone.config._attn_implementation == attention
     assert shorter.backbone.config._attn_implementation == attention
-    assert torch.equal(answers(shorter, padded), answers(model, padded)[:, :2])
+    assert torch.equal(exit_logits(shorter, padded), exit_logits(model, padded)[:, :2])
 
 
-def test_two_threads_can_use_one_model(tiny_encoder: Make, padded: Inputs) -> None:
+def test_threads_can_share_a_model(tiny_encoder: Make, padded: Inputs) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert"))
     rows = [{name: tensor[i : i + 1] for name, tensor in padded.items()} for i in range(5)]
-    alone = [answers(model, row) for row in rows]
+    alone = [exit_logits(model, row) for row in rows]
     wrong: list[int] = []
 
     def work(order: range) -> None:
         for _ in range(10):
-            wrong.extend(i for i in order if not torch.equal(answers(model, rows[i]), alone[i]))
+            wrong.extend(i for i in order if not torch.equal(exit_logits(model, rows[i]), alone[i]))
 
     threads = [threading.Thread(target=work, args=(order,)) for order in (range(5), range(4, -1, -1))]
     for thread in threads:
@@ -522,7 +518,7 @@ def test_a_newer_config_asks_for_an_upgrade(changes: dict[str, Any], tmp_path: P
         ({"format": "first"}, "format"),
     ],
 )
-def test_a_damaged_config_names_what_is_wrong(changes: dict[str, Any], cause: str, tmp_path: Path) -> None:
+def test_a_damaged_config_names_the_cause(changes: dict[str, Any], cause: str, tmp_path: Path) -> None:
     config_file(tmp_path, **changes)
     for auto in (ExitConfig, AutoConfig):
         with pytest.raises(OfframpError, match=cause):
@@ -530,14 +526,14 @@ def test_a_damaged_config_names_what_is_wrong(changes: dict[str, Any], cause: st
 
 
 @pytest.mark.parametrize("content", ['{"exits": ', "[1, 2]", "3", "\udcff"])
-def test_a_config_that_is_no_json_object_is_said_plainly(content: str, tmp_path: Path) -> None:
+def test_a_config_that_is_not_a_json_object_is_reported(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content.encode(errors="surrogateescape"))
     for auto in (ExitConfig, ExitModel):
         with pytest.raises(BadConfig, match=r"config\.json does not hold a JSON object"):
             auto.from_pretrained(tmp_path)
 
 
-def test_a_wrong_path_is_said_plainly(tmp_path: Path) -> None:
+def test_a_path_that_does_not_exist_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CannotLoad, match="nowhere"):
         ExitModel.from_encoder(tmp_path / "nowhere")
 
@@ -550,9 +546,9 @@ def test_pickled_weights_are_not_loaded(tiny_encoder: Make, tmp_path: Path) -> N
         ExitModel.from_encoder(tmp_path)
 
 
-def test_a_model_with_exits_is_not_taken_for_an_encoder(tiny_encoder: Make, tmp_path: Path) -> None:
+def test_a_model_with_exits_is_refused_as_an_encoder(tiny_encoder: Make, tmp_path: Path) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert"))
     model.save_pretrained(tmp_path)
     for encoder in (tmp_path, model):
-        with pytest.raises(BadConfig, match=r"exits already.*from_pretrained"):
+        with pytest.raises(BadConfig, match=r"already has exits.*from_pretrained"):
             ExitModel.from_encoder(encoder)

@@ -1,4 +1,4 @@
-"""ExitConfig: all that is needed to rebuild a model with exits, saved as config.json beside its weights."""
+"""ExitConfig: the config.json of a model with exits."""
 
 from dataclasses import field
 from typing import Any, ClassVar, Self, cast
@@ -18,7 +18,7 @@ FORMAT = 1
 
 @strict
 class ExitConfig(PreTrainedConfig):
-    """An encoder's config, where its exits are, what a head is, and the policy to run with."""
+    """The config of the encoder, the layers with an exit, the head options and the default policy."""
 
     model_type = "offramp"
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["logits", "exit_gates", "exit_weights"]
@@ -28,13 +28,13 @@ class ExitConfig(PreTrainedConfig):
 
     encoder_config: Any = None
     exits: list[int] = field(default_factory=list)
-    """The layers that have an exit, counted from 1; the last layer always has one. Empty: every layer."""
+    """Layers with an exit, counted from 1; the last layer always has one. Empty: every layer."""
     head: dict[str, Any] = field(default_factory=dict)
     """The fields of `HeadConfig`."""
     policy: dict[str, Any] | None = None
-    """The JSON form of the policy that predictions use unless told otherwise."""
+    """The default policy of predictions, as JSON."""
     learned_weights: bool = False
-    """Whether the losses of the exits are weighed by parameters (ELBERT)."""
+    """Whether the loss of each exit has a learned weight (ELBERT)."""
     initializer_range: float = 0.02
     format: int = FORMAT
 
@@ -42,14 +42,14 @@ class ExitConfig(PreTrainedConfig):
         encoder = self.encoder_config
         if not isinstance(encoder, PreTrainedConfig) and "model_type" not in (encoder or {}):
             raise BadConfig(
-                "encoder_config must be the config of a transformers encoder, with its model_type"
+                "encoder_config must be the config of a transformers encoder, including its model_type"
             )
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
         family = backbone_for(self.encoder_config.model_type)
-        self.head = HeadConfig.from_dict(self.head).filled(family.pooling).to_dict()
+        self.head = HeadConfig.from_dict(self.head).with_defaults(family.pooling).to_dict()
         self.exits = check_exits(self.exits, self.num_layers)
         if not self.num_labels:
-            raise BadConfig("a model needs labels: num_labels must be 1 or more")
+            raise BadConfig("num_labels must be 1 or more")
         self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
         if self.problem_type is None:
             self.problem_type = REGRESSION if self.num_labels == 1 else SINGLE_LABEL
@@ -58,17 +58,17 @@ class ExitConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Self:
-        """As transformers' own, for values that may come from a newer or a damaged file."""
+        """As in transformers, with errors for files that are damaged or too new."""
         written = config_dict.get("format", FORMAT)
         if written not in range(1, FORMAT + 1):
             raise BadConfig(
-                f"this config has format {written!r}, written by a newer offramp; this one reads up to "
-                f"{FORMAT}. Upgrade offramp to load it."
+                f"this config has format {written!r} and was written by a newer offramp (this version reads "
+                f"formats up to {FORMAT}). Upgrade offramp to load it."
             )
         try:
             return super().from_dict(config_dict, **options)
         except (StrictDataclassError, TypeError, ValueError) as error:
-            raise BadConfig(f"this config cannot be read: {error}") from error
+            raise BadConfig(f"cannot read this config: {error}") from error
 
     @classmethod
     def _dict_from_json_file(cls, json_file: Any) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class ExitConfig(PreTrainedConfig):
             ) from error
 
     def get_text_config(self, *_: Any, **__: Any) -> PreTrainedConfig:
-        """Where transformers finds, and sets, the size of the vocabulary."""
+        """Where transformers reads and sets the vocabulary size."""
         return cast(PreTrainedConfig, self.encoder_config)
 
     @property
@@ -93,7 +93,7 @@ class ExitConfig(PreTrainedConfig):
 
 
 def check_exits(exits: list[int], layers: int) -> list[int]:
-    wanted = sorted(set(exits)) or list(range(1, layers + 1))
-    if wanted[0] < 1 or wanted[-1] != layers:
+    exits = sorted(set(exits)) or list(range(1, layers + 1))
+    if exits[0] < 1 or exits[-1] != layers:
         raise BadConfig(f"exits={exits} of {layers} layers: count from 1 and end with {layers}")
-    return wanted
+    return exits

@@ -1,4 +1,4 @@
-"""What recipes do to gradients besides following them: equilibrium, scaling, conflict projection."""
+"""How recipes change gradients: equilibrium (ElasticBERT), scaling and projection (RomeBERT)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,8 +9,8 @@ from torch import Tensor
 from offramp.model import ExitModel, Tap
 
 
-class Scaled(torch.autograd.Function):
-    """The identity, whose gradient is multiplied by a factor."""
+class ScaleGradient(torch.autograd.Function):
+    """The identity, with its gradient multiplied by a factor."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
@@ -22,40 +22,40 @@ class Scaled(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
-def scaled(value: Tensor, factor: float) -> Tensor:
-    result: Tensor = Scaled.apply(value, factor)  # type: ignore[no-untyped-call]
+def scale_gradient(value: Tensor, factor: float) -> Tensor:
+    result: Tensor = ScaleGradient.apply(value, factor)  # type: ignore[no-untyped-call]
     return result
 
 
 def equilibrium(active: Sequence[bool]) -> Tap:
-    """Each layer sees the mean, not the sum, of the gradients of the active exits above it (ElasticBERT).
+    """Each layer gets the mean, not the sum, of the gradients of the active exits above it (ElasticBERT).
 
-    Heads keep their full gradient. Exits that are not active pass everything on.
+    Heads keep their full gradient. Inactive exits leave gradients unchanged.
     """
     last = len(active) - 1
-    above = [sum(active[exit:]) for exit in range(last + 1)]  # active exits from here on, this one included
+    above = [sum(active[exit:]) for exit in range(last + 1)]  # active exits from this one on
 
     def tap(exit: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
         if not active[exit]:
             return hidden, hidden
-        hidden = scaled(hidden, 1 / above[exit])
-        return hidden, scaled(hidden, float(above[exit] - 1)) if exit < last else hidden
+        hidden = scale_gradient(hidden, 1 / above[exit])
+        return hidden, scale_gradient(hidden, float(above[exit] - 1)) if exit < last else hidden
 
     return tap
 
 
-def by_depth(logits: Tensor) -> Tensor:
-    """Gradients of exit i of n, from 0, are divided by n - i, head and backbone alike (RomeBERT's `ge`)."""
+def scale_by_depth(logits: Tensor) -> Tensor:
+    """Divides the gradient of exit i of n (from 0) by n - i, for head and backbone (RomeBERT's `ge`)."""
     exits = logits.shape[1]
-    factors = [scaled(logits[:, exit], 1 / (exits - exit)) for exit in range(exits)]
-    return torch.stack(factors, dim=1)
+    scaled = [scale_gradient(logits[:, exit], 1 / (exits - exit)) for exit in range(exits)]
+    return torch.stack(scaled, dim=1)
 
 
-def without_conflict(total: Sequence[Tensor], anchor: Sequence[Tensor]) -> list[Tensor]:
-    """The total gradient, less what pulls the other losses against the anchor (RomeBERT).
+def remove_conflict(total: Sequence[Tensor], anchor: Sequence[Tensor]) -> list[Tensor]:
+    """The total gradient without the part of the other losses that opposes the anchor (RomeBERT).
 
-    With b = total - anchor and both taken as one long vector, b loses its component along the anchor where the
-    two point apart: total - min(<b, a> / <a, a>, 0) a.
+    All tensors are taken as one long vector. With a = anchor and b = total - a, b loses its component along a
+    if <a, b> is negative: total - min(<b, a> / <a, a>, 0) a.
     """
     size = sum((a * a).sum() for a in anchor)
     along = sum((t * a).sum() for t, a in zip(total, anchor, strict=True)) - size
@@ -63,11 +63,11 @@ def without_conflict(total: Sequence[Tensor], anchor: Sequence[Tensor]) -> list[
     return [t - pull * a for t, a in zip(total, anchor, strict=True)]
 
 
-def conflicting(model: ExitModel) -> list[torch.nn.Parameter]:
-    """The weights over which losses are kept from conflict: the matrices of the layers below the last inner exit.
+def projected_parameters(model: ExitModel) -> list[torch.nn.Parameter]:
+    """The parameters whose gradients are projected: the matrices of the layers up to the last inner exit.
 
-    Layers above it serve the last exit alone, and norms and biases follow the plain sum. Where layers share
-    their weights, none belongs to the last exit alone.
+    Layers above it are used by the last exit only, unless layers share their weights. Norms and biases keep the
+    plain gradient.
     """
     layers = list(model.adapter.layers(model.backbone))
     inner = [0, *model.config.exits[:-1]][-1]

@@ -1,7 +1,7 @@
-"""Hidden state of a layer -> logits of its exit.
+"""Heads: the hidden states of a layer -> the logits of its exit.
 
-A head pools the tokens, passes the vector through a pooler (dense, activation) and a classifier. Which of
-these an exit has for itself and which it shares is what the published systems differ in:
+A head pools the tokens into one vector, then applies a pooler (dense layer, activation) and a classifier. The
+published systems differ in which of the two the exits share:
 
 | system             | pooler | classifier |
 |--------------------|--------|------------|
@@ -25,34 +25,34 @@ POOLERS = ("own", "shared", "none")
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """What stands between a layer's hidden states and its logits."""
+    """The architecture of the heads, saved in config.json."""
 
     pooling: str | None = None
-    """Which tokens an exit sees: "first", or "mean" over the real ones; by default as the backbone's family does."""
+    """"first" token, or "mean" over the tokens that are not padding; the default depends on the backbone."""
     final_pooling: str | None = None
-    """Pooling of the last exit where it differs, as when a fine-tuned classifier keeps its own."""
+    """Pooling of the last exit if it differs, e.g. because a fine-tuned classifier keeps its own."""
     pooler: str = "own"
-    """Dense layer and activation: "own" for each exit, one "shared", or "none"."""
+    """Dense layer and activation: "own" for each exit, one "shared" by all, or "none"."""
     activation: str | None = None
-    """Activation of the pooler, by transformers' name; by default tanh, or that of a fine-tuned classifier."""
+    """Activation of the pooler, as named in transformers; tanh by default, or that of a fine-tuned classifier."""
     norm: bool = False
-    """A layer norm behind the activation, as ModernBERT's head has."""
+    """Layer norm after the activation, as in ModernBERT's head."""
     norm_eps: float = 1e-5
     classifier: str | int = "own"
-    """Linear layer: "own" for each exit, a single "shared" one, or k: one for every k consecutive exits."""
+    """Linear layer: "own" for each exit, one "shared" by all, or k: one for every k consecutive exits."""
     hidden: int = 0
-    """Width of a tanh layer between pooler and classifier; 0 for none."""
+    """Width of a tanh layer between pooler and classifier; 0 for no such layer."""
     dropout: float = 0.1
     gate: bool = False
-    """One linear layer for all exits that learns to say whether an exit's answer is right (BERxiT)."""
+    """One linear layer, shared by all exits, that predicts whether an exit is correct (BERxiT)."""
 
     def __post_init__(self) -> None:
-        check("pooling", self.pooling, (None, *POOLINGS))
-        check("final_pooling", self.final_pooling, (None, *POOLINGS))
-        check("pooler", self.pooler, POOLERS)
-        check("activation", self.activation, (None, *ACT2FN))
-        check("norm", self.norm, (False, True))
-        check("gate", self.gate, (False, True))
+        check_choice("pooling", self.pooling, (None, *POOLINGS))
+        check_choice("final_pooling", self.final_pooling, (None, *POOLINGS))
+        check_choice("pooler", self.pooler, POOLERS)
+        check_choice("activation", self.activation, (None, *ACT2FN))
+        check_choice("norm", self.norm, (False, True))
+        check_choice("gate", self.gate, (False, True))
         if not (self.classifier in ("own", "shared") or (is_count(self.classifier) and self.classifier != 0)):
             raise BadOption(
                 f"classifier={self.classifier!r}; choose 'own', 'shared' or a number of exits that share one"
@@ -68,18 +68,18 @@ class HeadConfig:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         unknown = set(values) - {field.name for field in fields(cls)}
         if unknown:
-            raise BadOption(f"a head has no setting {', '.join(sorted(unknown))}")
+            raise BadOption(f"unknown head option {', '.join(sorted(unknown))}")
         return cls(**values)
 
-    def filled(self, pooling: str) -> Self:
-        """Nothing left open: the family's pooling and tanh where none was chosen."""
+    def with_defaults(self, pooling: str) -> Self:
+        """Fills in the backbone's `pooling` and tanh where none was chosen."""
         return replace(self, pooling=self.pooling or pooling, activation=self.activation or "tanh")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def check(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
         raise BadOption(f"{name}={value!r}; choose one of {', '.join(map(repr, choices))}")
 
@@ -89,7 +89,7 @@ def is_count(value: Any) -> bool:
 
 
 class Pooler(nn.Module):
-    """One pooled vector -> one vector of the same width."""
+    """Dense layer, activation and optional norm: (examples, width) -> (examples, width)."""
 
     def __init__(self, head: HeadConfig, width: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Pooler(nn.Module):
 
 
 class Heads(nn.Module):
-    """The heads of all exits, those they share held once."""
+    """The heads of all exits; modules that exits share exist once."""
 
     def __init__(self, head: HeadConfig, exits: int, width: int, labels: int) -> None:
         super().__init__()
@@ -112,44 +112,43 @@ class Heads(nn.Module):
         self.sharing = {"own": 1, "shared": exits}.get(str(head.classifier)) or int(head.classifier)
         poolers = {"own": exits, "shared": 1, "none": 0}[head.pooler]
         self.poolers = nn.ModuleList(Pooler(head, width) for _ in range(poolers))
-        self.dropout = nn.Dropout(head.dropout)
+        # one for each exit, so that a frozen exit can be put into eval mode while the others train
+        self.dropouts = nn.ModuleList(nn.Dropout(head.dropout) for _ in range(exits))
         classifiers = -(-exits // self.sharing)
         self.hidden = nn.ModuleList(nn.Linear(width, head.hidden) for _ in range(classifiers) if head.hidden)
         self.classifiers = nn.ModuleList(nn.Linear(head.hidden or width, labels) for _ in range(classifiers))
         self.gate = nn.Linear(width, 1) if head.gate else None
-        self.frozen: frozenset[int] = frozenset()
-        """Exits that do not learn now, and so answer without dropout in training, too."""
 
     def forward(
         self, exit: int, hidden: Tensor, attention_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits (examples, labels) and, with a gate, its belief (examples,) that they are right."""
+        """Logits (examples, labels) and, with a gate, its probability (examples,) that they are correct."""
         return self.head_of(exit)(hidden, attention_mask)
 
     def head_of(self, exit: int) -> "Head":
-        """The head of one exit, for a caller that asks it often."""
+        """The head of one exit. Inference keeps it, to look up the modules only once."""
         which = exit // self.sharing
         return Head(
             pooling=self.poolings[exit],
             pooler=self.poolers[min(exit, len(self.poolers) - 1)] if self.poolers else None,
-            dropout=None if exit in self.frozen else self.dropout,
+            dropout=self.dropouts[exit],
             hidden=self.hidden[which] if self.hidden else None,
             classifier=self.classifiers[which],
             gate=self.gate,
         )
 
     def parts(self, exit: int) -> list[nn.Module]:
-        """The modules that an exit's logits go through."""
+        """The modules with parameters that compute an exit's logits."""
         head = self.head_of(exit)
         return [part for part in (head.pooler, head.hidden, head.classifier) if part is not None]
 
 
 class Head(NamedTuple):
-    """The parts of one exit's head, looked up."""
+    """The modules of one exit's head."""
 
     pooling: str
     pooler: nn.Module | None
-    dropout: nn.Module | None
+    dropout: nn.Module
     hidden: nn.Module | None
     classifier: nn.Module
     gate: nn.Module | None
@@ -158,9 +157,9 @@ class Head(NamedTuple):
         vector = pool(hidden, attention_mask, self.pooling)
         if self.pooler is not None:
             vector = self.pooler(vector)
-        # the gate judges the exits, it does not move them
+        # detached: training the gate must not change the exits
         gate = None if self.gate is None else self.gate(vector.detach()).sigmoid().squeeze(-1)
-        if self.dropout is not None and self.dropout.training:
+        if self.dropout.training:
             vector = self.dropout(vector)
         if self.hidden is not None:
             vector = self.hidden(vector).tanh()
@@ -168,7 +167,7 @@ class Head(NamedTuple):
 
 
 def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
-    """(examples, length, width) -> (examples, width), over the first or over all real tokens."""
+    """(examples, length, width) -> (examples, width): the first token, or the mean without padding."""
     if how == "first":
         return hidden[:, 0]
     if attention_mask is None:

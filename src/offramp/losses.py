@@ -1,15 +1,15 @@
-"""Losses over all exits: pure functions (logits of all exits, labels) -> the terms that add up to the loss.
+"""Losses over all exits: pure functions (logits, labels, **more) -> the terms that add up to the loss.
 
-Logits are (examples, exits, outputs). Every loss takes what it needs by name and ignores the rest, so that one
-call serves all of them, and so that a loss written elsewhere needs no base class:
+Logits are (examples, exits, outputs). Every loss is called with all of these keywords, takes those it needs and
+ignores the rest; a loss of your own is any such function:
 
-    problem_type  as transformers names it
-    weights       learned weights of the exits, before their sigmoid: (exits - 1,)
-    gates         belief of each exit that it is right: (examples, exits)
-    teacher       last logits of a slow teacher: (examples, outputs)
-    step          how many updates went before, for losses that take turns; None in evaluation: all at once
+    problem_type  as named in transformers
+    weights       learned weights of the exits, before the sigmoid: (exits - 1,)
+    gates         each gate's probability that its exit is correct: (examples, exits)
+    teacher       logits of a momentum teacher's last exit: (examples, outputs)
+    step          number of updates so far, for losses that alternate; None in evaluation
 
-Terms matter to the gradient projection, which sets the first (the last exit's) against the others.
+The terms are separate for gradient projection, which treats the first (the last exit's) and the others apart.
 """
 
 from collections.abc import Callable
@@ -43,18 +43,18 @@ def total(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, *
 
 
 def index_weighted(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
-    """The mean over exits, each weighed by its number from 1: PABEE."""
+    """The mean over exits, weighted by their number from 1: PABEE."""
     losses = task_loss(logits, labels, problem_type)
     numbers = torch.arange(1, len(losses) + 1, device=losses.device, dtype=losses.dtype)
     return ((numbers * losses).sum() / numbers.sum(),)
 
 
-def learned(
+def learned_weighted(
     logits: Tensor, labels: Tensor, *, weights: Tensor, problem_type: str = SINGLE_LABEL, **_: Any
 ) -> Terms:
-    """The sum over exits by learned weights that add up to their number: ELBERT.
+    """The sum over exits with learned weights, which add up to the number of exits: ELBERT.
 
-    An inner exit weighs sigmoid(weight), the last one what is left, so exits worse than the last lose weight.
+    An inner exit has weight sigmoid(w) and the last one the remainder, so exits worse than the last lose weight.
     """
     losses = task_loss(logits, labels, problem_type)
     share = weights.sigmoid()
@@ -70,14 +70,14 @@ def grouped(
     problem_type: str = SINGLE_LABEL,
     **_: Any,
 ) -> Terms:
-    """One group of exits in turn, the last exit always among them: ElasticBERT's grouped training."""
-    member = in_group(logits.shape[1], groups, step)
+    """The sum over one group of exits per step, always including the last exit: ElasticBERT's grouped training."""
+    members = group_members(logits.shape[1], groups, step)
     losses = task_loss(logits, labels, problem_type)
-    return (torch.where(torch.tensor(member, device=losses.device), losses, 0 * losses).sum(),)
+    return (torch.where(torch.tensor(members, device=losses.device), losses, 0 * losses).sum(),)
 
 
-def in_group(exits: int, groups: int, step: int | None) -> list[bool]:
-    """Which exits take part in this step: exit 0, 1, ... are dealt to the groups in turn."""
+def group_members(exits: int, groups: int, step: int | None) -> list[bool]:
+    """Which exits are trained in this step: exit i belongs to group i modulo `groups`, the last exit to all."""
     if step is None:
         return [True] * exits
     return [exit % groups == step % groups or exit == exits - 1 for exit in range(exits)]
@@ -86,21 +86,21 @@ def in_group(exits: int, groups: int, step: int | None) -> list[bool]:
 def alternating(
     logits: Tensor, labels: Tensor, *, step: int | None, problem_type: str = SINGLE_LABEL, **_: Any
 ) -> Terms:
-    """The last exit in one step, all exits in the next: BERxiT."""
+    """The last exit alone in even steps, all exits in odd ones: BERxiT."""
     losses = task_loss(logits, labels, problem_type)
-    # times nought rather than left out: every exit has a gradient, which data-parallel training waits for
+    # multiplied by zero so that DDP sees a gradient of every exit
     return (losses[-1], losses[:-1].sum() * float(step is None or step % 2))
 
 
-def gate_error(
+def gate_loss(
     logits: Tensor, labels: Tensor, *, gates: Tensor, problem_type: str = SINGLE_LABEL, **_: Any
 ) -> Terms:
-    """How far the gates are from knowing whether their exit is right: BERxiT's learning to exit."""
-    return (functional.mse_loss(gates, rightness(logits.detach(), labels, problem_type)),)
+    """Squared error of the gates as predictions of correctness: BERxiT's learning to exit."""
+    return (functional.mse_loss(gates, correctness(logits.detach(), labels, problem_type)),)
 
 
-def rightness(logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
-    """(examples, exits), from 0 to 1."""
+def correctness(logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
+    """How correct each exit is, from 0 to 1: (examples, exits)."""
     if problem_type == SINGLE_LABEL:
         return (logits.argmax(-1) == labels.view(-1, 1)).to(logits.dtype)
     target = labels.view(len(labels), 1, -1)
@@ -109,7 +109,7 @@ def rightness(logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
     return ((logits > 0) == (target > 0.5)).to(logits.dtype).mean(-1)
 
 
-def self_distilled(
+def self_distillation(
     logits: Tensor,
     labels: Tensor,
     *,
@@ -122,39 +122,40 @@ def self_distilled(
     problem_type: str = SINGLE_LABEL,
     **_: Any,
 ) -> Terms:
-    """RomeBERT: the last exit learns from the labels, the inner ones from labels and a teacher as well.
+    """The last exit learns from labels, the inner exits from labels and a teacher: RomeBERT.
 
-    Terms: the last exit, the distillation of the inner ones, their labels. By kind, an inner exit's teacher is
-    "raw": the last exit (or the slow teacher); "ta": the next exit; "group": as raw, with labels on the sum of
-    `span` neighbouring logits, weighed by `beta`; "bidir": the inner product with the last logits, which is summed
-    over the batch, so its weight grows with the batch of one process.
+    Terms: loss of the last exit, distillation of the inner exits, loss of the inner exits. The kinds are
+
+    - "raw": the teacher is the last exit, or the momentum teacher;
+    - "ta": the teacher is the next exit;
+    - "group": as "raw", but the labels are compared with sums of `span` neighbouring logits, weighted by `beta`;
+    - "bidir": the negative inner product with the last exit's logits. It is summed, not averaged, over the
+      batch of a process, so its weight grows with that batch.
     """
     if kind == "group" and (problem_type != SINGLE_LABEL or logits.shape[1] <= span):
         raise Incompatible(
-            f"romebert's kind 'group' is for one label of several and more than {span} exits; "
-            "take 'raw' or 'ta', or the recipe 'pabee'"
+            f"romebert with kind 'group' needs single-label classification and more than {span} exits; "
+            "use kind 'raw' or 'ta', or the recipe 'pabee'"
         )
-    students, last = logits[:, :-1], logits[:, -1:]
-    target = (
-        last if teacher is None or kind == "ta" else teacher.unsqueeze(1)
-    ).detach()  # (examples, 1, outputs)
-    target = (
-        torch.cat([students[:, 1:].detach(), target], dim=1) if kind == "ta" else target.expand_as(students)
-    )
+    students, last = logits[:, :-1], logits[:, -1:]  # (examples, exits - 1, outputs), (examples, 1, outputs)
+    if kind == "ta":
+        target = logits[:, 1:].detach()
+    else:
+        target = (last if teacher is None else teacher.unsqueeze(1)).detach().expand_as(students)
     losses = task_loss(logits, labels, problem_type)
     if kind == "bidir":
-        distillation = -gamma * (students * target).sum()
+        distance = -gamma * (students * target).sum()
     else:
-        distillation = gamma * divergence(students, target, temperature, problem_type).sum()
+        distance = gamma * divergence(students, target, temperature, problem_type).sum()
     if kind == "group":
         sums = students.unfold(1, span, 1).sum(-1)  # (examples, exits - span, outputs)
-        by_labels = beta * task_loss(sums, labels, problem_type).sum()
+        supervised = beta * task_loss(sums, labels, problem_type).sum()
     else:
-        by_labels = (1 - gamma) * losses[:-1].sum()
-    return losses[-1], distillation, by_labels
+        supervised = (1 - gamma) * losses[:-1].sum()
+    return losses[-1], distance, supervised
 
 
-def distilled(
+def distillation(
     logits: Tensor,
     labels: Tensor | None = None,
     *,
@@ -162,26 +163,26 @@ def distilled(
     problem_type: str = SINGLE_LABEL,
     **_: Any,
 ) -> Terms:
-    """Inner exits learn the last one's answers: FastBERT's self-distillation, which needs no labels."""
+    """The divergence of the inner exits from the last one, which needs no labels: FastBERT."""
     students, last = logits[:, :-1], logits[:, -1:].detach()
     return (divergence(students, last.expand_as(students), temperature, problem_type).sum(),)
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float, problem_type: str) -> Tensor:
-    """How far each exit is from its teacher: (examples, exits, outputs) twice -> (exits,).
+    """Divergence of each exit from its teacher: (examples, exits, outputs) twice -> (exits,).
 
-    Divergences are means over examples and outputs, as RomeBERT's reduction was: KL divided by the number of
-    classes. Numbers have no temperature, so regression takes the squared distance.
+    The mean over examples and outputs, as in RomeBERT: KL divided by the number of classes. Regression has no
+    temperature and uses the squared distance.
     """
     if problem_type == REGRESSION:
         return functional.mse_loss(student, teacher, reduction="none").mean(dim=(0, 2))
     student, teacher = student / temperature, teacher / temperature
     if problem_type == SINGLE_LABEL:
-        away = functional.kl_div(
+        each = functional.kl_div(
             student.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True
         )
     else:
-        chance = teacher.sigmoid()
-        cross = functional.binary_cross_entropy_with_logits(student, chance, reduction="none")
-        away = cross - functional.binary_cross_entropy_with_logits(teacher, chance, reduction="none")
-    return temperature**2 * away.mean(dim=(0, 2))
+        probabilities = teacher.sigmoid()
+        cross = functional.binary_cross_entropy_with_logits(student, probabilities, reduction="none")
+        each = cross - functional.binary_cross_entropy_with_logits(teacher, probabilities, reduction="none")
+    return temperature**2 * each.mean(dim=(0, 2))

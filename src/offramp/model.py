@@ -1,12 +1,12 @@
-"""ExitModel: any supported encoder with a classifier behind chosen layers, at home in transformers.
+"""ExitModel: a transformers encoder with a classification head after chosen layers.
 
-`forward` always runs all layers and all exits, so that Trainer, DDP, compile and export work on it. Leaving
-early is the engine's business, and nothing here counts or remembers: two threads may use one model.
+`forward` always runs all layers and all exits, so that Trainer, DDP, compile and export work with it. Early
+exit is implemented in `engine.py`. A call stores nothing on the model, so threads can share one.
 """
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
@@ -26,24 +26,24 @@ from offramp.heads import HeadConfig, Heads, is_count
 from offramp.problems import REGRESSION, SINGLE_LABEL
 
 Tap = Callable[[int, Tensor], tuple[Tensor, Tensor]]
-"""(exit, hidden) -> (what its head sees, what the next layer sees): a recipe's way into the backward pass."""
+"""(exit, hidden) -> (input of its head, input of the next layer): lets a recipe change the backward pass."""
 
 LEARNED_WEIGHT_START = 4.0
-"""Where ELBERT's learned weights of the exits start, before their sigmoid."""
+"""Initial value of ELBERT's learned exit weights, before the sigmoid."""
 
 
 @dataclass
 class ExitOutput(ModelOutput):
-    """What every exit says. `logits` are the last exit's, as other transformers classifiers give them."""
+    """The logits of every exit. `logits` are those of the last one, as in any transformers classifier."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     exit_logits: Tensor | None = None
     """(examples, exits, labels)"""
     exit_gates: Tensor | None = None
-    """(examples, exits), with a gate: the belief that the exit is right."""
+    """(examples, exits): the gate's probability that the exit is correct, if there is a gate."""
     exit_weights: Tensor | None = None
-    """(exits - 1,), where they are learned: a copy, from which data-parallel training sees that they are used."""
+    """(exits - 1,), if they are learned. They are part of the output so that DDP sees that they are used."""
 
 
 class ExitModel(PreTrainedModel):
@@ -57,11 +57,11 @@ class ExitModel(PreTrainedModel):
     _supports_attention_backend = True
 
     def __init__(self, config: ExitConfig) -> None:
-        config = copy.deepcopy(config)  # a model may change its own: `add_gate`, `resize_token_embeddings`
+        config = copy.deepcopy(config)  # changed by `add_gate`, `resize_token_embeddings` and others
         super().__init__(config)
         self.backbone = AutoModel.from_config(config.encoder_config)
         if hasattr(self.backbone, "pooler"):
-            self.backbone.pooler = None  # the heads hold it
+            self.backbone.pooler = None  # the heads have their own
         self.heads = Heads(
             config.head_config,
             len(config.exits),
@@ -75,7 +75,7 @@ class ExitModel(PreTrainedModel):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all weights but `exit_weights`, which learn in small steps and stay in float32."""
+        """The dtype of all weights except `exit_weights`, whose updates are too small for half precision."""
         return cast(torch.dtype, self.backbone.dtype)
 
     @property
@@ -84,11 +84,11 @@ class ExitModel(PreTrainedModel):
 
     @property
     def max_length(self) -> int:
-        """How many tokens the table of positions has room for; without such a table, what the config says."""
+        """The number of tokens that have a position: the size of the table, or the config's where there is none."""
         table = getattr(getattr(self.backbone, "embeddings", None), "position_embeddings", None)
         if not isinstance(table, nn.Embedding):
             return int(self.backbone.config.max_position_embeddings)
-        # RoBERTa's kind counts places from behind the padding token's
+        # RoBERTa's positions start after the padding token's index
         return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
 
     def forward(
@@ -99,26 +99,36 @@ class ExitModel(PreTrainedModel):
         labels: Tensor | None = None,
         tap: Tap | None = None,
     ) -> ExitOutput:
-        """Runs every layer and every exit; `loss` is the mean of the exits' losses."""
+        """Runs every layer and every exit. `loss` is the mean over exits."""
+        states = self.exit_states(input_ids, attention_mask, token_type_ids, tap)
+        outputs = [self.heads(exit, hidden, attention_mask) for exit, hidden in enumerate(states)]
+        exit_logits = torch.stack([logits for logits, _ in outputs], dim=1)
+        losses = None if labels is None else task_loss(exit_logits, labels, str(self.config.problem_type))
+        return ExitOutput(
+            loss=None if losses is None else losses.mean(),
+            logits=exit_logits[:, -1],
+            exit_logits=exit_logits,
+            exit_gates=torch.stack([gate for _, gate in outputs], dim=1) if self.heads.gate else None,
+            exit_weights=self.exit_weights.clone() if self.config.learned_weights else None,
+        )
+
+    def exit_states(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        tap: Tap | None = None,
+    ) -> Iterator[Tensor]:
+        """The input of each head in turn: hidden states (examples, length, width)."""
         adapter, backbone = self.adapter, self.backbone
         hidden = adapter.embed(backbone, input_ids, attention_mask, token_type_ids)
         context = adapter.context(backbone, hidden, attention_mask)
-        answers: list[tuple[Tensor, Any]] = []
-        for index in range(self.config.num_layers):
-            hidden = adapter.layer(backbone, index, hidden, context)
-            if index + 1 in self.config.exits:
-                seen, hidden = tap(len(answers), hidden) if tap else (hidden, hidden)
-                answers.append(self.heads(len(answers), adapter.norm(backbone, seen), attention_mask))
-        exit_logits = torch.stack([logits for logits, _ in answers], dim=1)
-        return ExitOutput(
-            loss=None
-            if labels is None
-            else task_loss(exit_logits, labels, str(self.config.problem_type)).mean(),
-            logits=exit_logits[:, -1],
-            exit_logits=exit_logits,
-            exit_gates=torch.stack([gate for _, gate in answers], dim=1) if self.heads.gate else None,
-            exit_weights=self.exit_weights.clone() if self.config.learned_weights else None,
-        )
+        for layer in range(1, self.config.num_layers + 1):
+            hidden = adapter.layer(backbone, layer - 1, hidden, context)
+            if layer in self.config.exits:
+                exit = self.config.exits.index(layer)
+                to_head, hidden = tap(exit, hidden) if tap else (hidden, hidden)
+                yield adapter.norm(backbone, to_head)
 
     @classmethod
     def from_encoder(
@@ -131,18 +141,18 @@ class ExitModel(PreTrainedModel):
         labels: Sequence[str] | None = None,
         **options: Any,
     ) -> Self:
-        """Exits on a pretrained encoder, or on a fine-tuned classifier, which becomes the last exit.
+        """Adds exits to a pretrained encoder, or to a fine-tuned classifier, which becomes the last exit.
 
         Args:
-            encoder: a hub name, a folder, or a loaded transformers model.
-            num_labels: how many outputs; by default as many as `labels`, or as the fine-tuned classifier has.
+            encoder: a name on the Hugging Face Hub, a folder, or a loaded transformers model.
+            num_labels: the number of outputs; by default that of `labels` or of the fine-tuned classifier.
             exits: layers from 1, or k for every k-th layer; the last layer always has one. Empty: every layer.
-            head: settings of the heads; by default the family's pooling with a pooler for each exit.
-            problem_type: as transformers names it; guessed from `num_labels` by default.
+            head: options of the heads; by default the backbone's pooling and a pooler for each exit.
+            problem_type: as named in transformers; by default derived from `num_labels`.
             labels: names of the classes.
-            options: go to transformers' `from_pretrained`, such as `revision`.
+            options: passed to transformers' `from_pretrained`, such as `revision`.
         """
-        source = load(encoder, options)
+        source = load_encoder(encoder, options)
         base: Any = source.base_model
         adapter = adapter_of(source.config)
         kinds = [kind.__name__ for kind in type(source).mro()]
@@ -150,42 +160,42 @@ class ExitModel(PreTrainedModel):
         if num_labels is None:
             num_labels = len(labels) if labels else int(source.config.num_labels or 2)
         if final is not None and final.classifier.out_features != num_labels:
-            final = None  # another task: its encoder is taken, its answers are not
+            final = None  # fine-tuned for another task: only its encoder is used
         values = {
             "encoder_config": copy.deepcopy(base.config),
             "exits": place_exits(exits, base.config.num_hidden_layers),
-            "head": head_settings(head, final).to_dict(),
+            "head": head_config(head, final).to_dict(),
             "problem_type": problem_type or (source.config.problem_type if final else None),
             "initializer_range": getattr(base.config, "initializer_range", 0.02),
             "id2label": label_names(labels, source.config if final else None, num_labels),
         }
         model = cls(ExitConfig.from_dict(values, attn_implementation=base.config._attn_implementation))
         model.backbone.load_state_dict(without_pooler(base.state_dict()))
-        model.start_heads(final, adapter.pooler(base))
+        model.init_heads(final, adapter.pooler(base))
         nn.Module.to(model, source.dtype)
         nn.Module.eval(model)
         return model
 
     @torch.no_grad()
-    def start_heads(self, final: FinalHead | None, pretrained: nn.Linear | None) -> None:
-        """Poolers start as copies of the pretrained one, the last exit as the fine-tuned classifier."""
+    def init_heads(self, final: FinalHead | None, pretrained: nn.Linear | None) -> None:
+        """Copies the pretrained pooler to all exits, and the fine-tuned classifier to the last."""
         dense = final.pooler if final else pretrained
         for pooler in self.heads.poolers if dense is not None else ():
-            fill(pooler.dense, dense)
+            copy_weights(pooler.dense, dense)
             if final and final.norm is not None:
-                fill(pooler.norm, final.norm)
+                copy_weights(pooler.norm, final.norm)
         if final:
-            fill(self.heads.classifiers[-1], final.classifier)
+            copy_weights(self.heads.classifiers[-1], final.classifier)
 
     def add_exit_weights(self) -> None:
-        """Weights of the exits' losses that learn, saved with the model."""
+        """Adds a learned weight for the loss of each exit but the last (ELBERT)."""
         if not self.config.learned_weights:
             self.config.learned_weights = True
             self.exit_weights = empty_exit_weights(self.config, self.device)
             self._init_weights(self)
 
     def add_gate(self) -> None:
-        """A gate that learns when an exit is right, saved with the model."""
+        """Adds a gate that learns to predict whether an exit is correct (BERxiT)."""
         if self.heads.gate is None:
             self.config.head["gate"] = True
             width = self.config.encoder_config.hidden_size
@@ -193,15 +203,15 @@ class ExitModel(PreTrainedModel):
             self._init_weights(self.heads.gate)
 
     def truncate(self, layers: int) -> Self:
-        """A shorter model of its own, whose answers are those of this one's exit at that layer.
+        """A copy of the first layers, whose last exit is this model's exit at that layer.
 
-        A policy is not carried over: its thresholds and its certificate speak of the deeper model.
+        The policy is not copied: its thresholds and its certificate are valid only for the deeper model.
         """
         if layers not in self.config.exits:
-            raise BadConfig(f"no exit at layer {layers} to end with; there are exits at {self.config.exits}")
+            raise BadConfig(f"layer {layers} has no exit; there are exits at {self.config.exits}")
         kept = [layer for layer in self.config.exits if layer <= layers]
         values = self.config.to_dict() | {"exits": kept, "policy": None}
-        values["encoder_config"] |= self.adapter.truncated(self.config.encoder_config, layers)
+        values["encoder_config"] |= self.adapter.truncation(self.config.encoder_config, layers)
         values["head"]["final_pooling"] = self.heads.poolings[len(kept) - 1]
         attention = self.backbone.config._attn_implementation
         shorter = type(self)(ExitConfig.from_dict(values, attn_implementation=attention))
@@ -217,7 +227,7 @@ class ExitModel(PreTrainedModel):
         return shorter
 
     def fingerprint(self) -> str:
-        """Names these weights and this shape: traces and certificates say with it whom they speak of."""
+        """A hash of weights, exits and head options. Traces and certificates store it to identify the model."""
         digest = hashlib.sha256(repr((self.config.exits, self.config.head)).encode())
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
@@ -225,12 +235,12 @@ class ExitModel(PreTrainedModel):
         return digest.hexdigest()[:16]
 
     def is_finite(self) -> bool:
-        """Whether no weight is NaN or infinite."""
+        """Whether all weights are finite."""
         return all(bool(weight.isfinite().all()) for weight in self.state_dict().values())
 
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Self:
-        """As transformers' own; safetensors only, as pickled weights can hold code."""
+        """As in transformers, but safetensors only: pickled weights can contain code."""
         return super().from_pretrained(*args, **{"use_safetensors": True, **options})
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -255,11 +265,11 @@ def task_loss(exit_logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
     return functional.binary_cross_entropy_with_logits(exit_logits, every, reduction="none").mean(dim=(0, 2))
 
 
-def load(encoder: str | Path | PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:
-    """An encoder, with its classifier where it has one, and without a pooler that was never trained."""
+def load_encoder(encoder: str | Path | PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:
+    """Loads an encoder, with its classifier if it has one, without a pooler that is not in the checkpoint."""
     if isinstance(encoder, PreTrainedModel):
         if options:
-            raise BadConfig(f"{', '.join(options)}: the model is loaded already; say this where it is loaded")
+            raise BadConfig(f"the model is already loaded; pass {', '.join(options)} where you load it")
         return encoder
     try:
         config = AutoConfig.from_pretrained(encoder, **options)
@@ -277,7 +287,7 @@ def load(encoder: str | Path | PreTrainedModel, options: dict[str, Any]) -> PreT
     if missing:
         raise CannotLoad(
             f"{encoder} lacks {len(missing)} weights of a {type(model).__name__}, such as {', '.join(missing[:3])}. "
-            "Mend it, or load the part that it has with transformers and pass that model."
+            "Fix the checkpoint, or load the part you need with transformers and pass that model."
         )
     return cast(PreTrainedModel, model)
 
@@ -293,15 +303,16 @@ def is_classifier(architectures: Iterable[str]) -> bool:
 
 
 def place_exits(exits: int | Sequence[int], layers: int) -> list[int]:
-    asked: list[Any] = list(exits) if isinstance(exits, Iterable) else [exits]
-    if not all(is_count(layer) and 1 <= layer <= layers for layer in asked):
+    chosen: list[Any] = list(exits) if isinstance(exits, Iterable) else [exits]
+    if not all(is_count(layer) and 1 <= layer <= layers for layer in chosen):
         raise BadConfig(f"exits={exits!r} of {layers} layers: choose whole numbers from 1 to {layers}")
     if isinstance(exits, int):
-        asked = list(range(exits, layers + 1, exits))
-    return [*asked, layers] if asked else []
+        chosen = list(range(exits, layers + 1, exits))
+    return [*chosen, layers] if chosen else []
 
 
-def head_settings(head: HeadConfig | dict[str, Any] | None, final: FinalHead | None) -> HeadConfig:
+def head_config(head: HeadConfig | dict[str, Any] | None, final: FinalHead | None) -> HeadConfig:
+    """The head options, adapted to the fine-tuned classifier that becomes the last exit, if any."""
     if not isinstance(head, HeadConfig):
         head = HeadConfig.from_dict(head or {})
     if final is None:
@@ -313,8 +324,8 @@ def head_settings(head: HeadConfig | dict[str, Any] | None, final: FinalHead | N
         clash.append("pooler")
     if clash:
         raise BadOption(
-            f"the fine-tuned classifier becomes the last exit and keeps its own {', '.join(clash)}; "
-            "leave that out, or pass the plain encoder"
+            f"the fine-tuned classifier becomes the last exit and determines {', '.join(clash)} of the heads; "
+            "omit this option, or pass the encoder without its classifier"
         )
     return replace(head, norm_eps=final.norm.eps if final.norm else head.norm_eps, **fixed)
 
@@ -333,8 +344,8 @@ def without_pooler(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in weights.items() if not name.startswith("pooler.")}
 
 
-def fill(target: Any, source: Any) -> None:
-    """Copies weight and bias; a source without bias is one whose bias is zero."""
+def copy_weights(target: Any, source: Any) -> None:
+    """Copies weight and bias; without a bias in the source, the target's is set to zero."""
     target.weight.copy_(source.weight)
     if source.bias is None:
         target.bias.zero_()

@@ -1,4 +1,4 @@
-"""Every backbone in the registry, run layer by layer, against transformers' own forward."""
+"""Every backbone, run layer by layer, equals transformers' forward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ def test_layer_by_layer_equals_forward(
 
 @every_backbone
 @torch.no_grad()
-def test_dropping_rows_half_way_changes_nothing_for_the_rest(
+def test_dropping_rows_half_way_does_not_change_the_other_rows(
     name: str, tiny_encoder: Callable[..., PreTrainedModel], padded: Inputs
 ) -> None:
     model, rows = tiny_encoder(name), torch.tensor([2, 0])
@@ -64,7 +64,7 @@ def test_dropping_rows_half_way_changes_nothing_for_the_rest(
 
 @every_backbone
 @torch.no_grad()
-def test_trimming_padding_half_way_changes_nothing_for_the_rest(
+def test_trimming_padding_half_way_does_not_change_the_tokens(
     name: str, tiny_encoder: Callable[..., PreTrainedModel], padded: Inputs
 ) -> None:
     model, rows = tiny_encoder(name), torch.tensor([0, 1, 4])
@@ -80,7 +80,7 @@ def test_trimming_padding_half_way_changes_nothing_for_the_rest(
 
 @every_backbone
 @torch.no_grad()
-def test_without_a_mask_nothing_is_padded(
+def test_no_mask_means_no_padding(
     name: str, tiny_encoder: Callable[..., PreTrainedModel], padded: Inputs
 ) -> None:
     model = tiny_encoder(name)
@@ -93,32 +93,32 @@ def test_without_a_mask_nothing_is_padded(
     torch.testing.assert_close(norm(model, hidden), model(input_ids=ids).last_hidden_state)
 
 
-def test_segments_reach_the_encoder(tiny_encoder: Callable[..., PreTrainedModel], padded: Inputs) -> None:
-    model, segments = tiny_encoder("bert"), torch.ones_like(padded["input_ids"])
-    hidden = BACKBONES["bert"].embed(model, padded["input_ids"], None, segments)
-    assert torch.equal(hidden, model.embeddings(input_ids=padded["input_ids"], token_type_ids=segments))
+def test_token_types_reach_the_encoder(tiny_encoder: Callable[..., PreTrainedModel], padded: Inputs) -> None:
+    model, types = tiny_encoder("bert"), torch.ones_like(padded["input_ids"])
+    hidden = BACKBONES["bert"].embed(model, padded["input_ids"], None, types)
+    assert torch.equal(hidden, model.embeddings(input_ids=padded["input_ids"], token_type_ids=types))
     assert not torch.equal(hidden, embed(model, padded))
 
 
 @pytest.mark.parametrize("name", ["xlm-roberta-xl", "rembert", "megatron-bert", "gpt2", "nonsense"])
-def test_an_unlisted_type_is_refused_with_the_known_ones_and_the_page(name: str) -> None:
+def test_an_unsupported_type_is_refused_with_the_supported_ones_and_the_docs(name: str) -> None:
     with pytest.raises(UnknownName, match=r"bert.*modernbert.*docs/backbones\.md"):
         backbone_for(name)
 
 
-def test_albert_counts_groups_as_transformers_does(
+def test_albert_assigns_layers_to_groups_as_transformers_does(
     tiny_encoder: Callable[..., PreTrainedModel], padded: Inputs
 ) -> None:
-    # 18 layers in 14 groups is where integer division would take another group
+    # with 18 layers in 14 groups, integer division would give another group
     model = tiny_encoder("albert", layers=18, num_hidden_groups=14)
     with torch.no_grad():
         hidden = run(model, padded, range(18), embed(model, padded))
         assert torch.equal(hidden, model(**padded).last_hidden_state)
 
 
-def test_albert_is_cut_only_where_a_group_ends() -> None:
+def test_albert_is_truncated_only_at_the_end_of_a_group() -> None:
     config = AutoConfig.for_model("albert", num_hidden_layers=12, num_hidden_groups=3)
     albert = BACKBONES["albert"]
-    assert albert.truncated(config, 8) == {"num_hidden_layers": 8, "num_hidden_groups": 2}
+    assert albert.truncation(config, 8) == {"num_hidden_layers": 8, "num_hidden_groups": 2}
     with pytest.raises(BadOption, match="share weights"):
-        albert.truncated(config, 6)
+        albert.truncation(config, 6)

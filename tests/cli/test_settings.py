@@ -5,9 +5,10 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from transformers import TrainingArguments
 
 from offramp import RECIPES
-from offramp.cli.settings import parse_recipe
+from offramp.cli.settings import parse_recipe, parse_training_arguments
 from offramp.errors import BadOption, UnknownName
 from offramp.recipes import Recipe
 
@@ -53,3 +54,30 @@ def test_settings_reach_the_recipe() -> None:
 def test_an_unknown_name_is_refused_with_a_hint(text: str, error: type[Exception], hint: str) -> None:
     with pytest.raises(error, match=hint):
         parse_recipe(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("save_strategy=no", "no"),
+        ("eval_strategy=no", "no"),
+        ("bf16=no", False),
+        ("max_steps=5e2", 500),
+        ("learning_rate=5e-5", 5e-5),
+        ("run_name=12", "12"),
+        ("data_seed=null", None),
+        ("lr_scheduler_kwargs={num_cycles: 2}", {"num_cycles": 2}),
+    ],
+)
+def test_a_training_argument_has_the_type_of_its_field(text: str, value: Any) -> None:
+    name = text.partition("=")[0]
+    parsed = parse_training_arguments([text])
+    assert parsed == {name: value}
+    assert type(parsed[name]) is type(value)
+    TrainingArguments("unused", **parsed)
+
+
+@pytest.mark.parametrize("text", ["seed=x", "bf16=maybe", "max_steps=1.5"])
+def test_a_training_argument_of_another_type_is_refused(text: str) -> None:
+    with pytest.raises(BadOption, match=f"--argument {text}: expected"):
+        parse_training_arguments([text])

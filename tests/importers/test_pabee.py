@@ -46,4 +46,4 @@ def test_dropout_before_a_classifier_is_kept(family: str, dropout: float, old: C
     model.add_linear("bert.pooler.dense" if family == "bert" else "albert.pooler", 16)
     for layer in range(model.layers):
         model.add_linear(f"classifiers.{layer}", 2)
-    assert import_weights(model.weights, model.config).model.heads.dropout.p == dropout
+    assert import_weights(model.weights, model.config).model.heads.dropouts[0].p == dropout

@@ -1,4 +1,4 @@
-"""A tiny task, tokenizer and model to train."""
+"""A tiny task, tokenizer and model, and `fit`, which trains them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from transformers import BertTokenizer, PreTrainedModel, TrainingArguments
 
-from offramp import ExitModel, Task
-from offramp.training import default_arguments
+from offramp import ExitModel, Recipe, Task, train
+from offramp.training import Trained, default_arguments
+
+TRAIN_OPTIONS = {"tokenizer", "max_length", "early_stopping", "callbacks"}
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "plot", "a", "very", "not"]
 
@@ -29,7 +31,7 @@ LABELS = {
 
 @pytest.fixture
 def tiny_task(tmp_path: Path) -> Callable[..., Task]:
-    """tiny_task("regression", rows=24) -> good films and bad ones, in files."""
+    """tiny_task("regression", rows=24) -> reviews of good and bad films."""
 
     def make(
         problem_type: str = "single_label_classification", rows: int = 24, labelled: bool = True
@@ -55,7 +57,7 @@ def tiny_task(tmp_path: Path) -> Callable[..., Task]:
 
 @pytest.fixture
 def tiny_model(tiny_encoder: Callable[..., PreTrainedModel]) -> Callable[..., ExitModel]:
-    """The same start every time, without dropout unless asked for."""
+    """tiny_model(num_labels=2, dropout=0.0, layers=3, ...) -> the same weights every time."""
 
     def make(num_labels: int = 2, dropout: float = 0.0, layers: int = 3, **options: Any) -> ExitModel:
         encoder = tiny_encoder(
@@ -73,21 +75,54 @@ def tiny_model(tiny_encoder: Callable[..., PreTrainedModel]) -> Callable[..., Ex
 
 
 @pytest.fixture
-def quick() -> Callable[..., TrainingArguments]:
-    """Arguments for six quick steps in a folder."""
+def quick_options() -> dict[str, Any]:
+    """TrainingArguments for six quick steps, without evaluation."""
+    return {
+        "per_device_train_batch_size": 8,
+        "num_train_epochs": 2,
+        "learning_rate": 5e-3,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "load_best_model_at_end": False,
+    }
 
-    def make(folder: Path, **changes: Any) -> TrainingArguments:
-        settings = {
-            "per_device_train_batch_size": 8,
-            "num_train_epochs": 2,
-            "learning_rate": 5e-3,
-            "report_to": "none",
-            "disable_tqdm": True,
-            "use_cpu": True,
-            "save_strategy": "no",
-            "eval_strategy": "no",
-            "load_best_model_at_end": False,
-        }
-        return default_arguments(folder, **{**settings, **changes})
 
-    return make
+@pytest.fixture
+def quick(quick_options: dict[str, Any]) -> Callable[..., TrainingArguments]:
+    """quick(folder, max_steps=2) -> TrainingArguments for a quick run in a folder."""
+    return lambda folder, **changes: default_arguments(folder, **{**quick_options, **changes})
+
+
+@pytest.fixture
+def fit(
+    tiny_model: Callable[..., ExitModel],
+    tiny_task: Callable[..., Task],
+    tokenizer: BertTokenizer,
+    quick: Callable[..., TrainingArguments],
+    tmp_path: Path,
+) -> Callable[..., Trained]:
+    """fit("pabee", model, task, folder="run", max_steps=2) -> trains in tmp_path/run; a new model unless given.
+
+    Options of `train` go to it, all others are TrainingArguments.
+    """
+
+    def fit(
+        recipe: str | Recipe = "pabee",
+        model: ExitModel | None = None,
+        task: Task | None = None,
+        folder: str = "run",
+        **options: Any,
+    ) -> Trained:
+        own = {name: options.pop(name) for name in TRAIN_OPTIONS & options.keys()}
+        return train(
+            model or tiny_model(),
+            task or tiny_task(),
+            recipe,
+            quick(tmp_path / folder, **options),
+            **{"tokenizer": tokenizer, **own},
+        )
+
+    return fit

@@ -1,4 +1,4 @@
-"""What a recipe does to gradients reaches the step, against gradients worked out here from plain losses."""
+"""The gradients of a training step, against gradients computed here from the plain losses."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,14 +26,14 @@ def model(tiny_model: Callable[..., ExitModel]) -> ExitModel:
     with torch.no_grad():
         for classifier in model.heads.classifiers:
             classifier.weight.normal_(0, 2)
-        # the last exit looks at the same vector from the other side, so that its loss pulls against the inner ones
+        # the opposite of an inner exit, so that their gradients conflict
         model.heads.poolers[2].dense.load_state_dict(model.heads.poolers[1].dense.state_dict())
         model.heads.classifiers[2].weight.copy_(-model.heads.classifiers[1].weight)
     return model
 
 
-def stepped(model: ExitModel, phase: Phase, folder: Path, quick: Quick) -> dict[str, Tensor]:
-    """The gradients that a training step of the phase leaves."""
+def step_gradients(model: ExitModel, phase: Phase, folder: Path, quick: Quick) -> dict[str, Tensor]:
+    """The gradients after a training step of the phase."""
     trainer = PhaseTrainer(model, phase, "films", args=quick(folder))
     trainer.current_gradient_accumulation_steps = 1
     model.zero_grad()
@@ -73,8 +73,8 @@ def test_projection_removes_the_conflict_from_the_layers_below_the_last_inner_ex
     ]
     dot = sum(float((a[name] * b[name]).sum()) for name in chosen)
     size = sum(float((a[name] ** 2).sum()) for name in chosen)
-    assert dot < 0, "the losses of this model pull apart"
-    found = stepped(model, Phase(split_total, gradients="projected", anchor=anchor), tmp_path, quick)
+    assert dot < 0, "the gradients of this model conflict"
+    found = step_gradients(model, Phase(split_total, gradients="projected", anchor=anchor), tmp_path, quick)
     for name, gradient in found.items():
         expected = a[name] + b[name] - (dot / size * a[name] if name in chosen else 0)
         torch.testing.assert_close(gradient, expected, msg=name)
@@ -85,7 +85,9 @@ def test_gradients_by_depth_divide_an_exits_loss_by_the_exits_from_there_on(
 ) -> None:
     first, second, last = terms(model)
     expected = gradients(model, first / 3 + second / 2 + last)
-    for name, gradient in stepped(model, Phase(losses.total, gradients="by_depth"), tmp_path, quick).items():
+    for name, gradient in step_gradients(
+        model, Phase(losses.total, gradients="by_depth"), tmp_path, quick
+    ).items():
         torch.testing.assert_close(gradient, expected[name], msg=name)
 
 
@@ -93,7 +95,7 @@ def test_equilibrium_gives_each_layer_the_mean_of_the_exits_above(
     model: ExitModel, quick: Quick, tmp_path: Path
 ) -> None:
     first, second, last = (gradients(model, loss) for loss in terms(model))
-    found = stepped(model, Phase(losses.total, gradients="equilibrium"), tmp_path, quick)
+    found = step_gradients(model, Phase(losses.total, gradients="equilibrium"), tmp_path, quick)
     query = "backbone.encoder.layer.{}.attention.self.query.weight"
     mean_of_three = (first[query.format(0)] + second[query.format(0)] + last[query.format(0)]) / 3
     torch.testing.assert_close(found[query.format(0)], mean_of_three)

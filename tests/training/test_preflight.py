@@ -1,4 +1,4 @@
-"""What does not go together is said before any work: model, task, recipe, arguments."""
+"""Models, tasks, recipes and arguments that do not fit together are refused before any work."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,24 +8,30 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertTokenizer, TrainingArguments
+from transformers import BertTokenizer
 
-from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses, train
+from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses
 from offramp.errors import BadData, BadOption, Incompatible, UnknownName
-from offramp.training.preflight import in_order
+from offramp.training import Trained
+from offramp.training.preflight import match_labels
 
 Make = Callable[..., ExitModel]
 MakeTask = Callable[..., Task]
-Quick = Callable[..., TrainingArguments]
+Fit = Callable[..., Trained]
 
 
-def test_freezing_everything_is_refused_with_another_recipe(
-    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
+def test_freezing_every_parameter_is_refused_with_other_recipes_to_use(
+    fit: Fit, tiny_model: Make, tmp_path: Path
 ) -> None:
     model = tiny_model(head={"pooler": "shared", "classifier": "shared"})
     with pytest.raises(Incompatible, match="pabee"):
-        train(model, tiny_task(), "deebert", quick(tmp_path / "run"), tokenizer=tokenizer)
-    assert not (tmp_path / "run").exists(), "nothing was begun"
+        fit("deebert", model)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_inner_exits_needs_the_recipe_final(fit: Fit, tiny_model: Make) -> None:
+    with pytest.raises(Incompatible, match="'final'"):
+        fit("deebert", tiny_model(exits=[3]))
 
 
 @pytest.mark.parametrize(
@@ -35,193 +41,139 @@ def test_freezing_everything_is_refused_with_another_recipe(
         ({"problem_type": "multi_label_classification"}, "problem_type='single_label_classification'"),
     ],
 )
-def test_a_model_that_does_not_fit_the_task_is_told_how_to_make_one(
-    model_options: dict[str, Any],
-    cause: str,
-    tiny_model: Make,
-    tiny_task: MakeTask,
-    tokenizer: BertTokenizer,
-    quick: Quick,
-    tmp_path: Path,
+def test_a_model_for_another_task_is_refused_with_the_option_to_pass(
+    model_options: dict[str, Any], cause: str, fit: Fit, tiny_model: Make
 ) -> None:
     with pytest.raises(BadOption, match=cause):
-        train(tiny_model(**model_options), tiny_task(), args=quick(tmp_path / "run"), tokenizer=tokenizer)
+        fit(model=tiny_model(**model_options))
 
 
 @pytest.mark.parametrize("recipe", ["pabee", "fastbert"])
-def test_a_task_without_examples_to_learn_from_is_refused(
-    recipe: str, tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
-) -> None:
-    whole = tiny_task()
-    task = replace(whole, splits={"validation": whole.splits["validation"]})
-    with pytest.raises(BadOption, match="no split to learn from"):
-        train(tiny_model(), task, recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
-    assert not (tmp_path / "run").exists(), "nothing was begun"
+def test_a_task_without_a_train_split_is_refused(recipe: str, fit: Fit, tiny_task: MakeTask) -> None:
+    task = tiny_task()
+    with pytest.raises(BadOption, match="no train split"):
+        fit(recipe, task=replace(task, splits={"validation": task.splits["validation"]}))
 
 
 @pytest.mark.parametrize("max_length", [-1, 0, 4])
-def test_texts_cannot_be_cut_to_nothing(
-    max_length: int,
-    tiny_model: Make,
-    tiny_task: MakeTask,
-    tokenizer: BertTokenizer,
-    quick: Quick,
-    tmp_path: Path,
-) -> None:
-    args = quick(tmp_path / "run")
+def test_a_max_length_without_room_for_text_is_refused(max_length: int, fit: Fit) -> None:
     with pytest.raises(BadOption, match="at least 5 tokens"):
-        train(tiny_model(), tiny_task(), args=args, tokenizer=tokenizer, max_length=max_length)
+        fit(max_length=max_length)
 
 
-def test_unlabelled_text_needs_a_recipe_that_can_do_without(
-    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
-) -> None:
+def test_unlabelled_text_needs_a_recipe_without_labels(fit: Fit, tiny_task: MakeTask) -> None:
     with pytest.raises(Incompatible, match="fastbert"):
-        train(tiny_model(), tiny_task(labelled=False), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
+        fit("pabee", task=tiny_task(labelled=False))
 
 
-def test_a_model_without_inner_exits_is_for_the_recipe_final(
-    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
-) -> None:
-    with pytest.raises(Incompatible, match="'final'"):
-        train(tiny_model(exits=[3]), tiny_task(), "deebert", quick(tmp_path / "run"), tokenizer=tokenizer)
-    assert not (tmp_path / "run").exists(), "nothing was begun"
-
-
-def test_no_tokenizer_is_said_plainly(
-    tiny_model: Make, tiny_task: MakeTask, quick: Quick, tmp_path: Path
-) -> None:
+def test_a_missing_tokenizer_is_reported_with_the_argument_to_pass(fit: Fit) -> None:
     with pytest.raises(BadOption, match="tokenizer="):
-        train(tiny_model(), tiny_task(), "pabee", quick(tmp_path / "run"))
+        fit(tokenizer=None)
 
 
-def test_a_misspelt_recipe_names_the_nearest(tiny_model: Make, tiny_task: MakeTask) -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'romebert'"):
-        train(tiny_model(), tiny_task(), "rombert")
+def test_a_misspelt_recipe_suggests_the_nearest(fit: Fit) -> None:
+    with pytest.raises(UnknownName, match="romebert"):
+        fit("rombert")
 
 
-def test_a_model_that_names_its_labels_keeps_their_order(
-    tiny_classifier: Callable[..., Any],
-    tiny_task: MakeTask,
-    tokenizer: BertTokenizer,
-    quick: Quick,
-    tmp_path: Path,
+def test_a_model_with_label_names_keeps_their_order(
+    fit: Fit, tiny_classifier: Callable[..., Any], tiny_task: MakeTask, tokenizer: BertTokenizer
 ) -> None:
-    plain = tiny_classifier(
-        "bert", pad_token_id=0, id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1}
-    )
-    model = ExitModel.from_encoder(plain)
-    task = tiny_task()
-    assert task.labels == ("no", "yes")
-    recipe = RECIPES["deebert"](fine_tune=False)
-    trained = train(model, task, recipe, quick(tmp_path / "run", num_train_epochs=30), tokenizer=tokenizer)
-    assert model.config.id2label == {0: "yes", 1: "no"}
+    names = {"id2label": {0: "yes", 1: "no"}, "label2id": {"yes": 0, "no": 1}}
+    model = ExitModel.from_encoder(tiny_classifier("bert", pad_token_id=0, **names))
+    assert tiny_task().labels == ("no", "yes")
+    trained = fit(RECIPES["deebert"](fine_tune=False), model, num_train_epochs=30)
+    assert model.config.id2label == names["id2label"]
     assert trained.scores["acc"][0] > 0.9, "inner exits learned in the model's order"
     with torch.no_grad():
         tokens = tokenizer("a very good film", return_tensors="pt")
         assert model(**tokens).exit_logits[0, 0].argmax() == 0
 
 
-def test_labels_that_the_model_does_not_know_are_refused(
-    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
-) -> None:
-    model = tiny_model(labels=["ham", "spam"])
+def test_labels_that_the_model_does_not_have_are_refused(fit: Fit, tiny_model: Make) -> None:
     with pytest.raises(BadData, match="ham, spam; films has no, yes"):
-        train(model, tiny_task(), "pabee", quick(tmp_path / "run"), tokenizer=tokenizer)
+        fit(model=tiny_model(labels=["ham", "spam"]))
 
 
-def test_a_fresh_roberta_takes_the_labels_of_mnli(make_model: Make) -> None:
+def test_a_new_roberta_gets_the_labels_of_mnli(make_model: Make) -> None:
     model, task = make_model("roberta", num_labels=3), Task.named("mnli")
-    assert in_order(model, task).labels == task.labels
+    assert match_labels(model, task).labels == task.labels
     assert [*model.config.id2label.values()] == [*(task.labels or ())]
 
 
-def test_labels_that_are_numbers_take_the_models_names(tiny_model: Make, tiny_task: MakeTask) -> None:
+def test_numeric_labels_get_the_names_of_the_model(tiny_model: Make, tiny_task: MakeTask) -> None:
     model = tiny_model(labels=["ham", "spam"])
     task = replace(tiny_task(), labels=("0", "1"))
-    assert in_order(model, task).labels == ("0", "1")
+    assert match_labels(model, task).labels == ("0", "1")
     assert model.config.id2label == {0: "ham", 1: "spam"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "early_stopping", "cause"),
+    ("options", "cause"),
     [
-        ({"label_smoothing_factor": 0.1}, None, "smooth"),
-        ({"num_train_epochs": 0}, None, "num_train_epochs=0"),
-        ({}, 2, "validation split"),
-        ({}, -1, "early_stopping=-1"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+        ({"save_only_model": True}, "save_only_model"),
+        ({"num_train_epochs": 0}, "num_train_epochs=0"),
+        ({"early_stopping": 2}, "validation split"),
+        ({"early_stopping": -1}, "early_stopping=-1"),
     ],
 )
-def test_arguments_that_would_do_nothing_are_refused(
-    changes: dict[str, Any],
-    early_stopping: int | None,
-    cause: str,
-    tiny_model: Make,
-    tiny_task: MakeTask,
-    tokenizer: BertTokenizer,
-    quick: Quick,
-    tmp_path: Path,
-) -> None:
-    args = quick(tmp_path / "run", **changes)
+def test_unsupported_arguments_are_refused(options: dict[str, Any], cause: str, fit: Fit) -> None:
     with pytest.raises(BadOption, match=cause):
-        train(tiny_model(), tiny_task(), args=args, tokenizer=tokenizer, early_stopping=early_stopping)
+        fit(**options)
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "cause"),
     [
-        lambda: Recipe("empty", ()),
-        lambda: Phase(losses.final, trainable="heads"),
-        lambda: RECIPES["romebert"](kind="rwa"),
-        lambda: RECIPES["elbert"](weights="equall"),
-        lambda: RECIPES["elasticbert"](groups=0),
-        lambda: RECIPES["elasticbert"](groups=1.5),
-        lambda: RECIPES["elasticbert"](groups="two"),
-        lambda: RECIPES["elbert"](rate="fast"),
-        lambda: RECIPES["romebert"](gamma=1.1),
-        lambda: RECIPES["romebert"](temperature=0),
-        lambda: RECIPES["romebert"](beta=-1),
-        lambda: RECIPES["romebert"](span=0),
-        lambda: RECIPES["romebert"](momentum=5),
-        lambda: RECIPES["fastbert"](temperature=float("nan")),
-        lambda: RECIPES["deebert"](fine_tune="maybe"),
-        lambda: Phase(losses.final, epochs=0),
-        lambda: Recipe("mine", (Phase(losses.learned),), needs=("weight",)),
+        (lambda: Recipe("empty", ()), "no phases"),
+        (lambda: Phase(losses.final, trainable="heads"), "trainable='heads'"),
+        (lambda: RECIPES["romebert"](kind="rwa"), "'raw', 'ta'"),
+        (lambda: RECIPES["elbert"](weights="equall"), "'equal'"),
+        (lambda: RECIPES["elasticbert"](groups=0), "groups=0"),
+        (lambda: RECIPES["elasticbert"](groups=1.5), "whole number"),
+        (lambda: RECIPES["elasticbert"](groups="two"), "groups='two'"),
+        (lambda: RECIPES["elbert"](rate="fast"), "rate of exit_weights='fast'"),
+        (lambda: RECIPES["romebert"](gamma=1.1), "gamma=1.1"),
+        (lambda: RECIPES["romebert"](temperature=0), "temperature=0"),
+        (lambda: RECIPES["romebert"](beta=-1), "beta=-1"),
+        (lambda: RECIPES["romebert"](span=0), "span=0"),
+        (lambda: RECIPES["romebert"](momentum=5), "momentum=5"),
+        (lambda: RECIPES["fastbert"](temperature=float("nan")), "temperature=nan"),
+        (lambda: RECIPES["deebert"](fine_tune="maybe"), "fine_tune='maybe'"),
+        (lambda: Phase(losses.final, epochs=0), "epochs=0"),
+        (lambda: Recipe("mine", (Phase(losses.final),), needs=("weight",)), "needs='weight'"),
     ],
 )
-def test_a_setting_of_a_recipe_that_means_nothing_is_refused(make: Callable[[], Any]) -> None:
-    with pytest.raises(Incompatible):
+def test_a_recipe_option_out_of_range_is_refused(make: Callable[[], Any], cause: str) -> None:
+    with pytest.raises(BadOption, match=cause):
         make()
 
 
-def one_number(logits: Tensor, labels: Tensor, **_: Any) -> Any:
+def not_a_tuple(logits: Tensor, labels: Tensor, **_: Any) -> Any:
     return logits.sum()
 
 
 @pytest.mark.parametrize(
-    ("recipe", "error"),
+    ("phase", "error", "cause"),
     [
-        (Recipe("mine", (Phase(one_number),)), Incompatible),
-        (Recipe("mine", (Phase(losses.learned),)), AttributeError),  # without needs=("weights",)
+        (Phase(not_a_tuple), Incompatible, "tuple"),
+        (Phase(losses.total, gradients="projected"), Incompatible, "two terms"),
+        (Phase(losses.learned_weighted), AttributeError, "sigmoid"),  # without needs=("weights",)
     ],
 )
-def test_a_loss_that_cannot_work_fails_before_anything_is_begun(
-    recipe: Recipe,
-    error: type[Exception],
-    tiny_model: Make,
-    tiny_task: MakeTask,
-    tokenizer: BertTokenizer,
-    quick: Quick,
-    tmp_path: Path,
+def test_a_loss_that_cannot_work_fails_before_any_work(
+    phase: Phase, error: type[Exception], cause: str, fit: Fit, tmp_path: Path
 ) -> None:
-    with pytest.raises(error):
-        train(tiny_model(), tiny_task(), recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
+    with pytest.raises(error, match=cause):
+        fit(Recipe("mine", (phase,)))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_projection_needs_two_terms(
-    tiny_model: Make, tiny_task: MakeTask, tokenizer: BertTokenizer, quick: Quick, tmp_path: Path
-) -> None:
-    recipe = Recipe("mine", (Phase(losses.total, gradients="projected"),))
-    with pytest.raises(Incompatible, match="one term"):
-        train(tiny_model(), tiny_task(), recipe, quick(tmp_path / "run"), tokenizer=tokenizer)
+def test_a_refused_run_leaves_the_model_unchanged(fit: Fit, tiny_model: Make) -> None:
+    model = tiny_model()
+    before = model.config.to_dict()
+    with pytest.raises(Incompatible):
+        fit(Recipe("mine", (Phase(not_a_tuple),), needs=("gate", "weights")), model)
+    assert model.config.to_dict() == before
+    assert model.heads.gate is None

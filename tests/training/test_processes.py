@@ -1,4 +1,4 @@
-"""Two processes under `accelerate launch` take the step that one takes with their batches together."""
+"""Two processes under `accelerate launch` make the same steps as one process with the combined batch."""
 
 import os
 import subprocess
@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import BertTokenizer
 
-from offramp import RECIPES, ExitModel, Task, train
+from offramp import RECIPES, ExitModel, Task
+from offramp.training import Trained
 
 PROGRAM = """
 import sys
@@ -35,7 +36,7 @@ for name in RECIPES:
 """
 
 
-# accelerate's launcher for CPUs needs MPI; the one for GPUs starts any processes, and use_cpu=True makes them gloo's
+# accelerate's --cpu needs MPI; --multi_gpu just starts processes, and use_cpu=True makes them use gloo
 def launch(folder: Path, out: str, processes: int, batch: int) -> None:
     script = folder / "learn.py"
     script.write_text(PROGRAM, encoding="utf-8")
@@ -48,7 +49,7 @@ def launch(folder: Path, out: str, processes: int, batch: int) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_two_processes_learn_what_one_learns_from_the_combined_batch(
+def test_two_processes_equal_one_with_the_combined_batch(
     tiny_model: Callable[..., ExitModel],
     tiny_task: Callable[..., Task],
     tokenizer: BertTokenizer,
@@ -70,25 +71,19 @@ def test_two_processes_learn_what_one_learns_from_the_combined_batch(
 
 @pytest.mark.parametrize("anchor", ["final", "inner"])
 def test_projection_after_accumulation_equals_projection_of_the_whole_batch(
-    anchor: str,
-    tiny_model: Callable[..., ExitModel],
-    tiny_task: Callable[..., Task],
-    tokenizer: BertTokenizer,
-    quick: Callable[..., object],
-    tmp_path: Path,
+    anchor: str, fit: Callable[..., Trained]
 ) -> None:
-    models = [tiny_model() for _ in range(2)]
-    same = {"optim": "sgd", "learning_rate": 0.5, "weight_decay": 0.0, "warmup_steps": 0, "max_steps": 2}
-    same |= {"train_sampling_strategy": "sequential"}
-    for model, batch, parts in zip(models, (8, 2), (1, 4), strict=True):
-        args = quick(
-            tmp_path / str(parts),
-            per_device_train_batch_size=batch,
+    options = {"optim": "sgd", "learning_rate": 0.5, "weight_decay": 0.0, "warmup_steps": 0, "max_steps": 2}
+    options |= {"train_sampling_strategy": "sequential"}
+    whole, accumulated = (
+        fit(
+            RECIPES["romebert"](anchor=anchor),
+            folder=str(parts),
+            per_device_train_batch_size=8 // parts,
             gradient_accumulation_steps=parts,
-            **same,
-        )
-        train(model, tiny_task(), RECIPES["romebert"](anchor=anchor), args, tokenizer=tokenizer)
-    for (name, whole), in_parts in zip(
-        models[0].state_dict().items(), models[1].state_dict().values(), strict=True
-    ):
-        torch.testing.assert_close(in_parts, whole, atol=2e-6, rtol=1e-4, msg=name)
+            **options,
+        ).model.state_dict()
+        for parts in (1, 4)
+    )
+    for name, tensor in whole.items():
+        torch.testing.assert_close(accumulated[name], tensor, atol=2e-6, rtol=1e-4, msg=name)

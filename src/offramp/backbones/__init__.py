@@ -1,7 +1,7 @@
 """Backbones by transformers' `model_type`.
 
-An allow-list, not a guess: xlm-roberta-xl fits BERT's shape and would be silently wrong. A new line here
-adds the backbone to the tests that prove it (docs/backbones.md).
+An allow-list, because a similar module layout is not enough: xlm-roberta-xl would run as BERT and give wrong
+results. Every backbone listed here is tested against transformers (docs/backbones.md).
 """
 
 from offramp.backbones.albert import Albert
@@ -34,7 +34,7 @@ BACKBONES: dict[str, Backbone] = {
 def backbone_for(model_type: str) -> Backbone:
     if model_type not in BACKBONES:
         raise UnknownName(
-            f"no adapter for model_type={model_type!r}; have {', '.join(BACKBONES)}. "
+            f"model_type={model_type!r} is not supported; available: {', '.join(BACKBONES)}. "
             "See docs/backbones.md to add one."
         )
     return BACKBONES[model_type]

@@ -19,22 +19,22 @@ class Albert(Backbone):
         return hidden
 
     def layers(self, model: Any) -> nn.ModuleList:
-        """The groups: fewer than the layers that run through them."""
+        """The groups of layers; several layers can run through one group."""
         groups: nn.ModuleList = model.encoder.albert_layer_groups
         return groups
 
     def layer(self, model: Any, index: int, hidden: Tensor, context: Any) -> Tensor:
         return super().layer(model, group(model.config, index), hidden, context)
 
-    def truncated(self, config: Any, layers: int) -> dict[str, Any]:
+    def truncation(self, config: Any, layers: int) -> dict[str, Any]:
         groups = group(config, layers - 1) + 1
         shorter = {"num_hidden_layers": layers, "num_hidden_groups": groups}
         cut = type(config)(**{**config.to_dict(), **shorter})
         if any(group(cut, i) != group(config, i) for i in range(layers)):
             raise BadOption(
-                f"{layers} layers end inside a group of layers that share weights "
+                f"layer {layers} is inside a group of layers that share weights "
                 f"({config.num_hidden_layers} layers in {config.num_hidden_groups} groups); "
-                "cut at the end of a group"
+                "truncate at the end of a group"
             )
         return shorter
 
@@ -47,5 +47,5 @@ class Albert(Backbone):
 
 
 def group(config: Any, index: int) -> int:
-    # as transformers writes it: integer division differs for odd (layers, groups), e.g. layer 9 of (18, 14)
+    # as in transformers: integer division differs for odd (layers, groups), e.g. layer 9 of (18, 14)
     return int(index / (config.num_hidden_layers / config.num_hidden_groups))

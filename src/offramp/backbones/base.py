@@ -1,7 +1,7 @@
-"""What a backbone offers: a transformers encoder run one layer at a time, without modeling code of our own.
+"""Backbone: runs a transformers encoder one layer at a time, through the encoder's own modules.
 
-The methods here are BERT's shape, which most families share; a family overrides where it differs. A backbone
-holds no state: each method takes the transformers model.
+The methods here are BERT's, and other families override what differs. A backbone has no state: each method takes
+the transformers model.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from transformers.masking_utils import create_bidirectional_mask
 
 @dataclass(frozen=True)
 class FinalHead:
-    """The head of a fine-tuned `...ForSequenceClassification` model, in the terms of our heads."""
+    """The head of a fine-tuned `...ForSequenceClassification` model, as parts of a `Head`."""
 
     pooler: nn.Linear
     classifier: nn.Linear
@@ -24,10 +24,10 @@ class FinalHead:
 
 
 class Backbone:
-    """How one family of encoders is embedded, masked, run layer by layer and normed."""
+    """How one family of encoders embeds tokens and runs a layer."""
 
     pooling = "mean"
-    """What exits pool by default; docs/backbones.md gives the reasons."""
+    """The default pooling of exits; docs/backbones.md gives the reasons."""
 
     def embed(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
@@ -36,10 +36,10 @@ class Backbone:
         return hidden
 
     def context(self, model: Any, hidden: Tensor, attention_mask: Tensor | None) -> Any:
-        """What the layers need besides the hidden states. When rows or padding have gone it is built anew:
-        a mask may be None, 4-D, 2-D or a BlockMask, so it is never indexed."""
+        """The other inputs of a layer, such as the attention mask. After rows or padding are dropped it is built
+        again, not indexed: a mask may be None, 4-D, 2-D or a BlockMask."""
         if torch.compiler.is_exporting() and attention_mask is not None:
-            # the same in 3 operations instead of 24, which the graph of every stage would repeat
+            # the same in 3 operations instead of 24, which would be repeated in the graph of every stage
             lowest = torch.finfo(hidden.dtype).min
             return torch.where(attention_mask[:, None, None, :].bool(), 0.0, lowest)
         return create_bidirectional_mask(
@@ -55,15 +55,15 @@ class Backbone:
         return hidden
 
     def norm(self, model: Any, hidden: Tensor) -> Tensor:
-        """What stands between a layer and a head: nothing, or the final norm of a pre-norm family."""
+        """Applied to hidden states before a head: the final norm of a pre-norm family, otherwise nothing."""
         return hidden
 
-    def truncated(self, config: Any, layers: int) -> dict[str, Any]:
-        """The changes to a family's config that leave its first layers, each as it was."""
+    def truncation(self, config: Any, layers: int) -> dict[str, Any]:
+        """The changes to the encoder's config that keep only its first `layers` layers."""
         return {"num_hidden_layers": layers}
 
     def pooler(self, model: Any) -> nn.Linear | None:
-        """The dense layer of the encoder's own pooler, where the family has one."""
+        """The dense layer of the encoder's pooler, if it has one."""
         pooler = getattr(model, "pooler", None)
         return None if pooler is None else pooler.dense
 

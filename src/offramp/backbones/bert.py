@@ -9,18 +9,18 @@ from offramp.backbones.base import Backbone, FinalHead
 
 
 class Bert(Backbone):
-    """bert and ernie: the base shape as it stands."""
+    """bert and ernie."""
 
 
 class Roberta(Backbone):
-    """roberta, xlm-roberta, camembert, data2vec-text: as BERT, with a classification head of its own."""
+    """roberta, xlm-roberta, camembert, data2vec-text: as BERT, with another classification head."""
 
     def final_head(self, model: Any) -> FinalHead:
         return FinalHead(pooler=model.classifier.dense, classifier=model.classifier.out_proj)
 
 
 class RobertaPreLayerNorm(Roberta):
-    """Norms at the entry of a layer, so what leaves a layer is normed before a head."""
+    """Pre-norm: the output of a layer needs the final norm before a head."""
 
     def norm(self, model: Any, hidden: Tensor) -> Tensor:
         normed: Tensor = model.LayerNorm(hidden)
@@ -28,7 +28,7 @@ class RobertaPreLayerNorm(Roberta):
 
 
 class Electra(Backbone):
-    """Embeddings narrower than the layers are projected; the head has a gelu where BERT has a tanh."""
+    """Embeddings may be narrower than the layers; the head uses gelu, not tanh."""
 
     def embed(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None

@@ -1,4 +1,4 @@
-"""DeBERTa and DeBERTa-v2/v3: relative positions; v2 may have a convolution beside its first layer."""
+"""DeBERTa and DeBERTa-v2/v3: relative positions; v2 may have a convolution in its first layer."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from offramp.backbones.base import Backbone, FinalHead
 
 
 class Context(NamedTuple):
-    tokens: Tensor  # (examples, length): the plain mask, which the convolution wants
+    tokens: Tensor  # (examples, length): the input of the convolution
     mask: Tensor
     relative_positions: Tensor | None
     relative_embeddings: Tensor | None

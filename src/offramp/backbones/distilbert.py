@@ -1,4 +1,4 @@
-"""DistilBERT: BERT without segments; its head has a relu and no tanh."""
+"""DistilBERT: BERT without token types; its head uses relu, not tanh."""
 
 from typing import Any
 

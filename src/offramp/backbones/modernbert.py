@@ -1,4 +1,4 @@
-"""ModernBERT: pre-norm, rotary positions, layers that look at a window or at everything."""
+"""ModernBERT: pre-norm, rotary positions, layers with sliding-window or full attention."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from offramp.backbones.base import Backbone, FinalHead
 
 
 class Context(NamedTuple):
-    """Both by the layer's attention type."""
+    """Masks and positions by attention type."""
 
     masks: dict[str, Any]
     positions: dict[str, tuple[Tensor, Tensor]]
@@ -54,7 +54,7 @@ class ModernBert(Backbone):
         normed: Tensor = model.final_norm(hidden)
         return normed
 
-    def truncated(self, config: Any, layers: int) -> dict[str, Any]:
+    def truncation(self, config: Any, layers: int) -> dict[str, Any]:
         return {"num_hidden_layers": layers, "layer_types": config.layer_types[:layers]}
 
     def final_head(self, model: Any) -> FinalHead:

@@ -1,4 +1,4 @@
-"""MPNet: no segments, and one bias of relative positions for all layers."""
+"""MPNet: no token types, and one relative position bias for all layers."""
 
 from typing import Any, NamedTuple
 

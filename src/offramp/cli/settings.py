@@ -1,8 +1,9 @@
 """Settings typed as `key=value`: of recipes (`name:key=value,key=value`), heads and training arguments."""
 
 import inspect
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import yaml
 
@@ -37,13 +38,47 @@ def parse_settings(parts: Iterable[str]) -> dict[str, Any]:
     >>> parse_settings(["rate=5e-5", "gate=true", "kind=ta"])
     {'rate': 5e-05, 'gate': True, 'kind': 'ta'}
     """
-    settings = {}
+    return {key: parse_value(value) for key, value in split_pairs(parts)}
+
+
+def split_pairs(parts: Iterable[str]) -> Iterator[tuple[str, str]]:
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals:
             raise BadOption(f"{part!r}: expected key=value.")
-        settings[key.strip()] = parse_value(value.strip())
-    return settings
+        yield key.strip(), value.strip()
+
+
+def parse_training_arguments(pairs: Iterable[str]) -> dict[str, Any]:
+    """Fields of transformers' TrainingArguments, each converted to the type of the field.
+
+    >>> parse_training_arguments(["save_strategy=no", "tf32=no", "warmup_steps=100"])
+    {'save_strategy': 'no', 'tf32': False, 'warmup_steps': 100.0}
+    """
+    from transformers import TrainingArguments
+
+    types = {field.name: field.type for field in fields(TrainingArguments)}
+    arguments = {}
+    for name, text in split_pairs(pairs):
+        if name not in types:
+            raise BadOption(f"--argument: TrainingArguments has no {did_you_mean(name, types)}")
+        arguments[name] = convert(name, text, types[name])
+    return arguments
+
+
+def convert(name: str, text: str, hint: Any) -> Any:
+    """The text as one of the types of the hint; unchanged if it is none of them and the hint includes `str`."""
+    allowed = {get_origin(each) or each for each in get_args(hint) or (hint,)}
+    value = parse_value(text)
+    if float in allowed and type(value) is int:
+        return float(value)
+    if int in allowed and type(value) is float and value.is_integer():
+        return int(value)
+    if type(value) in allowed:
+        return value
+    if str in allowed:
+        return text
+    raise BadOption(f"--argument {name}={text}: expected {getattr(hint, '__name__', hint)}")
 
 
 def parse_value(text: str) -> Any:

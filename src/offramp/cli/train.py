@@ -1,6 +1,5 @@
 """offramp train: add exits to an encoder and train them with a recipe."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,8 +8,8 @@ from typer import Argument, Option
 from offramp.cli.command import Result
 from offramp.cli.data import HUB, TASK, ColumnOptions, find_task
 from offramp.cli.progress import training_progress
-from offramp.cli.settings import parse_recipe, parse_settings
-from offramp.errors import BadOption, CannotLoad, did_you_mean
+from offramp.cli.settings import parse_recipe, parse_settings, parse_training_arguments
+from offramp.errors import BadOption, CannotLoad
 from offramp.problems import REGRESSION, SINGLE_LABEL
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def train(
         "per_device_train_batch_size": batch_size,
         "seed": seed,
         "disable_tqdm": True,
-        **parse_arguments(argument or []),
+        **parse_training_arguments(argument or []),
     }
     args = default_arguments(out, **{name: value for name, value in changes.items() if value is not None})
     set_seed(args.seed)
@@ -151,17 +150,6 @@ def labels_of(config: Any) -> dict[str, Any]:
         return {"problem_type": config.problem_type}
     names = [name for _, name in sorted(config.id2label.items())]
     return {"labels": names, "problem_type": config.problem_type or SINGLE_LABEL}
-
-
-def parse_arguments(pairs: list[str]) -> dict[str, Any]:
-    from transformers import TrainingArguments
-
-    settings = parse_settings(pairs)
-    names = [field.name for field in fields(TrainingArguments)]
-    for name in settings:
-        if name not in names:
-            raise BadOption(f"TrainingArguments has no {did_you_mean(name, names)}")
-    return settings
 
 
 def load_or_add_exits(

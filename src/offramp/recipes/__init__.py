@@ -1,6 +1,6 @@
-"""Recipes by name. Each is a function whose arguments are the method's own settings.
+"""Recipes by name. Each is a function whose arguments are the options of the published method.
 
-A recipe of your own is a `Recipe`, passed to `train` as it is, or a function that gives one, put into `RECIPES`.
+Pass a `Recipe` of your own to `train`, or add a function that returns one to `RECIPES`.
 """
 
 from offramp.errors import UnknownName, did_you_mean
@@ -27,7 +27,7 @@ RECIPES: dict[str, RecipeMaker] = {
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe of that name, with its default settings."""
+    """The recipe of this name with default options."""
     if name not in RECIPES:
         raise UnknownName(f"unknown recipe {did_you_mean(name, RECIPES)}")
     return RECIPES[name]()

@@ -1,10 +1,11 @@
-"""A published way of training exits, as data: phases one after the other, each with its loss."""
+"""Recipe and Phase: a published way to train exits, as data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from offramp.errors import Incompatible
+from offramp.errors import BadOption
+from offramp.heads import check_choice
 from offramp.losses import Loss
 
 TRAINABLE = ("all", "final", "exits")
@@ -15,67 +16,64 @@ NEEDS = ("weights", "gate")
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of a recipe: what learns, from which loss, for how long."""
+    """One training run of a recipe: which parameters, which loss, how many epochs."""
 
     loss: Loss
-    """(logits of all exits, labels, **more) -> terms; `offramp.losses` says what more there is."""
+    """(logits, labels, **more) -> terms; see `offramp.losses` for the keywords."""
     trainable: str = "all"
-    """Which weights move: "all"; "final": the backbone and the last exit; or "exits": what the inner exits do
-    not share with the last, with the backbone frozen."""
+    """Which parameters are updated: "all"; "final": the backbone and the last exit; "exits": those of the inner
+    exits that the last one does not share."""
     epochs: float | None = None
-    """How long; by default what the training arguments say."""
+    """By default `num_train_epochs` of the training arguments."""
     gradients: str = "plain"
-    """"plain"; "equilibrium": each layer sees the mean over the exits above it; "by_depth": earlier exits have
-    smaller gradients; "projected": conflict between the last exit and the inner ones is removed."""
+    """"plain"; "equilibrium": each layer gets the mean over the exits above it; "by_depth": earlier exits get
+    smaller gradients; "projected": conflicts between the last exit and the inner ones are removed."""
     anchor: str = "task"
-    """With "projected", whose gradient is left alone: the "final" exit's, the "inner" ones', or as RomeBERT
-    chose it by "task"."""
+    """With "projected", whose gradient is kept: that of the "final" exit, of the "inner" exits, or RomeBERT's
+    choice for the "task"."""
     groups: int = 1
-    """With "equilibrium", how many groups of exits take turns."""
+    """With "equilibrium", the number of groups of exits that are trained in turn."""
     learning_rates: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates other than the arguments' own, by the beginning of a parameter's name."""
+    """Learning rates of parameters whose names start with the key; all others use the training arguments'."""
     momentum: float | None = None
-    """With a slow teacher: how much of it is kept at each step."""
+    """Decay of a momentum teacher, a moving average of the model; None for no teacher."""
     needs_labels: bool = True
 
     def __post_init__(self) -> None:
-        choose("trainable", self.trainable, TRAINABLE)
-        choose("gradients", self.gradients, GRADIENTS)
-        choose("anchor", self.anchor, ANCHORS)
-        number("groups", self.groups, "whole, from 1", lambda x: isinstance(x, int) and x >= 1)
+        check_choice("trainable", self.trainable, TRAINABLE)
+        check_choice("gradients", self.gradients, GRADIENTS)
+        check_choice("anchor", self.anchor, ANCHORS)
+        check_number(
+            "groups", self.groups, "a whole number of 1 or more", lambda x: isinstance(x, int) and x >= 1
+        )
         if self.epochs is not None:
-            number("epochs", self.epochs, "above 0", lambda x: x > 0)
+            check_number("epochs", self.epochs, "a number above 0", lambda x: x > 0)
         if self.momentum is not None:
-            number("momentum", self.momentum, "from 0 to 1", lambda x: 0 <= x <= 1)
+            check_number("momentum", self.momentum, "a number from 0 to 1", lambda x: 0 <= x <= 1)
         for name, rate in self.learning_rates.items():
-            number(f"rate of {name}", rate, "from 0", lambda x: x >= 0)
+            check_number(f"learning rate of {name}", rate, "a number of 0 or more", lambda x: x >= 0)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A name and its phases. A recipe of your own is one of these."""
+    """A named sequence of phases."""
 
     name: str
     phases: tuple[Phase, ...]
     needs: tuple[str, ...] = ()
-    """What the model must have besides its exits: "weights" of the exits that learn, a "gate"."""
+    """What is added to the model: learned "weights" of the exits, a "gate"."""
 
     def __post_init__(self) -> None:
         if not self.phases:
-            raise Incompatible(f"recipe {self.name!r} has no phases; give it at least one")
+            raise BadOption(f"recipe {self.name!r} has no phases")
         for need in self.needs:
-            choose("needs", need, NEEDS)
+            check_choice("needs", need, NEEDS)
 
 
-def choose(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if value not in choices:
-        raise Incompatible(f"{name}={value!r}; choose one of {', '.join(map(str, choices))}")
-
-
-def number(name: str, value: Any, expected: str, fits: Callable[[Any], bool]) -> None:
+def check_number(name: str, value: Any, expected: str, fits: Callable[[Any], bool]) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (is_number and fits(value)):
-        raise Incompatible(f"{name}={value!r}; expected a number, {expected}")
+        raise BadOption(f"{name}={value!r}; expected {expected}")
 
 
 RecipeMaker = Callable[..., Recipe]

@@ -1,9 +1,9 @@
-"""BERxiT: the last exit and all exits in turn, and a gate that learns when an exit is right.
+"""BERxiT: alternates between the last exit and all exits, and trains a gate that predicts correctness.
 
 *Reference*: Xin et al. 2021, EACL, "BERxiT: Early exiting for BERT with better fine-tuning and extension to
 regression".
-*Relation*: between `final` and `elbert` with equal weights; the gate, used by the rule of that name, also serves
-regression, where entropy means nothing.
+*Relation*: alternates between `final` and `elbert` with equal weights. The rule `gate` uses the gate, also for
+regression, where entropy is not defined.
 """
 
 from typing import Any
@@ -19,4 +19,4 @@ def berxit() -> Recipe:
 
 
 def alternating_with_gate(logits: Tensor, labels: Tensor, **more: Any) -> losses.Terms:
-    return (*losses.alternating(logits, labels, **more), *losses.gate_error(logits, labels, **more))
+    return (*losses.alternating(logits, labels, **more), *losses.gate_loss(logits, labels, **more))

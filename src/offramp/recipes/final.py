@@ -1,7 +1,7 @@
 """Plain fine-tuning: the last exit alone.
 
-*Relation*: the baseline of every other recipe, the first phase of `deebert` and `fastbert`, and with
-`ExitModel.truncate` ElasticBERT's static use. Inner exits are left as they are.
+*Relation*: the baseline of all recipes and the first phase of `deebert` and `fastbert`. With `ExitModel.truncate`
+it is ElasticBERT's static use. Inner exits are not trained.
 """
 
 from offramp import losses

@@ -1,7 +1,7 @@
-"""PABEE: all exits together, the mean of their losses weighed by their number.
+"""PABEE: all exits together, the mean of their losses weighted by exit number.
 
 *Reference*: Zhou et al. 2020, arXiv:2006.04152.
-*Relation*: as `elbert` with fixed weights that favour the deeper exits.
+*Relation*: as `elbert`, but with fixed weights that favour deeper exits.
 """
 
 from offramp import losses

@@ -1,14 +1,14 @@
-"""RomeBERT: inner exits learn from the labels and from the last exit, without pulling against it.
+"""RomeBERT: inner exits learn from labels and from the last exit, with conflicting gradients removed.
 
 *Reference*: Geng et al. 2021, arXiv:2101.09755.
-*Relation*: as `fastbert`, but in one phase with the backbone learning too, hence the projection of conflicting
-gradients.
+*Relation*: as `fastbert`, but in one phase that also trains the backbone, hence the gradient projection.
 """
 
 from functools import partial
 
 from offramp import losses
-from offramp.recipes.base import Phase, Recipe, choose, number
+from offramp.heads import check_choice
+from offramp.recipes.base import Phase, Recipe, check_number
 
 
 def romebert(
@@ -24,21 +24,21 @@ def romebert(
     """Self-distillation ("raw", "ta", "group" or "bidir") with or without gradient regularisation.
 
     Args:
-        kind: who teaches an inner exit, see `losses.self_distilled`.
-        gamma: how much an inner exit listens to its teacher rather than to the labels.
-        temperature: of the teacher and the taught.
-        beta: weight of the labels, for kind "group".
-        span: how many neighbouring exits are summed, for kind "group".
-        gradients: "projected", "plain", or "by_depth".
-        anchor: whose gradient the projection leaves alone: by "task", "final" or "inner".
-        momentum: keeps a slow copy of the model as the teacher, 0.9999 in the original; None for none.
+        kind: the teacher of an inner exit, see `losses.self_distillation`.
+        gamma: weight of the teacher; the labels have weight 1 - gamma.
+        temperature: of the distillation.
+        beta: weight of the labels with kind "group".
+        span: number of neighbouring exits that are summed with kind "group".
+        gradients: "projected", "plain" or "by_depth".
+        anchor: whose gradient the projection keeps: "final", "inner", or the original's choice for the "task".
+        momentum: decay of a momentum teacher, 0.9999 in the original; None for no such teacher.
     """
-    choose("kind", kind, ("raw", "ta", "group", "bidir"))
-    number("gamma", gamma, "from 0 to 1", lambda x: 0 <= x <= 1)
-    number("temperature", temperature, "above 0", lambda x: x > 0)
-    number("beta", beta, "from 0", lambda x: x >= 0)
-    number("span", span, "whole, from 1", lambda x: isinstance(x, int) and x >= 1)
+    check_choice("kind", kind, ("raw", "ta", "group", "bidir"))
+    check_number("gamma", gamma, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+    check_number("temperature", temperature, "a number above 0", lambda x: x > 0)
+    check_number("beta", beta, "a number of 0 or more", lambda x: x >= 0)
+    check_number("span", span, "a whole number of 1 or more", lambda x: isinstance(x, int) and x >= 1)
     loss = partial(
-        losses.self_distilled, kind=kind, gamma=gamma, temperature=temperature, beta=beta, span=span
+        losses.self_distillation, kind=kind, gamma=gamma, temperature=temperature, beta=beta, span=span
     )
     return Recipe("romebert", (Phase(loss, gradients=gradients, anchor=anchor, momentum=momentum),))

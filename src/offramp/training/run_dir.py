@@ -1,8 +1,8 @@
-"""The folder of a run: which run it is, and where it stopped.
+"""The output folder of a run, and how a run is recognised when it is started again.
 
-run.json            what was started here, so that another run is not mixed with it
+run.json            the settings of the run, so that different runs are not mixed up
 phase-1/            Trainer's checkpoints and logs of the first phase
-phase-1/done/       its weights, once it has ended
+phase-1/done/       the final weights of the phase
 model/              the trained model, its tokenizer and `scores.json`
 """
 
@@ -25,39 +25,48 @@ from offramp.errors import BadOption
 from offramp.model import ExitModel
 from offramp.recipes import Phase, Recipe
 
-DECISIVE = """
-learning_rate per_device_train_batch_size gradient_accumulation_steps num_train_epochs max_steps warmup_steps
-weight_decay lr_scheduler_type lr_scheduler_kwargs optim adam_beta1 adam_beta2 adam_epsilon max_grad_norm seed
-data_seed train_sampling_strategy bf16 fp16 world_size eval_strategy eval_steps load_best_model_at_end
-metric_for_best_model greater_is_better
+ARGUMENTS_THAT_CHANGE_WEIGHTS = """
+num_train_epochs max_steps seed data_seed full_determinism ignore_data_skip
+per_device_train_batch_size train_batch_size world_size gradient_accumulation_steps auto_find_batch_size
+train_sampling_strategy dataloader_drop_last dataloader_in_order
+learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps weight_decay max_grad_norm neftune_noise_alpha
+optim optim_args optim_target_modules adam_beta1 adam_beta2 adam_epsilon
+bf16 fp16 tf32 torch_compile torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config
+accelerator_config parallelism_config fsdp fsdp_config deepspeed
+eval_strategy eval_steps eval_delay eval_on_start bf16_full_eval fp16_full_eval label_names
+load_best_model_at_end metric_for_best_model greater_is_better
 """.split()
-"""The arguments on which the weights depend."""
+"""Fields and properties of TrainingArguments. Evaluation draws random numbers, and chooses the best checkpoint.
+
+Hardware is not among them: a run may be resumed on another machine.
+"""
 
 
 def identity(
     model: ExitModel, recipe: Recipe, args: TrainingArguments, data: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """All that makes a run this run, as JSON. Fresh heads are not part of it: they differ at every start."""
-    known = {
+    """Everything the weights depend on, as JSON, except new heads: they are random at every start."""
+    saving = ["save_strategy", "save_steps"] if args.load_best_model_at_end else []
+    fields = {
         "recipe": recipe.name,
-        "phases": [described(phase) for phase in recipe.phases],
+        "phases": [phase_fields(phase) for phase in recipe.phases],
         "exits": model.config.exits,
         "head": model.config.head,
         "encoder": digest(*map(tensor_bytes, model.backbone.state_dict().values())),
         "data": {split: digest(table_bytes(rows)) for split, rows in data.items()},
-        **{name: getattr(args, name) for name in DECISIVE},
+        **{name: getattr(args, name) for name in [*ARGUMENTS_THAT_CHANGE_WEIGHTS, *saving]},
         **more,
     }
-    return dict(json.loads(json.dumps(known, default=repr)))
+    return dict(json.loads(json.dumps(fields, default=repr)))
 
 
-def described(phase: Phase) -> dict[str, Any]:
-    """A phase with its loss by name and settings."""
+def phase_fields(phase: Phase) -> dict[str, Any]:
+    """The fields of a phase, with the loss as its name and options."""
     loss: Any = phase.loss
-    settings = dict(loss.keywords) if isinstance(loss, partial) else {}
+    options = dict(loss.keywords) if isinstance(loss, partial) else {}
     function = loss.func if isinstance(loss, partial) else loss
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return {**asdict(phase), "loss": name, "loss_settings": settings}
+    return {**asdict(phase), "loss": name, "loss_settings": options}
 
 
 def digest(*parts: bytes) -> str:
@@ -80,7 +89,7 @@ def table_bytes(rows: Any) -> bytes:
 
 
 def claim(home: Path, run: Mapping[str, Any]) -> None:
-    """Says in the folder what runs there; refuses a folder where something else ran."""
+    """Writes run.json, or raises BadOption if the folder belongs to a different run."""
     file = home / "run.json"
     if not file.exists():
         write_files({file: json.dumps(run, indent=2)})
@@ -89,16 +98,16 @@ def claim(home: Path, run: Mapping[str, Any]) -> None:
     different = sorted(name for name in {*before, *run} if before.get(name) != run.get(name))
     if different:
         raise BadOption(
-            f"{home} holds another run (it differs in {', '.join(different)}); choose another output_dir, "
-            "or remove it to start anew"
+            f"{home} contains a different run (it differs in {', '.join(different)}); choose another folder, "
+            "or delete this one to start over"
         )
 
 
-def last_whole_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint that was written to its end; half-written ones are removed."""
+def last_complete_checkpoint(folder: Path) -> str | None:
+    """The newest complete checkpoint; incomplete ones are removed."""
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
         try:
-            # Trainer writes it last
+            # Trainer writes this file last
             json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             shutil.rmtree(checkpoint, ignore_errors=True)
