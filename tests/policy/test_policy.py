@@ -91,7 +91,7 @@ def test_thresholds_of_numpy_are_plain_numbers_inside() -> None:
         ("entropy:0.1,0.2,top=2,0.3", "'0.3' should be an option"),
         ("never,class.1=0.5", "takes no threshold"),
         ("layer:3/4", "one layer for everybody"),
-        ("oracle", "Policy(Oracle(labels))"),
+        ("oracle", "sweep(trace, 'oracle')"),
         ("confidence:0.5,min_layer=5,max_layer=4", "exchange them"),
     ],
 )

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from offramp.calibration.targets import Budget
 from offramp.criteria.base import Criterion, softmax
-from offramp.curves.exit_table import Leaving, out_of_reach, short_number_between
-from offramp.curves.scores import metrics_of, read_out, scores
-from offramp.curves.sweep import macs_until
+from offramp.curves.exit_table import ExitTable, short_number_between, unreachable_threshold
+from offramp.curves.scores import apply_rule, metric_names, scores
+from offramp.curves.sweep import macs_to_exit
 from offramp.errors import BadOption, NoSafeThreshold
 from offramp.policy import Policy, reached
 from offramp.trace import Trace
@@ -36,7 +36,7 @@ class Plan:
 
 def plan(trace: Trace, policy: Policy, target: Budget) -> Plan:
     """Shares of the exits form a geometric series; its ratio is moved until the mean cost meets the budget."""
-    read = read_out(trace, policy)
+    read = apply_rule(trace, policy)
     prices = prices_of(trace, policy, target.of)
     everybody = np.arange(len(trace))
 
@@ -53,8 +53,8 @@ def plan(trace: Trace, policy: Policy, target: Budget) -> Plan:
         middle = (early + late) / 2
         early, late = (middle, late) if mean(middle) <= target.mean else (early, middle)
     chosen = split(policy, read.readiness, trace.layers, early)
-    left = Leaving(np.zeros(1), (chosen.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
-    reach = scores(trace, left, read.answers)[metrics_of(trace)[0]]
+    left = ExitTable(np.zeros(1), (chosen.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
+    reach = scores(trace, left, read.predictions)[metric_names(trace)[0]]
     return Plan(replace(policy, threshold=chosen.thresholds), float(reach[0]))
 
 
@@ -64,7 +64,7 @@ def prices_of(trace: Trace, policy: Policy, of: str) -> Array:
         return np.repeat(np.asarray(trace.layers, np.float64)[:, None], len(trace), axis=1)
     if not trace.shape:
         raise BadOption("MACs are unknown: the trace carries no shape. Count layers, or collect it again.")
-    return np.stack([macs_until(trace, policy, exit) for exit in range(len(trace.layers))])
+    return np.stack([macs_to_exit(trace, policy, exit) for exit in range(len(trace.layers))])
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def threshold_for(criterion: Criterion, readiness: Array, wanted: int, exits: in
     finite = readiness[np.isfinite(readiness)] if criterion.strict else readiness
     wanted = min(wanted, len(finite))
     if wanted <= 0:
-        return out_of_reach(criterion)
+        return unreachable_threshold(criterion)
     last = float(np.partition(finite, len(finite) - wanted)[len(finite) - wanted])
     if not criterion.strict:
         return float(np.clip(last, 1, exits + 1))

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from offramp.calibration.bounds import Bound, binomial, examples_needed, hoeffding_bentkus
 from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
-from offramp.curves.exit_table import Leaving, leaving
-from offramp.curves.scores import at_full_depth, read_out
+from offramp.curves.exit_table import ExitTable, build_exit_table
+from offramp.curves.scores import apply_rule, full_depth_predictions
 from offramp.errors import BadOption, NoSafeThreshold
 from offramp.policy import Policy, fold
 from offramp.policy.text import class_indices
@@ -102,9 +102,9 @@ class Outcome:
 
 def prove(trace: Trace, policy: Policy, target: Guarantee, delta: float) -> Outcome:
     """Fixed-sequence testing of one rule along the ladder."""
-    read = read_out(trace, policy)
-    left = leaving(policy, read.readiness, trace.layers, ladder(policy.criterion, trace))
-    losses, most = losses_of(trace, target, read.answers), most_lost(trace, target)
+    read = apply_rule(trace, policy)
+    left = build_exit_table(policy, read.readiness, trace.layers, ladder(policy.criterion, trace))
+    losses, most = losses_of(trace, target, read.predictions), most_lost(trace, target)
     _, bound = bound_for(trace, target)
     parts = parts_of(trace, target)
     risks = [risks_of(part, left, losses) / most for part in parts]
@@ -155,7 +155,7 @@ def ladder(criterion: Criterion, trace: Trace) -> Array:
     )
 
 
-def risks_of(part: Part, left: Leaving, losses: Array) -> Array:
+def risks_of(part: Part, left: ExitTable, losses: Array) -> Array:
     """(thresholds,) the mean loss of a part."""
     return left.total(lambda exit: losses[exit] * part.rows) / max(part.examples, 1)
 
@@ -165,7 +165,7 @@ def losses_of(trace: Trace, target: Guarantee, answers: Array) -> Array:
 
     Whole numbers: sums of shares would land a hair beside what they should be.
     """
-    full = at_full_depth(trace)
+    full = full_depth_predictions(trace)
 
     def same(some: Array, others: Any) -> Array:
         if trace.problem_type != REGRESSION:
@@ -205,7 +205,7 @@ def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
         raise BadOption(
             f"there is no bound for {', '.join(unbounded)}: anything could be lost there; give one"
         )
-    of = at_full_depth(trace) if target.of == "disagreement" else trace.labels
+    of = full_depth_predictions(trace) if target.of == "disagreement" else trace.labels
     return [
         Part(names[index], np.asarray(of == index), epsilon)
         for index, epsilon in zip(classes, target.epsilon.values(), strict=True)

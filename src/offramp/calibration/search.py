@@ -11,7 +11,7 @@ from offramp.calibration.guarantee import certify
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
 from offramp.calibration.temperatures import Temperatures
 from offramp.curves import Point, Sweep, sweep
-from offramp.curves.curve import template
+from offramp.curves.curve import parse_rule
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.policy import Policy
 from offramp.trace import Trace
@@ -50,7 +50,7 @@ def calibrate(
         raise BadOption("name at least one rule to calibrate")
     if not len(trace):
         raise BadOption("the trace holds no examples to calibrate on")
-    policies = [template(text) for text in rules]
+    policies = [parse_rule(text) for text in rules]
     fitted_on = None
     if isinstance(temperatures, Temperatures):
         fitted_on = temperatures.fitted_on

@@ -1,4 +1,4 @@
-"""offramp curve: what every rule loses and saves, from traces alone."""
+"""offramp curve: score and cost of every rule, from traces alone."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,29 +18,36 @@ def curve(
     traces: Annotated[list[Path], Argument(help="Files that `offramp trace` wrote.")],
     rule: Annotated[
         list[str] | None,
-        Option(help="A rule, with options if wanted; may be given several times. `offramp list rules`."),
+        Option(help="A rule, with its options if any; repeat for several. See `offramp list rules`."),
     ] = None,
     thresholds: Annotated[
-        str | None, Option(help="Look at just these, such as 3,4,5; by default at all that differ.")
+        str | None, Option(help="Only these thresholds, such as 3,4,5; by default all that differ.")
     ] = None,
-    out: Annotated[Path | None, Option(help="A folder for the page (HTML), plots, JSON and table.")] = None,
+    out: Annotated[Path | None, Option(help="A folder for the page (HTML), JSON and table.")] = None,
+    plots: Annotated[
+        bool, Option("--plots", help="Also save the charts in --out as PNG and SVG; needs matplotlib.")
+    ] = False,
     bootstrap: Annotated[int, Option(help="Resamples for the intervals; 0 for none.")] = 200,
-    padded_to: Annotated[int | None, Option(help="Count FLOPs as if every text had so many tokens.")] = None,
+    padded_to: Annotated[
+        int | None, Option(help="Count FLOPs as if every text were padded to this many tokens.")
+    ] = None,
 ) -> Answer:
     """Score and cost of every rule at every threshold.
 
-    Everything is read off traces, without the model. Without --thresholds a table sums up each rule and layer.
+    Reads traces and needs no model. Without --thresholds, a table summarizes each rule and layer.
 
     \b
     Examples:
-        offramp curve mrpc.trace --out report
+        offramp curve mrpc.trace --out report --plots
         offramp curve mrpc.trace --rule patience --thresholds 3,4,5,6,7,8
     """
     from offramp.report import report
     from offramp.trace import Trace
 
     if thresholds is not None and rule is None:
-        raise BadOption("--thresholds are in the units of a rule: say which, --rule NAME.")
+        raise BadOption("--thresholds are in the units of a rule; name it with --rule")
+    if plots and out is None:
+        raise BadOption("--plots needs a folder to save to; give --out FOLDER")
     found = report(
         names({path: Trace.load(path) for path in traces}),
         rule or None,
@@ -50,34 +57,34 @@ def curve(
     )
     text = str(found) if thresholds is None else points_text(found)
     if out is not None:
-        found.save(out)
+        found.save(out, plots=("png", "svg") if plots else ())
         text += f"\n\npage: {out / 'report.html'}"
     return Answer(found.to_json(), text)
 
 
 def names(traces: dict[Path, "Trace"]) -> dict[str, "Trace"]:
-    """Each trace by what it is of, or by its file where that would not tell them apart."""
+    """Traces by the name of their data, or by file if two have the same name."""
     found = {trace.data or path.stem: trace for path, trace in traces.items()}
     return found if len(found) == len(traces) else {str(path): trace for path, trace in traces.items()}
 
 
 def points_text(found: "Report") -> str:
-    """Every threshold that was asked for."""
-    from offramp.report.table import aligned, headline, percent
+    """A table of the thresholds for each rule."""
+    from offramp.report.table import format_table, percent, summary_line
 
     parts = []
     for section in found.sections:
-        parts.append(f"{section.name}\n{headline(section.sweep)}")
+        parts.append(f"{section.name}\n{summary_line(section.sweep)}")
         for rule, curve in section.sweep.curves.items():
             header = ["threshold", *section.sweep.metrics, "mean layer", "layers saved"]
             rows = [
                 [
-                    "-" if point.threshold is None else f"{point.threshold:g}",
+                    "-" if point.threshold is None else f"{point.threshold:.4g}",
                     *(percent(score) for score in point.scores.values()),
                     f"{point.cost.mean_layer:.2f}",
-                    f"{percent(point.cost.saved_fraction)}",
+                    percent(point.cost.saved_fraction),
                 ]
                 for point in curve.points
             ]
-            parts.append(f"{rule}\n{aligned([header, *rows])}")
+            parts.append(f"{rule}\n{format_table([header, *rows])}")
     return "\n\n".join(parts)

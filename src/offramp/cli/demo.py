@@ -231,13 +231,13 @@ def by_layer(trace: "Trace") -> list[float]:
 
 def text(results: Mapping[str, Any], out: Path) -> str:
     """What a person should see last."""
-    from offramp.report.table import aligned, percent
+    from offramp.report.table import format_table, percent
 
     layers, scores = results["layers"], results["accuracy_by_layer"]
     exits = [["layer", *map(str, layers)], ["acc", *map(percent, scores)]]
     parts = [
         f"On {results['examples']['test']} test sentences, if all left at one layer:",
-        aligned(exits),
+        format_table(exits),
         "Full depth and early exit, timed in turns:",
         timing_table([Timed(**row) for row in results["test"]]),
         verdict(results),

@@ -19,10 +19,10 @@ def on_trace(policy: "Policy", trace: "Trace") -> dict[str, Any]:
     """Mean layer and scores of the policy, beside those of full depth."""
     import numpy as np
 
-    from offramp.curves.scores import AGREEMENT, metrics_of
+    from offramp.curves.scores import AGREEMENT, metric_names
 
     decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
-    metrics = [] if trace.labels is None else [name for name in metrics_of(trace) if name != AGREEMENT]
+    metrics = [] if trace.labels is None else [name for name in metric_names(trace) if name != AGREEMENT]
     truth = Truth(trace.labels, trace.problem_type, metrics)
     return {
         "examples": len(trace),
@@ -98,7 +98,7 @@ def side_by_side(
 
 
 def timing_table(rows: Sequence[Timed]) -> str:
-    from offramp.report.table import aligned, percent
+    from offramp.report.table import format_table, percent
 
     header = ["", *rows[0].scores, "mean layer", "seconds", "texts/s", "times faster"]
     body = [
@@ -112,7 +112,7 @@ def timing_table(rows: Sequence[Timed]) -> str:
         ]
         for row in rows
     ]
-    return aligned([header, *body])
+    return format_table([header, *body])
 
 
 def machine() -> dict[str, Any]:

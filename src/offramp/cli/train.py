@@ -190,7 +190,7 @@ def exit_layers(text: str) -> int | list[int]:
 
 def layer_table(layers: list[int], scores: dict[str, list[float]]) -> str:
     """Each metric at each layer, in per cent."""
-    from offramp.report.table import aligned, percent
+    from offramp.report.table import format_table, percent
 
     if not scores:
         return "no validation examples, so no scores"
@@ -198,4 +198,4 @@ def layer_table(layers: list[int], scores: dict[str, list[float]]) -> str:
         [str(layer), *(percent(values[exit]) for values in scores.values())]
         for exit, layer in enumerate(layers)
     ]
-    return aligned([["layer", *scores], *rows])
+    return format_table([["layer", *scores], *rows])

@@ -86,9 +86,7 @@ def criterion_class(name: str) -> type[Criterion]:
     if name not in CRITERIA:
         raise BadPolicy(f"there is no rule {did_you_mean(name, CRITERIA)}")
     if name == "oracle":
-        raise BadPolicy(
-            "the oracle needs labels, so it has no text: Policy(Oracle(labels)), for curves only."
-        )
+        raise BadPolicy("the oracle needs labels, so it is for curves only: sweep(trace, 'oracle').")
     return CRITERIA[name]
 
 
