@@ -40,9 +40,9 @@ def test_every_point_equals_running_its_policy(rule: str, make_trace: Make) -> N
     for point in curve.points:
         done = curve.policy(point).decide(trace.logits, layers=trace.layers)
         assert point.exits == tuple(np.bincount(done.exits, minlength=6))
-        answers = done.answers.argmax(-1)
-        expected = compute(["acc", "macro_f1", "mcc"], trace.labels, answers)
-        expected["agreement"] = np.mean(answers == trace.logits[:, -1].argmax(-1))
+        predictions = done.answers.argmax(-1)
+        expected = compute(["acc", "macro_f1", "mcc"], trace.labels, predictions)
+        expected["agreement"] = np.mean(predictions == trace.logits[:, -1].argmax(-1))
         assert point.scores == pytest.approx(expected)
         assert point.cost.mean_layer == pytest.approx(np.mean(done.exits + 1))
 
@@ -224,11 +224,11 @@ def test_many_labels_are_scored_from_predictions(make_trace: Make) -> None:
     for point in curve.points:
         done = curve.policy(point).decide(trace.logits, problem_type=trace.problem_type)
         assert point.exits == tuple(np.bincount(done.exits, minlength=6))
-        answers = done.answers > 0
+        predictions = done.answers > 0
         assert point.scores["micro_f1"] == pytest.approx(
-            compute(["micro_f1"], trace.labels, answers)["micro_f1"]
+            compute(["micro_f1"], trace.labels, predictions)["micro_f1"]
         )
-        assert point.scores["agreement"] == np.mean((answers == (trace.logits[:, -1] > 0)).all(-1))
+        assert point.scores["agreement"] == np.mean((predictions == (trace.logits[:, -1] > 0)).all(-1))
 
 
 def test_without_labels_the_score_is_agreement_with_full_depth(make_trace: Make) -> None:
@@ -242,17 +242,17 @@ def test_without_labels_the_score_is_agreement_with_full_depth(make_trace: Make)
 def test_thousands_of_classes_are_scored(metric: str, make_trace: Make) -> None:
     trace = make_trace(20, exits=2, classes=2_000, metrics=(metric,))
     found = sweep(trace, "confidence", points=15, bootstrap=10).full
-    answers = trace.logits[:, -1].argmax(-1)
-    assert found.scores[metric] == pytest.approx(compute([metric], trace.labels, answers)[metric])
+    predictions = trace.logits[:, -1].argmax(-1)
+    assert found.scores[metric] == pytest.approx(compute([metric], trace.labels, predictions)[metric])
     assert found.interval[0] <= found.interval[1]
 
 
 @pytest.mark.parametrize("metric", ["acc", "macro_f1", "mcc"])
 def test_intervals_from_counts_equal_those_of_drawn_examples(metric: str, make_trace: Make) -> None:
     trace = make_trace(300, classes=5, metrics=(metric,))
-    answers, rng = trace.logits[:, -1].argmax(-1), np.random.default_rng(1)
+    predictions, rng = trace.logits[:, -1].argmax(-1), np.random.default_rng(1)
     draws = [rng.integers(300, size=300) for _ in range(2000)]
-    scores = [compute([metric], trace.labels[rows], answers[rows])[metric] for rows in draws]
+    scores = [compute([metric], trace.labels[rows], predictions[rows])[metric] for rows in draws]
     found = sweep(trace, "never", bootstrap=2000).full.interval
     assert found == pytest.approx(np.quantile(scores, [0.025, 0.975]), abs=0.012)
 

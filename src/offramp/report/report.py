@@ -42,7 +42,7 @@ def report(
 
     def rules_for(trace: Trace) -> list[str]:
         chosen = default_rules(trace) if rules is None else rules
-        return [rule for rule in chosen if rule != "oracle" or has_right_answers(trace)]
+        return [rule for rule in chosen if rule != "oracle" or allows_oracle(trace)]
 
     return Report(
         tuple(measure(name, trace, rules_for(trace), bootstrap, **options) for name, trace in named.items())
@@ -59,7 +59,7 @@ def default_rules(trace: Trace) -> list[str]:
     return rules if trace.gates is None else [*rules, "gate"]
 
 
-def has_right_answers(trace: Trace) -> bool:
+def allows_oracle(trace: Trace) -> bool:
     return trace.labels is not None and trace.problem_type != REGRESSION
 
 
