@@ -1,8 +1,8 @@
-"""How often a certificate is broken: calibrate on many draws from a trace, and check each on the whole of it.
+"""Measures how often a certificate is broken: calibrates on many samples of a trace, checks each on all of it.
 
     python benchmarks/certificate.py TRACE --rule entropy --epsilon 0.02 --delta 0.1 --examples 500 --draws 500
 
-The trace, of one label an example, is the population that examples are drawn from, with replacement, so the true
+The trace, with one label per example, is the population that examples are drawn from with replacement, so the true
 risk of a policy is its risk on the trace. Prints JSON; `broken_share` should be at most delta.
 """
 
@@ -41,9 +41,11 @@ def main() -> None:
             policy = calibrate(population[rows], options.rule, target)
         except NoSafeThreshold:
             continue
-        done = policy.decide(population.logits, population.gates, population.layers, population.problem_type)
-        risks.append(risk(population, done.answers.argmax(-1), options.of))
-        layers.append(np.asarray(population.layers)[done.exits].mean())
+        decision = policy.decide(
+            population.logits, population.gates, population.layers, population.problem_type
+        )
+        risks.append(risk(population, decision.answers.argmax(-1), options.of))
+        layers.append(np.asarray(population.layers)[decision.exits].mean())
     broken = int(np.sum(np.array(risks) > options.epsilon))
     print(
         json.dumps(
@@ -63,11 +65,11 @@ def main() -> None:
     )
 
 
-def risk(population: Trace, answers: np.ndarray, of: str) -> float:
+def risk(population: Trace, predictions: np.ndarray, of: str) -> float:
     full = population.logits[:, -1].argmax(-1)
     if of == "disagreement":
-        return float(np.mean(answers != full))
-    return float(np.mean((full == population.labels) & (answers != population.labels)))
+        return float(np.mean(predictions != full))
+    return float(np.mean((full == population.labels) & (predictions != population.labels)))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Measures what leaving early saves in time, against the strongest plain run of the same model.
+"""Measures the time that early exits save, against the fastest plain run of the same model.
 
     python benchmarks/engine.py --model FOLDER --texts FILE [--quick] > engine.json
 
-FOLDER holds a trained ExitModel with its tokenizer; FILE has one text a line, or is a .tsv with a column
-`sentence` or `text`. A table goes to stderr and JSON to stdout. The contenders of a comparison run in turn, again
-and again, so that a busy machine is busy for all of them. Figures are medians with quartiles; ratios are taken
-within a turn.
+FOLDER holds a trained ExitModel with its tokenizer; FILE has one text per line, or is a .tsv with a column
+`sentence` or `text`. A table goes to stderr and JSON to stdout. The contenders of a comparison take turns, so that
+load on the machine affects all of them. Figures are medians with quartiles; ratios are taken within a turn.
 """
 
 import argparse
@@ -26,10 +25,9 @@ from unittest import mock
 import numpy as np
 import torch
 import transformers
-from texts import read
+from shared import last_exit_only, processor, read_texts
 
 from offramp.classifier import Classifier
-from offramp.config import ExitConfig
 from offramp.engine import Engine
 from offramp.model import ExitModel
 from offramp.policy import Decider, Policy
@@ -43,7 +41,7 @@ PADDED = 128  # what the older systems pad every text to
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
-    bench = Bench(args.model, read(args.texts)[: args.limit], args.speedup, args.repeats)
+    bench = Bench(args.model, read_texts(args.texts)[: args.limit], args.speedup, args.repeats)
     parts: dict[str, Callable[[], Any]] = {
         "windows": lambda: {str(window): bench.window(window) for window in (32, 256, 1024)},
         "one text at a time": lambda: bench.one_text(50 if args.quick else 200),
@@ -65,13 +63,13 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", required=True, help="folder of a trained ExitModel with its tokenizer")
-    parser.add_argument("--texts", type=Path, required=True, help="a text a line, or a .tsv")
-    parser.add_argument("--speedup", type=float, default=2.5, help="layers saved: layers / mean exit layer")
+    parser.add_argument("--texts", type=Path, required=True, help="one text per line, or a .tsv")
+    parser.add_argument("--speedup", type=float, default=2.5, help="target for layers / mean exit layer")
     parser.add_argument("--repeats", type=int, help="turns of each comparison")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--limit", type=int, help="take only so many texts")
+    parser.add_argument("--limit", type=int, help="use only this many texts")
     parser.add_argument("--only", nargs="+", metavar="PART", help="windows, one, pipeline, older, ...")
-    parser.add_argument("--quick", action="store_true", help="a minute or two, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="a minute or two, to check that it runs")
     args = parser.parse_args()
     args.repeats = args.repeats or (2 if args.quick else 9)
     args.limit = args.limit or (100 if args.quick else None)
@@ -105,12 +103,12 @@ class Bench:
             "policy": str(self.policy),
             "mean exit layer": self.mean_layer(self.tokens),
             "ideal speed-up": self.depth / self.mean_layer(self.tokens),
-            "answers as at full depth": float(same.mean()),
-            "never differs from the plain model by": float(np.abs(never[:50] - plain).max()),
+            "same prediction as full depth": float(same.mean()),
+            "largest difference between never and plain logits": float(np.abs(never[:50] - plain).max()),
         }
 
     def window(self, size: int) -> dict[str, Any]:
-        """The engine against the plain model in the same windows and micro-batches; also with tokenizing."""
+        """The engine against the plain model in the same windows and micro-batches, without and with tokenizing."""
         engine, classifier = Engine(self.stages, size), self.with_engine(self.stages, size)
         seconds = self.compare(
             {
@@ -121,7 +119,7 @@ class Bench:
                 "early, tokenizing": lambda: classifier.predict(self.texts, policy=self.policy),
             }
         )
-        return self.verdict(seconds, self.tokens)
+        return self.summarize(seconds, self.tokens)
 
     def one_text(self, count: int) -> dict[str, Any]:
         engine, tokens, texts = Engine(self.stages), self.tokens[:count], self.texts[:count]
@@ -135,9 +133,9 @@ class Bench:
                 "early, tokenizing": lambda: [predict(text, policy=self.policy) for text in texts],
             }
         )
-        return self.verdict(seconds, tokens)
+        return self.summarize(seconds, tokens)
 
-    def verdict(self, seconds: dict[str, list[float]], tokens: Sequence[Tokens]) -> dict[str, Any]:
+    def summarize(self, seconds: dict[str, list[float]], tokens: Sequence[Tokens]) -> dict[str, Any]:
         ideal = self.depth / self.mean_layer(tokens)
         speedup = ratio(seconds["plain"], seconds["early"])
         return {
@@ -152,9 +150,9 @@ class Bench:
         }
 
     def pipeline(self) -> dict[str, Any]:
-        """Against transformers' own pipeline at full depth, texts in their given order, tokenizing included."""
+        """Against transformers' pipeline at full depth, with texts in the given order and tokenizing included."""
         pipe = transformers.pipeline(
-            "text-classification", model=self.one_exit(), tokenizer=self.tokenizer, batch_size=32
+            "text-classification", model=last_exit_only(self.model), tokenizer=self.tokenizer, batch_size=32
         )
         seconds = self.compare(
             {
@@ -169,7 +167,7 @@ class Bench:
         }
 
     def older_way(self, count: int) -> dict[str, Any]:
-        """Against one example at a time, padded, with a decision through Python at every layer."""
+        """Against one padded example at a time, with a decision in Python at every layer."""
         tokens, engine = self.tokens[:count], Engine(self.stages)
         seconds = self.compare(
             {
@@ -184,10 +182,10 @@ class Bench:
         }
 
     def shares(self, size: int) -> dict[str, float]:
-        """Where the time of `predict` goes, in parts of one."""
+        """The fraction of `predict`'s time that each part takes."""
         spent: dict[str, float] = defaultdict(float)
 
-        def clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
                 start = time.perf_counter()
                 result = function(*args)
@@ -198,15 +196,15 @@ class Bench:
 
         stages = copy.copy(self.stages)
         stages.adapter = copy.copy(stages.adapter)
-        stages.adapter.layer = clocked("layers", stages.adapter.layer)  # type: ignore[method-assign]
-        stages.heads = [clocked("heads", head) for head in stages.heads]  # type: ignore[misc]
-        stages.embed = clocked("embedding", stages.embed)  # type: ignore[method-assign]
-        stages.keep = clocked("packing", stages.keep)  # type: ignore[method-assign]
-        stages.merge = clocked("packing", stages.merge)  # type: ignore[method-assign]
+        stages.adapter.layer = timed("layers", stages.adapter.layer)  # type: ignore[method-assign]
+        stages.heads = [timed("heads", head) for head in stages.heads]  # type: ignore[misc]
+        stages.embed = timed("embedding", stages.embed)  # type: ignore[method-assign]
+        stages.keep = timed("packing", stages.keep)  # type: ignore[method-assign]
+        stages.merge = timed("packing", stages.merge)  # type: ignore[method-assign]
         classifier = self.with_engine(stages, size)
-        classifier.tokenizer = clocked("tokenizing", classifier.tokenizer)  # type: ignore[assignment]
+        classifier.tokenizer = timed("tokenizing", classifier.tokenizer)  # type: ignore[assignment]
         texts = self.texts if size > 1 else self.texts[:100]
-        step = clocked("decisions", Decider.step)
+        step = timed("decisions", Decider.step)
         with mock.patch.object(Decider, "step", lambda *args: step(*args)):
             start = time.perf_counter()
             for chunk in [texts] if size > 1 else [[text] for text in texts]:
@@ -216,7 +214,7 @@ class Bench:
         return {name: seconds / total for name, seconds in spent.items()}
 
     def sizes(self, budgets: list[int], overheads: list[int]) -> dict[str, Any]:
-        """What the defaults of micro-batches come from."""
+        """Times for several micro-batch settings, from which the defaults were chosen."""
         runs = {}
         for budget in budgets:
             for overhead in overheads:
@@ -230,7 +228,7 @@ class Bench:
         return {name: summary(np.array(s) / len(self.tokens) * 1e3) for name, s in seconds.items()}
 
     def growth(self, counts: list[int]) -> list[dict[str, float]]:
-        """A stream of more and more texts: time for each, and the most memory held so far."""
+        """Streams of growing length: time per text, and peak memory so far."""
         rows = []
         for count in counts:
             start = time.perf_counter()
@@ -242,7 +240,7 @@ class Bench:
         return rows
 
     def compare(self, contenders: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-        """Seconds of each contender in each turn, after one run that is not counted."""
+        """Seconds of each contender in each turn, after a warm-up turn."""
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
         names = list(contenders)
         for turn in range(-1, self.repeats):
@@ -284,7 +282,7 @@ class Bench:
 
     @torch.inference_mode()
     def padded_forward(self, tokens: Tokens) -> int:
-        """The loop of the older systems: entropy on tensors, compared in Python at each exit."""
+        """The loop of the older systems: entropy as a tensor, compared in Python at each exit."""
         stages, adapter = self.stages, self.stages.adapter
         ids = [*tokens.ids[:PADDED], *[stages.padding] * (PADDED - len(tokens.ids))]
         mask = torch.tensor([[int(place < len(tokens.ids)) for place in range(PADDED)]])
@@ -301,29 +299,16 @@ class Bench:
                     break
         return layer + 1
 
-    def one_exit(self) -> ExitModel:
-        """The model with its last exit alone, as a plain classifier has it."""
-        values = self.model.config.to_dict() | {"exits": [self.depth], "policy": None}
-        values["head"]["classifier"] = "own"
-        plain, last = ExitModel(ExitConfig(**values)), self.model.heads.head_of(len(self.stages.layers) - 1)
-        plain.backbone = self.model.backbone
-        if last.pooler is not None:
-            plain.heads.poolers[0] = last.pooler
-        if last.hidden is not None:
-            plain.heads.hidden[0] = last.hidden
-        plain.heads.classifiers[0] = last.classifier
-        return plain.eval()
-
 
 def policy_for(speedup: float, logits: np.ndarray, layers: tuple[int, ...]) -> Policy:
-    """An entropy threshold at which the mean exit layer is near what the speed-up asks for."""
+    """The entropy threshold that comes closest to a speed-up in layers."""
 
-    def saved(threshold: float) -> float:
+    def layer_ratio(threshold: float) -> float:
         exits = Policy.parse(f"entropy:{threshold}").exits(logits, layers=layers)
         return float(layers[-1] / np.mean(np.array(layers)[exits]))
 
     thresholds = np.geomspace(1e-3, np.log(logits.shape[-1]), 200)
-    best = min(thresholds, key=lambda threshold: abs(saved(threshold) - speedup))
+    best = min(thresholds, key=lambda threshold: abs(layer_ratio(threshold) - speedup))
     return Policy.parse(f"entropy:{best:.4g}")
 
 
@@ -344,14 +329,6 @@ def machine() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 def show(report: dict[str, Any], indent: str = "") -> None:

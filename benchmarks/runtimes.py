@@ -1,14 +1,13 @@
-"""Measures runtimes against one another: full depth in transformers, ONNX Runtime and OpenVINO, and offramp's exits.
+"""Compares runtimes: full depth in transformers, ONNX Runtime and OpenVINO, and early exits in offramp.
 
-    pip install -r benchmarks/requirements-runtimes.txt      # the rivals; leave it out to go without OpenVINO
+    pip install -r benchmarks/requirements-runtimes.txt      # for OpenVINO, which is optional
     python benchmarks/runtimes.py --model FOLDER --texts FILE [--quick] --out runtimes
 
 FOLDER holds a trained ExitModel with its tokenizer, FILE is a .tsv with the columns `sentence` and `label`.
-Thresholds are set on every second text, so that at most 2 of 100 answers change (95 % sure), and all is measured on
-the others: losing at most half a point on a few hundred texts would say little of others. Every runtime is a
-process of its own; they take turns, again and again, so that a busy machine is busy for all of them.
-The same is timed with a random model 768 wide (--width 0 leaves it out), whose texts leave at about the same layers.
-Writes runtimes.json and runtimes.md.
+Thresholds are calibrated on every second text, so that at most 2 % of predictions change (with 95 % confidence), and
+everything is measured on the others. Every runtime has its own process; they take turns, so that load on the machine
+affects all of them. The same is timed with a random model 768 wide (--width 0 skips it), whose texts leave at about
+the same layers. Writes runtimes.json and runtimes.md.
 """
 
 import argparse
@@ -27,13 +26,14 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import numpy as np
+from shared import processor
 
 RULE = "entropy"
 CHANGED = 0.02
 WIDE = 120  # texts for the random model
-SINGLE_LABEL = 100  # texts that are asked one by one in each turn
-SLOW = 3  # times plain: such a runtime, as bf16 on a CPU that has none, is measured as it warms up, and once
-BATCH = 32  # of the runtimes that have no engine; their texts are sorted by length
+ONE_BY_ONE = 100  # texts predicted one at a time in each turn
+SLOW = 3  # a runtime this many times slower than plain, such as bf16 without hardware support, runs only once
+BATCH = 32  # for runtimes without an engine; their texts are sorted by length
 MEASURES = ["one", "one, tokenizing", "window", "window, tokenizing"]
 EXITS = {"offramp torch fp32": None, "offramp onnx fp32": "fp32", "offramp onnx int8": "int8"}
 FULL = [
@@ -50,20 +50,20 @@ NEVER = {"offramp onnx fp32, never": "onnx fp32", "offramp onnx int8, never": "o
 def main() -> None:
     args = arguments()
     if args.worker:
-        work(args.worker, Path(args.folder), args.threads)
+        run_worker(args.worker, Path(args.folder), args.threads)
         return
     from offramp.calibration import Budget, Guarantee, MaxLoss
 
-    rows = read(args.texts)[: args.limit]
-    target = MaxLoss(100 * CHANGED) if args.quick else Guarantee(CHANGED)  # which few texts cannot prove
+    rows = read_rows(args.texts)[: args.limit]
+    target = MaxLoss(100 * CHANGED) if args.quick else Guarantee(CHANGED)  # a guarantee needs more texts
     with TemporaryDirectory() as place:
-        trained = measured(prepared(args.model, rows, Path(place) / "trained", target), args)
+        trained = measure(prepare(args.model, rows, Path(place) / "trained", target), args)
         results = {"machine": machine(args.threads), "trained": trained}
         if args.width:
-            # what it answers means nothing, so only how deep its texts go is set
-            leaving = Budget(trained["runtimes"]["offramp onnx int8"]["mean layer"])
+            # its predictions mean nothing, so only the mean layer is set
+            budget = Budget(trained["runtimes"]["offramp onnx int8"]["mean layer"])
             wide = random_model(args.width, args.model, Path(place) / "random")
-            results["random"] = measured(prepared(wide, rows[:WIDE], Path(place) / "wide", leaving), args)
+            results["random"] = measure(prepare(wide, rows[:WIDE], Path(place) / "wide", budget), args)
     args.out.with_suffix(".json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     parts = [table(name, results[name]) for name in ("trained", "random") if name in results]
     page = "\n\n".join([*parts, ", ".join(f"{name} {value}" for name, value in results["machine"].items())])
@@ -80,8 +80,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--limit", type=int)
-    parser.add_argument("--quick", action="store_true", help="few texts and turns, to see that it runs")
-    parser.add_argument("--rival-python", default=sys.executable, help="a Python that has OpenVINO")
+    parser.add_argument("--quick", action="store_true", help="few texts and turns, to check that it runs")
+    parser.add_argument("--rival-python", default=sys.executable, help="a Python with OpenVINO installed")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -90,13 +90,13 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def read(path: Path) -> list[dict[str, str]]:
+def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def random_model(width: int, like: str, folder: Path) -> str:
-    """A BERT of BERT-base's shape that knows nothing, with the tokenizer and the exits of another."""
+    """An untrained BERT of this width, with the tokenizer and the exits of another model."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
@@ -119,8 +119,8 @@ def random_model(width: int, like: str, folder: Path) -> str:
     return str(folder)
 
 
-def prepared(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -> Path:
-    """A folder with all that the processes need: models in every form, policies, texts."""
+def prepare(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -> Path:
+    """A folder with everything that the workers need: models in every form, policies, texts."""
     from datasets import Dataset
 
     from offramp.calibration import calibrate
@@ -158,7 +158,7 @@ def prepared(model: str, rows: list[dict[str, str]], folder: Path, target: Any) 
 
 
 def full_depth_graph(model: str, folder: Path) -> None:
-    """full-fp32.onnx and full-int8.onnx: the model with its last exit alone as one graph, from tokens to logits."""
+    """Write full-fp32.onnx and full-int8.onnx: tokens to the logits of the last exit, in one graph."""
     import onnx
     import torch
 
@@ -194,18 +194,18 @@ def full_depth_graph(model: str, folder: Path) -> None:
     onnx.save(quantised(graph), folder / "full-int8.onnx")
 
 
-def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Runs all processes in turns; for each runtime its answers and its times."""
+def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Run all workers in turns; returns accuracy and times of each runtime."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     workers = {}
     for name in [*FULL, *EXITS, *NEVER]:
         worker = Worker(name, folder, args)
         if worker.ready is None:
-            print(f"{name} is left out: {worker.reason}", file=sys.stderr)
+            print(f"skipping {name}: {worker.reason}", file=sys.stderr)
         else:
             workers[name] = worker
     names = list(workers)
-    warm = {name: {kind: [workers[name].ask(kind)] for kind in MEASURES} for name in names}
+    warm = {name: {kind: [workers[name].measure(kind)] for kind in MEASURES} for name in names}
     plain = warm["transformers fp32"]["window"][0]
     slow = [name for name in names if warm[name]["window"][0] > SLOW * plain]
     times: dict[str, dict[str, list[Any]]] = {
@@ -215,10 +215,10 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     for turn in range(args.repeats):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             for kind in MEASURES:
-                times[name][kind].append(workers[name].ask(kind))
+                times[name][kind].append(workers[name].measure(kind))
         print(f"turn {turn + 1} of {args.repeats}", file=sys.stderr)
     for worker in workers.values():
-        worker.end()
+        worker.stop()
     labels = np.array(job["labels"])
     found = {name: summary(worker.ready, labels, times[name]) for name, worker in workers.items()}
     return {
@@ -229,52 +229,52 @@ def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Worker:
-    """A process that has one runtime loaded and does what it is told by a line."""
+    """A process with one runtime loaded, which runs the measurement named on each line of its stdin."""
 
     def __init__(self, name: str, folder: Path, args: argparse.Namespace) -> None:
         python = args.rival_python if name.startswith("openvino") else sys.executable
         command = [python, __file__, "--worker", name, "--folder", folder, "--threads", args.threads]
-        quiet = {
+        environment = {
             "TOKENIZERS_PARALLELISM": "true",
             "OMP_NUM_THREADS": str(args.threads),
             "HF_HUB_OFFLINE": "1",
         }
-        self.log = TemporaryFile("w+")  # noqa: SIM115 - open as long as the process lives
+        self.log = TemporaryFile("w+")  # noqa: SIM115 - stays open while the process runs
         self.process = subprocess.Popen(
             [*map(str, command)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
-            env=os.environ | quiet,
+            env=os.environ | environment,
         )
-        self.ready = self.answer()
-        self.reason = "" if self.ready else self.last_words()
+        self.ready = self.read_line()
+        self.reason = "" if self.ready else self.last_log_line()
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         self.process.wait()
         self.log.seek(0)
         return self.log.read().strip().split("\n")[-1]
 
-    def answer(self) -> Any:
+    def read_line(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         return json.loads(line) if line else None
 
-    def ask(self, kind: str) -> Any:
+    def measure(self, kind: str) -> Any:
         assert self.process.stdin is not None
         self.process.stdin.write(kind + "\n")
         self.process.stdin.flush()
-        return self.answer()
+        return self.read_line()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.process.communicate()
 
 
 def summary(ready: dict[str, Any], labels: np.ndarray, times: dict[str, list[Any]]) -> dict[str, Any]:
-    """Milliseconds for one text, texts in a second for the window."""
+    """Accuracy, milliseconds for one text, and texts per second in windows."""
     shown: dict[str, Any] = {
-        "accuracy": 100 * float((np.array(ready["answers"]) == labels).mean()),
+        "accuracy": 100 * float((np.array(ready["predictions"]) == labels).mean()),
         "mean layer": ready["mean layer"],
         "seconds to load": ready["seconds to load"],
     }
@@ -291,7 +291,7 @@ def summary(ready: dict[str, Any], labels: np.ndarray, times: dict[str, list[Any
 
 
 def ratios(found: dict[str, Any], times: dict[str, dict[str, list[Any]]]) -> dict[str, Any]:
-    """Adds how many times faster each is than plain transformers and than the best at full depth, turn by turn."""
+    """Add the speed-up over plain transformers and over the best at full depth, as medians over turns."""
 
     def seconds(name: str, kind: str) -> np.ndarray:
         return np.array([np.median(turn) for turn in times[name][kind]])
@@ -315,14 +315,9 @@ def machine(threads: int) -> dict[str, Any]:
     import torch
     import transformers
 
-    names = [
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    ]
     return {
         "date": datetime.date.today().isoformat(),
-        "processor": (names or [platform.processor()])[0],
+        "processor": processor(),
         "threads": threads,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -374,26 +369,26 @@ def table(name: str, results: dict[str, Any]) -> str:
         f"\nThe best at full depth is {best['one, tokenizing']['best at full depth']} for one text, "
         f"{best['window, tokenizing']['best at full depth']} in windows."
     )
-    told = [f"{runtime} {policy}" for runtime, policy in results["policies"].items()]
-    lines.append(f"\nPolicies: {', '.join(told)}.")
+    policies = [f"{runtime} {policy}" for runtime, policy in results["policies"].items()]
+    lines.append(f"\nPolicies: {', '.join(policies)}.")
     return "\n".join(lines)
 
 
-# -- what runs in a process of its own; each runtime imports what it needs and nothing else
+# -- the worker processes; each runtime imports only what it needs
 
 
 Ids = list[int]
 
 
-def work(name: str, folder: Path, threads: int) -> None:
-    answers_go = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # for libraries that print
+def run_worker(name: str, folder: Path, threads: int) -> None:
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not mix with the results
 
-    def say(answer: Any) -> None:
-        print(json.dumps(answer), file=answers_go, flush=True)
+    def send(result: Any) -> None:
+        print(json.dumps(result), file=output, flush=True)
 
-    def from_text(given: Sequence[str]) -> Any:
-        return runtime.run(runtime.tokenize(given))
+    def run_texts(some: Sequence[str]) -> Any:
+        return runtime.run(runtime.tokenize(some))
 
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     start = time.perf_counter()
@@ -401,22 +396,22 @@ def work(name: str, folder: Path, threads: int) -> None:
     loaded = time.perf_counter() - start
     texts: list[str] = job["texts"]
     tokens = runtime.tokenize(texts)
-    single = slice(None, None, max(1, len(texts) // SINGLE_LABEL))
-    answers, mean_layer = runtime.run(tokens)
-    say({"answers": answers, "mean layer": mean_layer, "seconds to load": loaded})
-    doings: dict[str, Callable[[], Any]] = {
-        "one": lambda: [clocked(runtime.run, [one]) for one in tokens[single]],
-        "one, tokenizing": lambda: [clocked(from_text, [text]) for text in texts[single]],
-        "window": lambda: clocked(runtime.run, tokens),
-        "window, tokenizing": lambda: clocked(from_text, texts),
+    single = slice(None, None, max(1, len(texts) // ONE_BY_ONE))
+    predictions, mean_layer = runtime.run(tokens)
+    send({"predictions": predictions, "mean layer": mean_layer, "seconds to load": loaded})
+    measurements: dict[str, Callable[[], Any]] = {
+        "one": lambda: [timed(runtime.run, [one]) for one in tokens[single]],
+        "one, tokenizing": lambda: [timed(run_texts, [text]) for text in texts[single]],
+        "window": lambda: timed(runtime.run, tokens),
+        "window, tokenizing": lambda: timed(run_texts, texts),
     }
     for line in sys.stdin:
-        say(doings[line.strip()]())
+        send(measurements[line.strip()]())
 
 
-def clocked(function: Callable[[Any], Any], given: Any) -> float:
+def timed(function: Callable[[Any], Any], argument: Any) -> float:
     start = time.perf_counter()
-    function(given)
+    function(argument)
     return time.perf_counter() - start
 
 
@@ -429,7 +424,7 @@ def load(name: str, folder: Path, job: dict[str, Any], threads: int) -> Any:
 
 
 class Exits:
-    """offramp, as a person uses it."""
+    """offramp's engine, with a policy."""
 
     def __init__(self, name: str, folder: Path, job: dict[str, Any], threads: int) -> None:
         from offramp.classifier import Classifier
@@ -450,7 +445,7 @@ class Exits:
 
 
 class FullDepth:
-    """What has no engine: texts sorted by length, in batches."""
+    """A runtime without an engine: texts sorted by length, in batches."""
 
     def __init__(self, logits: Callable[..., np.ndarray], job: dict[str, Any]) -> None:
         from tokenizers import Tokenizer
@@ -468,7 +463,7 @@ class FullDepth:
 
     def run(self, tokens: list[Ids]) -> tuple[list[int], float]:
         order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
-        answers = [0] * len(tokens)
+        predictions = [0] * len(tokens)
         for first in range(0, len(order), BATCH):
             rows = order[first : first + BATCH]
             longest = len(tokens[rows[-1]])
@@ -477,15 +472,15 @@ class FullDepth:
             for place, row in enumerate(rows):
                 ids[place, : len(tokens[row])] = tokens[row]
                 mask[place, : len(tokens[row])] = 1
-            for row, answer in zip(rows, self.logits(ids, mask).argmax(-1).tolist(), strict=True):
-                answers[row] = answer
-        return answers, float(self.layers)
+            for row, prediction in zip(rows, self.logits(ids, mask).argmax(-1).tolist(), strict=True):
+                predictions[row] = prediction
+        return predictions, float(self.layers)
 
 
 def transformers(
     precision: str, folder: Path, job: dict[str, Any], threads: int
 ) -> Callable[..., np.ndarray]:
-    """The encoder's own forward, and one head."""
+    """transformers' own forward, and one head."""
     import torch
 
     from offramp.model import ExitModel
@@ -500,8 +495,8 @@ def transformers(
     def logits(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         padded = None if mask.all() else torch.from_numpy(mask)
         hidden = model.backbone(torch.from_numpy(ids), attention_mask=padded).last_hidden_state
-        answer: np.ndarray = head(hidden, padded)[0].float().numpy()
-        return answer
+        result: np.ndarray = head(hidden, padded)[0].float().numpy()
+        return result
 
     return logits
 
@@ -512,18 +507,18 @@ def onnx(precision: str, folder: Path, job: dict[str, Any], threads: int) -> Cal
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(folder / f"full-{precision}.onnx", options)
-    wanted = {each.name for each in session.get_inputs()}
+    names = {each.name for each in session.get_inputs()}
 
     def logits(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        answer: np.ndarray = session.run(None, {name: given[name] for name in wanted})[0]
-        return answer
+        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        result: np.ndarray = session.run(None, {name: inputs[name] for name in names})[0]
+        return result
 
     return logits
 
 
 def openvino(precision: str, folder: Path, job: dict[str, Any], threads: int) -> Callable[..., np.ndarray]:
-    """bf16: where the CPU has it; int8: weights compressed by NNCF, as OpenVINO advises."""
+    """bf16 where the CPU supports it; int8 weights compressed by NNCF, as OpenVINO recommends."""
     import openvino as ov
 
     core = ov.Core()
@@ -536,15 +531,15 @@ def openvino(precision: str, folder: Path, job: dict[str, Any], threads: int) ->
     else:
         hint["INFERENCE_PRECISION_HINT"] = "bf16"
     compiled = core.compile_model(model, "CPU", hint)
-    wanted = {name for port in compiled.inputs for name in port.get_names()}
+    names = {name for port in compiled.inputs for name in port.get_names()}
     request = compiled.create_infer_request()
 
     def logits(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        answer: np.ndarray = request.infer({name: given[name] for name in wanted & {*given}})[
+        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        result: np.ndarray = request.infer({name: inputs[name] for name in names & {*inputs}})[
             compiled.output(0)
         ]
-        return answer
+        return result
 
     return logits
 

@@ -1,14 +1,13 @@
-"""Measures servers under load: arrivals at a constant rate that do not wait for answers.
+"""Measures servers under load, with requests that arrive at a constant rate and do not wait for each other.
 
     python benchmarks/serve.py --model FOLDER --texts FILE [--quick] [--soak MINUTES] > serve.json
 
-FOLDER holds a trained ExitModel with its tokenizer; FILE has one text a line, or is a .tsv with a column
-`sentence` or `text`. Policies are calibrated on the first half of the texts and the load is made from the second.
-Four servers take turns: transformers' pipeline behind FastAPI, where a thread runs all that waits, up to 32 at a
-time; and `offramp serve` at full depth, with a policy, and with a ladder of three. Arrivals come at 0.5, 1 and 3
-times the capacity of the pipeline, each text a request of its own, from a process of its own. Time counts
-from the moment a request was due. --soak then holds the ladder at 0.8 of its capacity and watches its memory.
-A table goes to stderr and JSON to stdout.
+FOLDER holds a trained ExitModel with its tokenizer; FILE has one text per line, or is a .tsv with a column
+`sentence` or `text`. Policies are calibrated on the first half of the texts; the second half is the load.
+Four servers are measured: transformers' pipeline behind FastAPI, which batches up to 32 waiting requests, and
+`offramp serve` at full depth, with a policy, and with a ladder of three. Requests of one text each arrive at 0.5, 1
+and 3 times the capacity of the pipeline, sent by a separate process. Latency counts from the time a request was due.
+--soak then runs the ladder at 0.8 of its capacity and records its memory. A table goes to stderr and JSON to stdout.
 """
 
 import argparse
@@ -36,17 +35,17 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
-from texts import read
+from shared import last_exit_only, processor, read_texts
 
 TIMES = (0.5, 1.0, 3.0)
 BATCH = 32
 EPSILONS = (0.02, 0.05, 0.10)
-AT_ONCE = 64
+CLIENTS = 64
 """Clients that measure capacity, each with one request at a time."""
-KEPT = 2.0
+KEEP_ALIVE = 2.0
 """Seconds for which an idle connection is kept."""
-PATIENCE = 60.0
-"""Seconds after the last arrival in which answers still count."""
+GRACE = 60.0
+"""Seconds after the last arrival in which responses still count."""
 
 
 def main() -> None:
@@ -54,12 +53,12 @@ def main() -> None:
     if args.pipeline_port:
         return serve_pipeline(args.model, args.pipeline_port, args.threads)
     allow_many_connections()
-    texts = read(args.texts)
+    texts = read_texts(args.texts)
     half = len(texts) // 2
     with tempfile.TemporaryDirectory() as folder:
-        policies = calibrated(args, texts[:half], Path(folder))
+        policies = calibrate_ladder(args, texts[:half], Path(folder))
         load = [json.dumps({"texts": text}).encode() for text in texts[half:]]
-        report: dict[str, Any] = {"machine": machine(args), "policies": policies["told"]}
+        report: dict[str, Any] = {"machine": machine(args), "policies": policies["described"]}
         if not args.soak_only:
             report["servers"] = compare(args, policies, load)
             show(report["servers"])
@@ -73,15 +72,17 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", required=True, help="folder of a trained ExitModel with its tokenizer")
-    parser.add_argument("--texts", type=Path, help="a text a line, or a .tsv")
-    parser.add_argument("--seconds", type=float, help="of arrivals in each run")
+    parser.add_argument("--texts", type=Path, help="one text per line, or a .tsv")
+    parser.add_argument("--seconds", type=float, help="duration of each run")
     parser.add_argument(
-        "--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="of each server, on the CPU"
+        "--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="CPU threads of each server"
     )
-    parser.add_argument("--max-waiting", type=int, default=512, help="texts that may wait in `offramp serve`")
-    parser.add_argument("--quick", action="store_true", help="a minute or two, to see that it runs")
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="also watch memory for so long")
-    parser.add_argument("--soak-only", action="store_true", help="leave the comparison out")
+    parser.add_argument(
+        "--max-waiting", type=int, default=512, help="queue size of `offramp serve`, in texts"
+    )
+    parser.add_argument("--quick", action="store_true", help="a minute or two, to check that it runs")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="also record memory for this long")
+    parser.add_argument("--soak-only", action="store_true", help="skip the comparison")
     parser.add_argument("--pipeline-port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.seconds = args.seconds or (3 if args.quick else 20)
@@ -89,13 +90,13 @@ def arguments() -> argparse.Namespace:
 
 
 def allow_many_connections() -> None:
-    """Also to the processes that are started: a server that refuses nothing holds one for each that waits."""
+    """Child processes inherit the limit: a server that never refuses holds one connection per waiting request."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def calibrated(args: argparse.Namespace, texts: list[str], folder: Path) -> dict[str, Any]:
-    """The policy and the two rungs below it, laxer and laxer, each proven on these texts."""
+def calibrate_ladder(args: argparse.Namespace, texts: list[str], folder: Path) -> dict[str, Any]:
+    """The policy and up to two laxer rungs, each certified on these texts."""
     from datasets import Dataset
 
     from offramp.calibration import Guarantee, calibrate
@@ -106,16 +107,16 @@ def calibrated(args: argparse.Namespace, texts: list[str], folder: Path) -> dict
     trace = classifier.collect(Dataset.from_dict({"text": texts}), data="first half", progress=False)
     found = []
     for epsilon in EPSILONS:
-        with suppress(NoSafeThreshold):  # too few texts for so low a bound
+        with suppress(NoSafeThreshold):  # too few texts for this bound
             found.append(calibrate(trace, "entropy", Guarantee(epsilon)))
     if not found:
-        raise SystemExit(f"{len(texts)} texts prove nothing; give more.")
+        raise SystemExit(f"{len(texts)} texts are too few for a guarantee; give more")
     files = []
     for number, policy in enumerate(found):
         files.append(folder / f"rung-{number}.json")
         files[-1].write_text(json.dumps(policy.to_json()))
     layers = np.array(trace.layers)
-    told = [
+    described = [
         {
             "policy": str(policy),
             "promise": (policy.certificate or {})["promise"],
@@ -123,18 +124,18 @@ def calibrated(args: argparse.Namespace, texts: list[str], folder: Path) -> dict
         }
         for policy in found
     ]
-    return {"told": told, "normal": str(found[0]), "rungs": files[1:]}
+    return {"described": described, "normal": str(found[0]), "rungs": files[1:]}
 
 
 def compare(args: argparse.Namespace, policies: dict[str, Any], load: list[bytes]) -> dict[str, Any]:
-    """Every server at the same rates."""
+    """Measure every server at the same rates."""
     found: dict[str, Any] = {}
     unit = None
     for name, command in servers(args, policies).items():
-        say(f"{name} ...")
-        with started(command) as server:
+        log(f"{name} ...")
+        with start_server(command) as server:
             run_client(closed_loop, server.url, load, args.seconds / 4)  # warm up
-            capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered a second"]
+            capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered per second"]
             unit = unit or capacity
             rates = {
                 f"{times:g}": run_client(open_loop, server.url, load, args.seconds, times * unit)
@@ -167,20 +168,20 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def memory(self) -> float:
-        """MiB that it holds now."""
+        """Resident memory in MiB."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 @contextmanager
-def started(command: list[str]) -> Iterator[Server]:
+def start_server(command: list[str]) -> Iterator[Server]:
     port = free_port()
     command = [str(port) if part == "PORT" else part for part in command]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stderr=log, stdout=log)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stderr=output, stdout=output)
         server = Server(f"http://127.0.0.1:{port}", process)
         try:
-            wait_for(server, log)
+            wait_until_ready(server, output)
             yield server
         finally:
             process.send_signal(signal.SIGTERM)
@@ -195,14 +196,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(server: Server, log: Any) -> None:
+def wait_until_ready(server: Server, output: Any) -> None:
     from urllib.error import URLError
     from urllib.request import urlopen
 
     for _ in range(600):
         if server.process.poll() is not None:
-            log.seek(0)
-            raise SystemExit(f"a server did not start:\n{log.read().decode()}")
+            output.seek(0)
+            raise SystemExit(f"a server did not start:\n{output.read().decode()}")
         with suppress(URLError, ConnectionError), urlopen(f"{server.url}/health") as response:
             if response.status == 200:
                 return
@@ -210,15 +211,15 @@ def wait_for(server: Server, log: Any) -> None:
     raise SystemExit("a server took more than two minutes to start")
 
 
-def run_client(work: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """In a process of its own, so that client and server share no interpreter."""
+def run_client(client: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """Run a client in its own process, so that it does not slow down this one's threads."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found: dict[str, Any] = pool.apply(work, arguments)
+        found: dict[str, Any] = pool.apply(client, arguments)
         return found
 
 
 def closed_loop(url: str, load: list[bytes], seconds: float) -> dict[str, Any]:
-    """As much as the server manages: whoever has an answer asks again."""
+    """Capacity: each client sends its next request as soon as it has a response."""
     client = Client(url, load)
 
     async def run() -> None:
@@ -226,10 +227,10 @@ def closed_loop(url: str, load: list[bytes], seconds: float) -> dict[str, Any]:
 
         async def one(number: int) -> None:
             while time.perf_counter() < end:
-                await client.ask(number, time.perf_counter())
-                number += AT_ONCE
+                await client.send(number, time.perf_counter())
+                number += CLIENTS
 
-        await asyncio.gather(*(one(number) for number in range(AT_ONCE)))
+        await asyncio.gather(*(one(number) for number in range(CLIENTS)))
 
     start = time.perf_counter()
     asyncio.run(run())
@@ -237,7 +238,7 @@ def closed_loop(url: str, load: list[bytes], seconds: float) -> dict[str, Any]:
 
 
 def open_loop(url: str, load: list[bytes], seconds: float, rate: float) -> dict[str, Any]:
-    """Arrivals at a constant rate, whatever becomes of them."""
+    """Requests at a constant rate, whether or not earlier ones are done."""
     client = Client(url, load)
 
     async def run() -> None:
@@ -245,8 +246,8 @@ def open_loop(url: str, load: list[bytes], seconds: float, rate: float) -> dict[
         for number in range(int(rate * seconds)):
             due = start + number / rate
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            tasks.append(asyncio.create_task(client.ask(number, due)))
-        _, pending = await asyncio.wait(tasks, timeout=PATIENCE)
+            tasks.append(asyncio.create_task(client.send(number, due)))
+        _, pending = await asyncio.wait(tasks, timeout=GRACE)
         for task in pending:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -259,28 +260,28 @@ class Connection(NamedTuple):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     since: float
-    """When it fell idle."""
+    """When it became idle."""
 
 
 class Client:
-    """Plain HTTP/1.1 over connections that are kept: little work for each request, as both share a machine."""
+    """Minimal HTTP/1.1 with keep-alive, because client and server share the machine."""
 
     def __init__(self, url: str, load: list[bytes]) -> None:
         place = urlsplit(url)
         self.host, self.port, self.load = place.hostname, place.port, load
         self.idle: list[Connection] = []
         self.surplus = 0
-        """Answers that nobody asked for, found waiting in a connection."""
-        self.asked = 0
+        """Responses without a request, found in a connection's buffer."""
+        self.sent = 0
         self.outcomes: Counter[str] = Counter()
         self.layers: list[int] = []
         self.rungs: Counter[str] = Counter()
         self.waits: dict[str, list[float]] = {"answered": [], "refused": []}
         self.seen: Counter[str] = Counter()
 
-    async def ask(self, number: int, due: float) -> None:
-        """Every request ends as answered, refused, failed or lost."""
-        self.asked += 1
+    async def send(self, number: int, due: float) -> None:
+        """Every request is counted as answered, refused, failed, lost or mixed up."""
+        self.sent += 1
         outcome = "lost"
         try:
             status, name, body = await self.exchange(number)
@@ -288,10 +289,10 @@ class Client:
             known = {200: "answered", 429: "refused"}.get(status, "failed")
             outcome = known if name == str(number) else "mixed up"
             if outcome == "answered":
-                answer = json.loads(body)
-                (found,) = answer["predictions"]
-                self.layers.append(found["layer"])
-                self.rungs[str(answer["rung"])] += 1
+                response = json.loads(body)
+                (prediction,) = response["predictions"]
+                self.layers.append(prediction["layer"])
+                self.rungs[str(response["rung"])] += 1
             if outcome in self.waits:
                 self.waits[outcome].append(1000 * (time.perf_counter() - due))
         except (OSError, EOFError, asyncio.IncompleteReadError):
@@ -318,22 +319,22 @@ class Client:
         return int(first.split()[1]), headers["x-request-id"], found
 
     async def connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """One that is kept, or a new one; servers close those that were idle for long."""
+        """An idle connection, or a new one; servers close connections that were idle for long."""
         while self.idle:
             reader, writer, since = self.idle.pop()
             self.surplus += bool(reader._buffer)  # type: ignore[attr-defined]
-            if time.perf_counter() - since < KEPT and not reader.at_eof():
+            if time.perf_counter() - since < KEEP_ALIVE and not reader.at_eof():
                 return reader, writer
             writer.close()
         return await asyncio.open_connection(self.host, self.port)
 
     def summary(self, seconds: float) -> dict[str, Any]:
         return {
-            "asked": self.asked,
-            "asked a second": self.asked / seconds,
+            "sent": self.sent,
+            "sent per second": self.sent / seconds,
             **{name: self.outcomes[name] for name in ("answered", "refused", "failed", "lost", "mixed up")},
             "double": sum(count - 1 for count in self.seen.values()) + self.surplus,
-            "answered a second": self.outcomes["answered"] / seconds,
+            "answered per second": self.outcomes["answered"] / seconds,
             "mean layer": float(np.mean(self.layers)) if self.layers else None,
             "rungs": dict(sorted(self.rungs.items())),
             "ms": percentiles(self.waits["answered"]),
@@ -348,64 +349,66 @@ def percentiles(values: list[float]) -> dict[str, float] | None:
 
 
 def soak(args: argparse.Namespace, policies: dict[str, Any], load: list[bytes]) -> dict[str, Any]:
-    """Memory of the server with its ladder, at 0.8 of its capacity."""
+    """Memory of the server with a ladder, at 0.8 of its capacity."""
     seconds = 60 * args.soak
-    with started(servers(args, policies)["ladder"]) as server:
+    with start_server(servers(args, policies)["ladder"]) as server:
         run_client(closed_loop, server.url, load, args.seconds / 4)
-        capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered a second"]
-        held: list[float] = []
+        capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered per second"]
+        memory: list[float] = []
         done = threading.Event()
 
-        def look() -> None:
+        def record() -> None:
             while not done.wait(1):
-                held.append(server.memory())
+                memory.append(server.memory())
 
-        watcher = threading.Thread(target=look)
+        watcher = threading.Thread(target=record)
         watcher.start()
         try:
             found = run_client(open_loop, server.url, load, seconds, 0.8 * capacity)
         finally:
             done.set()
             watcher.join()
-    parts = np.array_split(np.array(held), 5)
+    parts = np.array_split(np.array(memory), 5)
     return {
         "minutes": args.soak,
         **found,
         "MiB": {
             "mean of each fifth": [round(float(part.mean()), 1) for part in parts],
-            "most": max(held),
+            "peak": max(memory),
             "last fifth / second": float(parts[-1].mean() / parts[1].mean()),
         },
     }
 
 
 def serve_pipeline(model: str, port: int, threads: int) -> None:
-    """The rival: the same weights at full depth in transformers' pipeline, behind FastAPI."""
+    """The baseline: the same weights at full depth in transformers' pipeline, behind FastAPI."""
     import torch
     import transformers
     import uvicorn
     from fastapi import FastAPI, Request, Response
     from pydantic import BaseModel
 
+    from offramp.model import ExitModel
+
     torch.set_num_threads(threads)
     pipe = transformers.pipeline(
         "text-classification",
-        model=last_exit_alone(model),
+        model=last_exit_only(ExitModel.from_pretrained(model)),
         tokenizer=transformers.AutoTokenizer.from_pretrained(model),
     )
     depth = pipe.model.config.exits[-1]
     waiting: queue.Queue[tuple[str, Future[Any]]] = queue.Queue()
 
-    def work() -> None:
+    def run_batches() -> None:
         while True:
             taken = [waiting.get()]
             while len(taken) < BATCH and not waiting.empty():
                 taken.append(waiting.get())
-            answers = pipe([text for text, _ in taken], batch_size=BATCH, truncation=True)
-            for (_, future), answer in zip(taken, answers, strict=True):
-                future.set_result(answer)
+            predictions = pipe([text for text, _ in taken], batch_size=BATCH, truncation=True)
+            for (_, future), prediction in zip(taken, predictions, strict=True):
+                future.set_result(prediction)
 
-    class Question(BaseModel):
+    class Body(BaseModel):
         texts: str
 
     app = FastAPI()
@@ -415,64 +418,44 @@ def serve_pipeline(model: str, port: int, threads: int) -> None:
         return {"status": "ok"}
 
     @app.post("/predict")
-    async def predict(question: Question, request: Request, response: Response) -> dict[str, Any]:
+    async def predict(body: Body, request: Request, response: Response) -> dict[str, Any]:
         future: Future[Any] = Future()
-        waiting.put((question.texts, future))
-        answer = await asyncio.wrap_future(future)
+        waiting.put((body.texts, future))
+        prediction = await asyncio.wrap_future(future)
         response.headers["X-Request-ID"] = request.headers.get("x-request-id", "")
-        return {"predictions": [{**answer, "layer": depth}], "rung": None}
+        return {"predictions": [{**prediction, "layer": depth}], "rung": None}
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=run_batches, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     uvicorn.run(app, port=port, log_level="warning", access_log=False)
 
 
-def last_exit_alone(path: str) -> Any:
-    """As a plain classifier has it."""
-    from offramp.config import ExitConfig
-    from offramp.model import ExitModel
-
-    model = ExitModel.from_pretrained(path)
-    exits = model.config.exits
-    values = model.config.to_dict() | {"exits": [exits[-1]], "policy": None}
-    values["head"]["classifier"] = "own"
-    plain, last = ExitModel(ExitConfig(**values)), model.heads.head_of(len(exits) - 1)
-    plain.backbone = model.backbone
-    if last.pooler is not None:
-        plain.heads.poolers[0] = last.pooler
-    if last.hidden is not None:
-        plain.heads.hidden[0] = last.hidden
-    plain.heads.classifiers[0] = last.classifier
-    return plain.eval()
-
-
 def machine(args: argparse.Namespace) -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return {
         "date": date.today().isoformat(),
-        "processor": next(line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        "processor": processor(),
         "cores": os.cpu_count(),
-        "threads of a server": args.threads,
-        "seconds of arrivals": args.seconds,
-        "texts that may wait": args.max_waiting,
+        "threads per server": args.threads,
+        "seconds per run": args.seconds,
+        "max waiting": args.max_waiting,
         "python": platform.python_version(),
     }
 
 
 def show(found: dict[str, Any]) -> None:
-    columns = ["server", "capacity", "x", "asked/s", "answered", "refused", "lost", "double", "layer"]
-    say("  ".join(f"{name:>10}" for name in [*columns, "p50 ms", "p95 ms", "p99 ms"]))
+    columns = ["server", "capacity", "x", "sent/s", "answered", "refused", "lost", "double", "layer"]
+    log("  ".join(f"{name:>10}" for name in [*columns, "p50 ms", "p95 ms", "p99 ms"]))
     for name, server in found.items():
         for times, run in server["at times the pipeline's capacity"].items():
             lost = run["lost"] + run["failed"] + run["mixed up"]
-            cells = [name, f"{server['capacity']:.0f}", times, f"{run['asked a second']:.0f}"]
+            cells = [name, f"{server['capacity']:.0f}", times, f"{run['sent per second']:.0f}"]
             cells += [str(run[key]) for key in ("answered", "refused")]
             cells += [str(lost), str(run["double"]), f"{run['mean layer'] or 0:.2f}"]
             cells += [f"{value:.0f}" for value in (run["ms"] or {}).values()]
-            say("  ".join(f"{cell:>10}" for cell in cells))
+            log("  ".join(f"{cell:>10}" for cell in cells))
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

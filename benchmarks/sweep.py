@@ -1,8 +1,8 @@
-"""How long a sweep takes and how much memory it needs: six rules, 100 thresholds each, 12 exits, 3 classes.
+"""Measures the time and memory of a sweep: six rules, 100 thresholds each, 12 exits, 3 classes.
 
     python benchmarks/sweep.py [EXAMPLES ...]
 
-prints JSON. Each size runs in a process of its own, on one thread, so that peak memory is its own.
+Prints JSON. Each size runs in its own process, so that peak memory is its own, on one thread.
 """
 
 import json
@@ -25,10 +25,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 def main(sizes: list[str]) -> None:
-    print(json.dumps([alone(size) for size in sizes], indent=2))
+    print(json.dumps([measure_in_process(size) for size in sizes], indent=2))
 
 
-def alone(size: str) -> dict[str, float]:
+def measure_in_process(size: str) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, __file__, "--measure", size],
         env={**os.environ, **ONE_THREAD},
@@ -51,22 +51,22 @@ def measure(examples: int) -> dict[str, float]:
     logits[np.arange(examples), :, labels] += 1.2 / rng.gamma(2, 1, (examples, 1)).astype(np.float32)
     np.cumsum(logits, axis=1, out=logits)
     trace = Trace(logits, tuple(range(1, 13)), labels, rng.integers(5, 128, examples), np.arange(examples))
-    thresholds = {RULES[-1]: list(range(1, 101))}  # a count of exits has no 100 useful values
-    before = peak()
-    began, began_cpu = time.perf_counter(), time.process_time()
+    thresholds = {RULES[-1]: list(range(1, 101))}  # automatic thresholds would be fewer than 100
+    before = peak_memory()
+    start, start_cpu = time.perf_counter(), time.process_time()
     found = sweep(trace, RULES, thresholds)
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
     return {
         "examples": examples,
         "points": sum(len(curve.points) for curve in found.curves.values()),
         "seconds": round(seconds, 2),
         "cpu_seconds": round(cpu_seconds, 2),
-        "peak_mib": round(peak()),
+        "peak_mib": round(peak_memory()),
         "of_which_before_the_sweep_mib": round(before),
     }
 
 
-def peak() -> float:
+def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -1,9 +1,9 @@
-"""What a training step costs with every recipe, beside plain fine-tuning of the same encoder.
+"""Measures a training step of each joint recipe against plain fine-tuning of the same encoder.
 
     python benchmarks/training_cost.py ENCODER --length 32
 
-Steps (forward, backward, clipping, AdamW; batch 32) of transformers' own classifier and of each recipe are taken in
-turn, so that noise falls on all alike; medians and ratios are printed as JSON and as a Markdown table.
+Steps (forward, backward, clipping, AdamW; batch 32) of transformers' own classifier and of each recipe take turns, so
+that load on the machine affects all of them. Prints medians and ratios as a Markdown table and as JSON.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main() -> None:
             step()
             seconds[name].append(time.perf_counter() - start)
     medians = {name: statistics.median(times[2:]) for name, times in seconds.items()}
-    print("| recipe | seconds a step | times plain |\n|---|---|---|")
+    print("| recipe | seconds per step | times plain |\n|---|---|---|")
     for name, median in medians.items():
         print(f"| {name} | {median:.3f} | {median / medians['plain']:.2f} |")
     settings = {name: getattr(options, name) for name in ("batch", "length", "repeats", "threads")}

@@ -1,6 +1,6 @@
-"""What an operating point costs: layers, multiply-accumulates, measured milliseconds; and many texts at it.
+"""The cost of early exits: layers and multiply-accumulates per example, and a projection to many texts.
 
-The older systems print three different figures as a saving or a speed-up. Here each has one name:
+The older systems report three different figures as a saving or a speed-up. Here each has one name:
 `executed_fraction` (DeeBERT's "expected saving", ELBERT's "computation cost"), `saved_fraction` (PABEE's
 "speed up") and `layer_ratio` (ElasticBERT's "speed up").
 """
@@ -26,7 +26,6 @@ class Cost:
     depth: int
     """Layers of the whole model."""
     macs: float | None = None
-    milliseconds: float | None = None
 
     @property
     def executed_fraction(self) -> float:
@@ -45,54 +44,42 @@ class Cost:
         return None if self.macs is None else 2 * self.macs
 
 
-def cost(
-    histogram: ArrayLike,
-    layers: Sequence[int],
-    depth: int,
-    macs: float | None = None,
-    layer_milliseconds: Sequence[float] | None = None,
-) -> Cost:
-    """The cost when histogram[e] examples leave at exit e, which stands behind layer layers[e].
+def cost(histogram: ArrayLike, layers: Sequence[int], depth: int, macs: float | None = None) -> Cost:
+    """The cost when histogram[e] examples leave at exit e, which follows layer layers[e].
 
-    *Shapes*: histogram (exits,), layers (exits,), layer_milliseconds (depth,).
+    *Shapes*: histogram (exits,), layers (exits,).
 
     *Example*
     >>> half = cost([1, 0, 1], layers=[2, 4, 6], depth=6)
     >>> half.mean_layer, round(half.executed_fraction, 3), half.layer_ratio
     (4.0, 0.667, 1.5)
     """
-    share = np.asarray(histogram, np.float64)
-    if share.shape != (len(layers),) or share.sum() <= 0:
-        raise BadOption(f"a histogram of at least one example over {len(layers)} exits is needed")
-    share = share / share.sum()
-    milliseconds = None
-    if layer_milliseconds is not None:
-        if len(layer_milliseconds) != depth:
-            raise BadOption(f"{len(layer_milliseconds)} milliseconds for {depth} layers; give one for each")
-        milliseconds = float(share @ np.cumsum(layer_milliseconds)[np.asarray(layers) - 1])
-    return Cost(float(share @ np.asarray(layers)), depth, macs, milliseconds)
+    counts = np.asarray(histogram, np.float64)
+    if counts.shape != (len(layers),) or counts.sum() <= 0:
+        raise BadOption(f"the histogram must count at least one example over {len(layers)} exits")
+    return Cost(float(counts @ np.asarray(layers) / counts.sum()), depth, macs)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run over some texts took."""
+    """A timed run over some texts."""
 
     seconds: float
     cores: int
-    """That it had for itself, busy or not."""
+    """Cores reserved for the run, busy or not."""
     texts: int
     mean_layer: float
     mean_tokens: float
 
     @property
     def per_layer_and_token(self) -> float:
-        """Core-seconds for one token in one layer, everything besides the layers shared out among them."""
+        """Core-seconds for one token in one layer, with the time spent outside the layers spread over them."""
         return self.seconds * self.cores / (self.texts * self.mean_layer * self.mean_tokens)
 
 
 @dataclass(frozen=True)
 class Projection:
-    """What many texts would take."""
+    """The resources that many texts would take."""
 
     core_hours: float
     machines: int
@@ -108,11 +95,10 @@ def project(
     cores_per_machine: int,
     price_per_core_hour: float,
 ) -> Projection:
-    """What so many texts take: core-hours, machines to be done within some hours, money.
+    """Core-hours for this many texts, the machines needed to finish within `hours`, and the price.
 
-    It supposes that these texts leave at the same layers as those measured, that time grows with tokens and
-    layers alone, that every core is as fast as those measured and always busy, and that only busy cores are
-    paid for.
+    Assumes that these texts leave at the same layers as those measured, that time is proportional to tokens and
+    layers, that every core is as fast as those measured and always busy, and that only busy cores are paid for.
 
     *Example*
     >>> seen = Measured(seconds=9, cores=2, texts=1000, mean_layer=4, mean_tokens=25)
@@ -129,38 +115,38 @@ def project(
     }
     for name, value in needed.items():
         if not 0 < value < math.inf:
-            raise BadOption(f"{name}={value:g}: a projection needs a number above 0")
+            raise BadOption(f"{name}={value:g} must be a finite number above 0")
     core_hours = measured.per_layer_and_token * measured.mean_layer * mean_tokens * texts / 3600
-    machines = math.ceil(round(core_hours / (hours * cores_per_machine), 9))  # noise is no machine
+    # rounded first, so that float noise does not add a machine
+    machines = math.ceil(round(core_hours / (hours * cores_per_machine), 9))
     return Projection(core_hours, machines, core_hours * price_per_core_hour)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of an encoder that decide its arithmetic."""
+    """The sizes of an encoder layer and of an exit's head, from which MACs are counted."""
 
     hidden: int
     intermediate: int
     heads: int
-    layers: int
     pooler: bool = True
-    """Whether an exit's head has a pooler, own or shared, before its classifier."""
+    """Whether the head has a pooler before its classifier, its own or a shared one."""
 
 
 def macs(shape: Shape, classes: int, length: ArrayLike, layers: int, heads: int = 1) -> Array:
-    """Multiply-accumulates until an answer, as ElasticBERT's counter counts them; FLOPs are twice as many.
+    """Multiply-accumulates up to a prediction, as ElasticBERT counts them; FLOPs are twice as many.
 
     *Reference*: Liu et al. 2022, arXiv:2110.07038, `FLOPs/flops_counter.py`. Per layer of length L, width H,
     inner width I, A heads of width d: 3LHH + A(2LL + 2LLd) + LHH + 2LH + 2LHI + 2LH; once 2LH for the norm of
     the embeddings; per exit HH for a pooler of one token and HC for the classifier. Biases, activations,
     residual sums and lookups count nothing.
 
-    *Relation*: the original counts one head. An example that passes `heads` exits on its way pays for each.
+    *Relation*: the original counts one head; here an example pays for each of the `heads` that it evaluates.
 
-    *Shapes*: length, and the result, (examples,) or a number: the real lengths, or the length padded to.
+    *Shapes*: length and the result, (examples,) or a scalar: real lengths, or the length padded to.
 
     *Example*
-    >>> int(macs(Shape(hidden=8, intermediate=16, heads=2, layers=2), classes=2, length=5, layers=2))
+    >>> int(macs(Shape(hidden=8, intermediate=16, heads=2), classes=2, length=5, layers=2))
     6600
     """
     tokens, width = np.asarray(length, np.int64), shape.hidden
@@ -168,19 +154,3 @@ def macs(shape: Shape, classes: int, length: ArrayLike, layers: int, heads: int 
     layer = attention + 2 * tokens * width * shape.intermediate + 4 * tokens * width
     head = shape.pooler * width**2 + width * classes
     return np.asarray(2 * tokens * width + layers * layer + heads * head)
-
-
-def parameters(shape: Shape, classes: int, vocabulary: int, positions: int, segments: int = 2) -> int:
-    """Weights of a BERT of this shape with one head, biases and norms included.
-
-    *Example*
-    >>> base = Shape(hidden=768, intermediate=3072, heads=12, layers=12)
-    >>> parameters(base, classes=2, vocabulary=30522, positions=512)
-    109483778
-    """
-    width, inner, norm = shape.hidden, shape.intermediate, 2 * shape.hidden
-    embeddings = (vocabulary + positions + segments) * width + norm
-    attention = 4 * (width + 1) * width + norm
-    feed_forward = (width + 1) * inner + (inner + 1) * width + norm
-    head = shape.pooler * (width + 1) * width + (width + 1) * classes
-    return embeddings + shape.layers * (attention + feed_forward) + head

@@ -1,4 +1,4 @@
-"""Figures that sum a curve up, against numbers worked out by hand."""
+"""Summary scores of a curve, checked against hand-computed numbers."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ BASELINE = [(1000.0, 80.0), (2000.0, 84.0), (3000.0, 86.0)]
         ([(1250.0, 82.5), (2000.0, 84.0), (2750.0, 85.0)], (1.5 + 0.0 - 0.5) / 3),
     ],
 )
-def test_the_elue_score_is_the_mean_gain_over_the_baseline(
+def test_the_elue_score_is_the_mean_height_above_the_baseline(
     points: list[tuple[float, float]], expected: float
 ) -> None:
     assert elue_score(points, BASELINE) == pytest.approx(expected)
@@ -29,29 +29,30 @@ def test_the_order_of_the_baseline_does_not_matter() -> None:
     assert elue_score([(1500.0, 83.0)], BASELINE[::-1]) == 1.0
 
 
-def test_beyond_its_ends_the_baseline_stays_level() -> None:
+def test_the_baseline_is_constant_beyond_its_ends() -> None:
     assert elue_score([(500.0, 81.0), (9000.0, 85.0)], BASELINE) == 0.0
 
 
-def test_a_curve_has_no_gain_over_itself(make_trace: Callable[..., Trace]) -> None:
-    layers = sweep(make_trace(200), "layer").curves["layer"]
-    assert elue_score(layers.performance(), layers.performance()) == 0.0
-    assert layers.performance()[-1, 1] == pytest.approx(100 * layers.points[-1].scores["acc"])
+def test_a_curve_scores_zero_against_itself(make_trace: Callable[..., Trace]) -> None:
+    found = sweep(make_trace(200), "layer")
+    performance = found.performance(found.curves["layer"].points)
+    assert elue_score(performance, performance) == 0.0
+    assert performance[-1].tolist() == pytest.approx([found.full.cost.flops, 100 * found.full.scores["acc"]])
 
 
 def test_a_sweep_is_scored_against_the_layers_of_another_model(make_trace: Callable[..., Trace]) -> None:
     found, other = sweep(make_trace(200), ["layer", "entropy"]), sweep(make_trace(200, seed=1), "layer")
     assert found.elue("layer", found) == 0.0
-    points = found.curves["entropy"].performance()
-    assert found.elue("entropy", other) == elue_score(points, other.curves["layer"].performance())
+    points = found.performance(found.curves["entropy"].points)
+    assert found.elue("entropy", other) == elue_score(points, other.performance(other.per_exit))
     assert found.elue("entropy", BASELINE) == elue_score(points, BASELINE)
 
 
-def test_flops_are_not_guessed(make_trace: Callable[..., Trace]) -> None:
-    curve = sweep(make_trace(20, shape={}), "entropy").curves["entropy"]
-    assert all(point.cost.macs is None for point in curve.points)
+def test_without_a_shape_flops_are_unknown(make_trace: Callable[..., Trace]) -> None:
+    found = sweep(make_trace(20, shape={}), "entropy")
+    assert all(point.cost.macs is None for point in found.curves["entropy"].points)
     with pytest.raises(BadOption, match="shape"):
-        curve.performance()
+        found.elue("entropy", found)
 
 
 def test_a_point_gives_the_policy_to_run(make_trace: Callable[..., Trace]) -> None:

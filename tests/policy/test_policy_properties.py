@@ -50,7 +50,7 @@ def policy(text: str, labels: Any) -> Policy:
 
 @st.composite
 def batches(draw: st.DrawFn) -> dict[str, Any]:
-    """Logits, gates and labels of a few examples; some logits tie, saturate or are broken."""
+    """Logits, gates and oracle exits of a few examples; some logits tie, saturate or are broken."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     problem_type = draw(st.sampled_from([SINGLE_LABEL, MULTI]))
     examples, classes = draw(st.integers(1, 12)), draw(st.integers(2, 4))
@@ -60,17 +60,16 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         broken = random.random(logits.shape) < 0.1
         logits[broken] = random.choice([np.nan, np.inf, -np.inf], broken.sum())
-    shape = (examples, classes) if problem_type == MULTI else examples
     return {
         "logits": logits,
         "gates": random.random((examples, EXITS)),
-        "labels": random.integers(0, 2, shape),
+        "oracle_exits": random.integers(0, EXITS, examples),
         "problem_type": problem_type,
     }
 
 
 def decide(text: str, batch: dict[str, Any], rows: Any = slice(None)) -> Any:
-    chosen = policy(text, batch["labels"][rows])
+    chosen = policy(text, batch["oracle_exits"][rows])
     return chosen.decide(batch["logits"][rows], batch["gates"][rows], problem_type=batch["problem_type"])
 
 
@@ -102,7 +101,7 @@ def test_later_exits_never_change_an_earlier_decision(text: str, batch: dict[str
 def test_thresholds_on_the_whole_fold_give_the_same_exits_and_answers(
     text: str, batch: dict[str, Any]
 ) -> None:
-    chosen = policy(text, batch["labels"])
+    chosen = policy(text, batch["oracle_exits"])
     if chosen.class_thresholds or chosen.min_layer:
         chosen = Policy(chosen.criterion, chosen.threshold)
     arrays = (batch["logits"], batch["gates"], None, batch["problem_type"])
@@ -132,7 +131,7 @@ def test_dropping_rows_at_any_time_leaves_the_others_as_they_were(
 ) -> None:
     random = np.random.default_rng(seed)
     logits, gates, rows = batch["logits"], batch["gates"], np.arange(len(batch["logits"]))
-    start = policy(text, batch["labels"]).begin(len(rows), range(1, EXITS + 1), batch["problem_type"])
+    start = policy(text, batch["oracle_exits"]).begin(len(rows), range(1, EXITS + 1), batch["problem_type"])
     whole, some = start, start[rows]
     for exit in range(EXITS):
         leaving, answers = whole.step(exit, logits[:, exit], gates[:, exit])

@@ -1,4 +1,4 @@
-"""A report holds the numbers of its traces, needs no network, and lets no name become markup."""
+"""A report shows the numbers of its traces, makes no requests, and escapes every name."""
 
 import json
 import re
@@ -13,10 +13,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from offramp.errors import MissingExtra
-from offramp.report import Report, report
-from offramp.report.plots import draw_histogram
+from offramp.report import report
+from offramp.report.plots import draw
+from offramp.report.section_charts import curves_chart, histogram_chart, points_near_half
 from offramp.report.style import style
-from offramp.report.table import aligned
+from offramp.report.svg import Drawing
+from offramp.report.table import format_table
 from offramp.trace import Trace
 
 Make = Callable[..., Trace]
@@ -51,7 +53,7 @@ class Elements(HTMLParser):
         self.words += data
 
 
-def test_the_page_asks_for_nothing_from_elsewhere(make_trace: Make) -> None:
+def test_the_page_makes_no_requests(make_trace: Make) -> None:
     page = report(make_trace(60), ["entropy", "oracle"]).html()
     assert "http" not in page
     assert "//" not in re.sub(r"\s//.*", "", page)
@@ -63,7 +65,7 @@ def test_the_page_asks_for_nothing_from_elsewhere(make_trace: Make) -> None:
     assert "@import" not in page
 
 
-def test_the_page_holds_the_numbers(make_trace: Make) -> None:
+def test_the_page_shows_the_numbers_and_a_policy_for_every_point(make_trace: Make) -> None:
     trace = make_trace(200)
     found = report({"first": trace, "second": make_trace(90, seed=1)}, ["entropy", "patience"])
     words = Elements(found.html()).words
@@ -77,7 +79,7 @@ def test_the_page_holds_the_numbers(make_trace: Make) -> None:
     assert len(points) == sum(len(curve.points) for curve in found.sections[0].sweep.curves.values())
 
 
-def test_hostile_names_stay_text(make_trace: Make) -> None:
+def test_hostile_names_are_escaped(make_trace: Make) -> None:
     trace = make_trace(40, label_names=(HOSTILE, "b", "c"), data=HOSTILE, fingerprint=HOSTILE)
     page = report({HOSTILE: trace}, ["entropy"]).html()
     elements = Elements(page)
@@ -88,7 +90,7 @@ def test_hostile_names_stay_text(make_trace: Make) -> None:
     assert not elements.open
 
 
-def test_the_table_says_what_each_rule_saves(make_trace: Make) -> None:
+def test_the_table_has_a_row_for_each_rule_and_each_exit(make_trace: Make) -> None:
     words = str(report({"a name": make_trace(300)}, ["entropy", "layer", "oracle"]))
     lines = words.splitlines()
     assert lines[0] == "a name"
@@ -100,8 +102,8 @@ def test_the_table_says_what_each_rule_saves(make_trace: Make) -> None:
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_columns_of_numbers_end_in_line() -> None:
-    table = aligned([["rule", "area"], ["a", "9.5"], ["long name", "10.25"]])
+def test_columns_of_numbers_are_aligned_right() -> None:
+    table = format_table([["rule", "area"], ["a", "9.5"], ["long name", "10.25"]])
     assert table.splitlines() == [
         "rule        area",
         "---------  -----",
@@ -110,12 +112,28 @@ def test_columns_of_numbers_end_in_line() -> None:
     ]
 
 
-def test_a_report_comes_back_from_json_whole(make_trace: Make) -> None:
-    found = report({"x": make_trace(50, label_names=("a", "b", "c"))}, ["entropy", "patience"])
-    assert Report.from_json(json.loads(json.dumps(found.to_json()))) == found
+def test_thresholds_are_shown_with_four_digits_and_saved_with_all(make_trace: Make) -> None:
+    rule, threshold = "entropy", 0.123456789
+    found = report(make_trace(50), [rule], thresholds=[threshold])
+    (target,) = json.loads(re.search(r'class="points">(.*?)</script>', found.html()).group(1))
+    assert target["policy"] == "entropy:0.1235"
+    (point,) = found.to_json()["sections"][0]["sweep"]["curves"][rule]["points"]
+    assert point["threshold"] == threshold
 
 
-def test_saving_writes_page_table_json_and_plots(make_trace: Make, tmp_path: Path) -> None:
+def test_page_and_image_draw_the_same_points(make_trace: Make) -> None:
+    chart = curves_chart(report(make_trace(60), ["entropy", "layer"], bootstrap=0).sections[0].sweep)
+    drawing, figure = Drawing(chart, 900, 420), Figure()
+    draw(figure, [chart])
+    lines = {line.get_label(): line.get_xydata() for line in figure.axes[0].lines}
+    assert list(lines) == [series.name for _, series in chart.legend]
+    assert list(lines) == ["Pareto front", "full depth", "entropy", "layer"]
+    for points in lines.values():
+        pixels = " ".join("{},{}".format(*drawing.at(*point)) for point in points)
+        assert f'points="{pixels}"' in drawing.svg()
+
+
+def test_save_writes_page_table_json_and_plots(make_trace: Make, tmp_path: Path) -> None:
     found = report({HOSTILE: make_trace(60)}, ["entropy", "patience", "layer", "oracle"], bootstrap=20)
     files = found.save(tmp_path / "out")
     names = {path.name for path in files}
@@ -132,7 +150,7 @@ def test_saving_writes_page_table_json_and_plots(make_trace: Make, tmp_path: Pat
     assert "<script>" not in svg
 
 
-def test_without_matplotlib_the_rest_is_a_word_away(
+def test_without_matplotlib_everything_but_plots_is_saved(
     make_trace: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -146,7 +164,7 @@ def test_without_matplotlib_the_rest_is_a_word_away(
     }
 
 
-def test_readiness_counts_every_answer_before_the_last_exit(make_trace: Make) -> None:
+def test_readiness_counts_every_prediction_before_the_last_exit(make_trace: Make) -> None:
     trace = make_trace(80)
     seen = report(trace, ["confidence", "patience"]).sections[0].readiness
     assert list(seen) == ["confidence"]
@@ -155,7 +173,7 @@ def test_readiness_counts_every_answer_before_the_last_exit(make_trace: Make) ->
     assert sum(seen["confidence"].wrong) == (~right).sum()
 
 
-def test_traces_without_labels_or_of_other_problems_are_reported_too(
+def test_traces_without_labels_and_of_every_problem_type_are_reported(
     make_trace: Make, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
@@ -176,7 +194,7 @@ def test_traces_without_labels_or_of_other_problems_are_reported_too(
 @pytest.mark.parametrize(
     "problem_type", ["single_label_classification", "multi_label_classification", "regression"]
 )
-def test_every_kind_of_problem_has_its_usual_rules(problem_type: str, gates: bool, make_trace: Make) -> None:
+def test_every_problem_type_has_default_rules(problem_type: str, gates: bool, make_trace: Make) -> None:
     rng = np.random.default_rng(0)
     labels = {"regression": rng.normal(size=60), "multi_label_classification": rng.integers(2, size=(60, 3))}
     trace = make_trace(
@@ -196,7 +214,7 @@ def test_every_kind_of_problem_has_its_usual_rules(problem_type: str, gates: boo
     assert names == expected + ["gate"] * gates
 
 
-def test_a_section_without_rules_does_not_stop_the_others(make_trace: Make, tmp_path: Path) -> None:
+def test_a_section_without_rules_is_reported_beside_others(make_trace: Make, tmp_path: Path) -> None:
     found = report({"blind": make_trace(30, labels=None), "seeing": make_trace(30)}, ["oracle"], bootstrap=0)
     page = found.html()
     assert page.count("<section>") == 2
@@ -205,19 +223,18 @@ def test_a_section_without_rules_does_not_stop_the_others(make_trace: Make, tmp_
     found.save(tmp_path, plots=("svg",))
 
 
-def test_a_model_of_one_exit_and_logits_that_are_not_finite_are_reported(
-    make_trace: Make, tmp_path: Path
-) -> None:
+def test_one_exit_and_non_finite_logits_are_reported(make_trace: Make, tmp_path: Path) -> None:
     trace = make_trace(20, exits=1)
     logits = trace.logits.copy()
     logits[0] = np.nan
     found = report(replace(trace, logits=logits), ["entropy", "layer"])
-    assert "1 examples with logits that are not finite" in str(found)
+    assert "20 examples, 1 layer, 1 exit" in str(found)
+    assert "1 example with NaN or infinite logits" in str(found)
     assert not Elements(found.html()).open
     found.save(tmp_path, plots=("svg",))
 
 
-def test_bars_of_one_colour_differ_in_their_hatches() -> None:
+def test_bars_of_the_same_colour_have_different_hatches() -> None:
     looks = [style(index) for index in range(24)]
     assert len({(look.colour, look.hatch) for look in looks}) == 24
     assert looks[0].colour == looks[6].colour
@@ -228,7 +245,7 @@ def test_the_histogram_draws_the_hatches(make_trace: Make) -> None:
     rules += ["entropy:0,normalised=true", "entropy:0,top=2"]
     section = report(make_trace(60), rules, bootstrap=0).sections[0]
     figure = Figure()
-    draw_histogram(figure, section)
+    draw(figure, [histogram_chart(section.sweep, points_near_half(section.sweep))])
     bars = figure.axes[0].containers
     assert len(bars) == 7
     assert bars[0][0].get_facecolor() == bars[6][0].get_facecolor()

@@ -7,9 +7,9 @@ import numpy as np
 
 from offramp.calibration.targets import Budget
 from offramp.criteria.base import Criterion, softmax
-from offramp.curves.exit_table import Leaving, out_of_reach, short_number_between
-from offramp.curves.scores import metrics_of, read_out, scores
-from offramp.curves.sweep import macs_until
+from offramp.curves.exit_table import ExitTable, short_number_between, unreachable_threshold
+from offramp.curves.scores import apply_rule, metric_names, scores
+from offramp.curves.sweep import macs_to_exit
 from offramp.errors import BadOption, NoSafeThreshold
 from offramp.policy import Policy, reached
 from offramp.problems import Array
@@ -33,7 +33,7 @@ class Candidate:
 
 def fit_budget(trace: Trace, policy: Policy, target: Budget) -> Candidate:
     """The fractions form a geometric series; bisect its ratio until the mean cost meets the budget."""
-    read = read_out(trace, policy)
+    read = apply_rule(trace, policy)
     prices = prices_of(trace, policy, target.of)
     every_row = np.arange(len(trace))
 
@@ -50,8 +50,8 @@ def fit_budget(trace: Trace, policy: Policy, target: Budget) -> Candidate:
         middle = (early + late) / 2
         early, late = (middle, late) if mean(middle) <= target.mean else (early, middle)
     chosen = split(policy, read.readiness, trace.layers, early)
-    left = Leaving(np.zeros(1), (chosen.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
-    reach = scores(trace, left, read.answers)[metrics_of(trace)[0]]
+    left = ExitTable(np.zeros(1), (chosen.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
+    reach = scores(trace, left, read.predictions)[metric_names(trace)[0]]
     return Candidate(replace(policy, threshold=chosen.thresholds), float(reach[0]))
 
 
@@ -61,7 +61,7 @@ def prices_of(trace: Trace, policy: Policy, of: str) -> Array:
         return np.repeat(np.asarray(trace.layers, np.float64)[:, None], len(trace), axis=1)
     if not trace.shape:
         raise BadOption("MACs are unknown: the trace has no model shape. Count layers, or collect it again.")
-    return np.stack([macs_until(trace, policy, exit) for exit in range(len(trace.layers))])
+    return np.stack([macs_to_exit(trace, policy, exit) for exit in range(len(trace.layers))])
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def threshold_for(criterion: Criterion, readiness: Array, wanted: int, exits: in
     finite = readiness if criterion.counts_exits else readiness[np.isfinite(readiness)]
     wanted = min(wanted, len(finite))
     if wanted <= 0:
-        return out_of_reach(criterion)
+        return unreachable_threshold(criterion)
     last = float(np.partition(finite, len(finite) - wanted)[len(finite) - wanted])
     if criterion.counts_exits:
         return float(np.clip(last, 1, exits + 1))

@@ -20,8 +20,8 @@ import numpy as np
 from offramp.calibration.bounds import Bound, binomial, examples_needed, hoeffding_bentkus
 from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
-from offramp.curves.exit_table import Leaving, leaving
-from offramp.curves.scores import read_out
+from offramp.curves.exit_table import ExitTable, build_exit_table
+from offramp.curves.scores import apply_rule
 from offramp.errors import BadOption, NoSafeThreshold
 from offramp.policy import Certificate, Policy, fold
 from offramp.policy.text import class_indices
@@ -113,9 +113,9 @@ class Outcome:
 def prove(candidate: Candidate, target: Guarantee, delta: float) -> Outcome:
     """Fixed-sequence testing of one rule along its grid of thresholds."""
     trace, policy = candidate.trace, candidate.policy
-    read = read_out(trace, policy)
-    left = leaving(policy, read.readiness, trace.layers, threshold_grid(policy.criterion, trace))
-    losses, largest = losses_of(trace, target, read.answers), largest_loss(trace, target)
+    read = apply_rule(trace, policy)
+    left = build_exit_table(policy, read.readiness, trace.layers, threshold_grid(policy.criterion, trace))
+    losses, largest = losses_of(trace, target, read.predictions), largest_loss(trace, target)
     _, bound = bound_for(trace, target)
     parts = parts_of(trace, target)
     risks = [risks_of(part, left, losses) / largest for part in parts]
@@ -179,7 +179,7 @@ def round_threshold(value: float) -> float:
     return round(value, digits)
 
 
-def risks_of(part: Part, left: Leaving, losses: Array) -> Array:
+def risks_of(part: Part, left: ExitTable, losses: Array) -> Array:
     """(thresholds,) the mean loss of a part."""
     return left.total(lambda exit: losses[exit] * part.rows) / max(part.examples, 1)
 

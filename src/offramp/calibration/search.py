@@ -12,7 +12,7 @@ from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, 
 from offramp.calibration.temperatures import Temperatures
 from offramp.criteria.agreement import Agreement
 from offramp.curves import Point, Sweep, sweep
-from offramp.curves.curve import template
+from offramp.curves.curve import parse_rule
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.policy import Policy
 from offramp.trace import Trace
@@ -57,7 +57,7 @@ def calibrate(
         raise BadOption("name at least one rule to calibrate")
     if not len(trace):
         raise BadOption("the trace is empty; there is nothing to calibrate on")
-    policies = [template(text) for text in rules]
+    policies = [parse_rule(text) for text in rules]
     fitted_on = None
     if isinstance(temperatures, Temperatures):
         fitted_on = temperatures.fitted_on

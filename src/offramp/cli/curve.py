@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from offramp.cli.command import Result
 from offramp.cli.settings import parse_numbers
 from offramp.errors import BadOption
 
@@ -18,25 +17,27 @@ def curve(
     traces: Annotated[list[Path], Argument(help="Trace files, written by `offramp trace`.")],
     rule: Annotated[
         list[str] | None,
-        Option(help="Rule, such as entropy; repeatable; all by default. See `offramp list rules`."),
+        Option(help="A rule, with its options if any; repeat for several. See `offramp list rules`."),
     ] = None,
     thresholds: Annotated[
-        str | None, Option(help="Only these thresholds, such as 3,4,5; by default every one that matters.")
+        str | None, Option(help="Only these thresholds, such as 3,4,5; by default all that differ.")
     ] = None,
-    out: Annotated[Path | None, Option(help="Folder for the HTML report, plots, JSON and table.")] = None,
-    bootstrap: Annotated[int, Option(help="Resamples for confidence intervals; 0 for none.")] = 200,
+    out: Annotated[Path | None, Option(help="A folder for the page (HTML), JSON and table.")] = None,
+    plots: Annotated[
+        bool, Option("--plots", help="Also save the charts in --out as PNG and SVG; needs matplotlib.")
+    ] = False,
+    bootstrap: Annotated[int, Option(help="Resamples for the intervals; 0 for none.")] = 200,
     padded_to: Annotated[
         int | None, Option(help="Count FLOPs as if every text were padded to this many tokens.")
     ] = None,
 ) -> Result:
-    """Show the score and cost of every rule at every threshold.
+    """Score and cost of every rule at every threshold.
 
-    Needs only traces, not the model. Prints a summary of each rule and layer, or, with --thresholds, one
-    line per threshold.
+    Reads traces and needs no model. Without --thresholds, a table summarizes each rule and layer.
 
     \b
     Examples:
-        offramp curve mrpc.trace --out report
+        offramp curve mrpc.trace --out report --plots
         offramp curve mrpc.trace --rule patience --thresholds 3,4,5,6,7,8
     """
     from offramp.report import report
@@ -44,6 +45,8 @@ def curve(
 
     if thresholds is not None and rule is None:
         raise BadOption("--thresholds needs --rule: each rule has its own units.")
+    if plots and out is None:
+        raise BadOption("--plots needs --out, the folder to save to.")
     found = report(
         name_traces({path: Trace.load(path) for path in traces}),
         rule or None,
@@ -53,23 +56,24 @@ def curve(
     )
     text = str(found) if thresholds is None else points_table(found)
     if out is not None:
-        found.save(out)
-        text += f"\n\nreport: {out / 'report.html'}"
+        found.save(out, plots=("png", "svg") if plots else ())
+        text += f"\n\npage: {out / 'report.html'}"
     return Result(found.to_json(), text)
 
 
 def name_traces(traces: dict[Path, "Trace"]) -> dict[str, "Trace"]:
-    """Traces by the name of their data, or by file where these names clash."""
+    """Traces by the name of their data, or by file if two have the same name."""
     found = {trace.data or path.stem: trace for path, trace in traces.items()}
     return found if len(found) == len(traces) else {str(path): trace for path, trace in traces.items()}
 
 
 def points_table(found: "Report") -> str:
-    from offramp.report.table import aligned, headline, percent
+    """A table of the thresholds for each rule."""
+    from offramp.report.table import format_table, percent, summary_line
 
     parts = []
     for section in found.sections:
-        parts.append(f"{section.name}\n{headline(section.sweep)}")
+        parts.append(f"{section.name}\n{summary_line(section.sweep)}")
         for rule, curve in section.sweep.curves.items():
             header = ["threshold", *section.sweep.metrics, "mean layer", "layers saved"]
             rows = [
@@ -81,5 +85,5 @@ def points_table(found: "Report") -> str:
                 ]
                 for point in curve.points
             ]
-            parts.append(f"{rule}\n{aligned([header, *rows])}")
+            parts.append(f"{rule}\n{format_table([header, *rows])}")
     return "\n\n".join(parts)

@@ -238,13 +238,13 @@ def accuracy_by_layer(trace: "Trace") -> list[float]:
 
 
 def summary(results: Mapping[str, Any], out: Path) -> str:
-    from offramp.report.table import aligned, percent
+    from offramp.report.table import format_table, percent
 
     layers, scores = results["layers"], results["accuracy_by_layer"]
     exits = [["layer", *map(str, layers)], ["acc", *map(percent, scores)]]
     parts = [
         f"Accuracy of every exit on {results['examples']['test']} test sentences:",
-        aligned(exits),
+        format_table(exits),
         "Full depth and early exit:",
         timing_table([Timing(**row) for row in results["test"]]),
         verdict(results),

@@ -63,7 +63,7 @@ def projected(
 def projection_table(found: dict[str, Any]) -> str:
     """For people: the answer, and beside it what it rests on."""
     from offramp.cli.timing import NEVER
-    from offramp.report.table import aligned
+    from offramp.report.table import format_table
 
     header = ["", "mean layer", "µs per layer and token", "core-hours", "machines", "money"]
     body = [
@@ -87,4 +87,4 @@ def projection_table(found: dict[str, Any]) -> str:
         "Supposed: the texts leave where these left, cores are as fast as here and always busy, only busy cores "
         "are paid for.",
     ]
-    return "\n".join([f"{found['texts']:,.0f} texts", "", aligned([header, *body]), "", *notes])
+    return "\n".join([f"{found['texts']:,.0f} texts", "", format_table([header, *body]), "", *notes])

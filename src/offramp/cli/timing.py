@@ -79,7 +79,7 @@ def time_policies(
 
 
 def timing_table(rows: Sequence[Timing]) -> str:
-    from offramp.report.table import aligned, percent, short
+    from offramp.report.table import percent, short
 
     header = ["", *rows[0].scores, "mean layer", "seconds", "texts/s", "speed-up"]
     body = [
@@ -93,7 +93,7 @@ def timing_table(rows: Sequence[Timing]) -> str:
         ]
         for row in rows
     ]
-    return aligned([header, *body])
+    return format_table([header, *body])
 
 
 def machine() -> dict[str, Any]:

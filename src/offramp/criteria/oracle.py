@@ -1,4 +1,7 @@
-"""Oracle: leave as soon as the prediction is right. It needs labels, so it bounds curves and never runs."""
+"""Oracle: leave at the exit that is best for the example, chosen with its label in hand.
+
+It shows how good a rule could be, and never runs. `offramp.curves.best_exits` chooses the exits.
+"""
 
 from dataclasses import dataclass
 
@@ -10,33 +13,35 @@ from offramp.problems import Array
 
 
 @dataclass(frozen=True)
-class Truth(PerExample):
-    labels: Array  # (...)
+class Ahead(PerExample):
+    exits: Array  # (...) exits still to pass
 
 
 @dataclass(frozen=True, eq=False)
 class Oracle(Criterion):
-    """Leave at the first exit whose prediction is the label; examples that no exit gets right leave at the last.
+    """Leave at an exit that was chosen for each example beforehand.
 
     *Reference*: the upper bound of early-exit papers, "overthinking" (Kaya et al. 2019, arXiv:1810.07052).
     *Relation*: what `gate` tries to learn.
-    *Shapes*: labels (examples,), or 0/1 (examples, labels); readiness (...), 1 where right and 0 elsewhere.
+    *Shapes*: exits (examples,), counted from 0; readiness (...), 1 from the chosen exit on and 0 before it.
     *Example*:
 
-    >>> rule = Oracle(labels=np.array([0, 1]))
+    >>> rule = Oracle(exits=np.array([0, 1]))
     >>> rule.step(rule.start(2), np.array([[2.0, 1.0], [2.0, 1.0]]))[1]
     array([1., 0.])
     """
 
-    labels: Array
+    exits: Array
 
     takes_threshold = False
     needs_labels = True
 
-    def start(self, examples: Shape) -> Truth:
-        if self.labels.size != np.prod(examples):
-            raise Incompatible(f"the oracle has labels of shape {self.labels.shape} for {examples} answers.")
-        return Truth(self.labels.reshape(examples))
+    def start(self, examples: Shape) -> Ahead:
+        shape = (examples,) if isinstance(examples, int) else examples
+        if self.exits.shape != shape[:1]:
+            raise Incompatible(f"the oracle has exits of shape {self.exits.shape} for {shape[0]} examples.")
+        exits = self.exits.reshape(-1, *[1] * (len(shape) - 1))
+        return Ahead(np.broadcast_to(exits, shape))
 
-    def step(self, truth: Truth, logits: Array) -> tuple[Truth, Array]:
-        return truth, (logits.argmax(-1) == truth.labels).astype(np.float64)
+    def step(self, ahead: Ahead, logits: Array) -> tuple[Ahead, Array]:
+        return Ahead(ahead.exits - 1), (ahead.exits <= 0).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Trace x rules x thresholds -> curves of score against cost."""
+"""Score against cost for every rule and threshold, from one trace."""
 
 from offramp.curves.curve import Curve, Point, Sweep, elue_score
 from offramp.curves.sweep import sweep

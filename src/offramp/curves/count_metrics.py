@@ -1,7 +1,7 @@
-"""Metrics from counts by class, for many sets of answers at once.
+"""Metrics computed from counts by class, for many sets of predictions at once.
 
-A sweep with bootstrap scores 100,000 of them, and scikit-learn takes milliseconds for each. Same names and same
-numbers as `tasks.metrics`, which a test holds against each other.
+A sweep with bootstrap scores 100,000 sets, and scikit-learn takes milliseconds for each. Names and values are
+those of `tasks.metrics`, which the tests check.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,10 +16,10 @@ Array: TypeAlias = NDArray[Any]
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each class was the label, was the answer, and was both: (..., classes). Scores are (...)."""
+    """How often each class was the label, the prediction, and both: (..., classes). Scores are (...)."""
 
     label: Array
-    answer: Array
+    predicted: Array
     both: Array
 
     @property
@@ -28,11 +28,11 @@ class Counts:
 
 
 def acc(counts: Counts) -> Array:
-    return share(counts.both.sum(-1), counts.examples)
+    return divide(counts.both.sum(-1), counts.examples)
 
 
 def f1(counts: Counts) -> Array:
-    return f1_of_each(counts)[..., 1]
+    return f1_by_class(counts)[..., 1]
 
 
 def acc_and_f1(counts: Counts) -> Array:
@@ -40,32 +40,34 @@ def acc_and_f1(counts: Counts) -> Array:
 
 
 def macro_f1(counts: Counts) -> Array:
-    occurs = (counts.label + counts.answer) > 0
-    return share((f1_of_each(counts) * occurs).sum(-1), occurs.sum(-1))
+    occurs = (counts.label + counts.predicted) > 0
+    return divide((f1_by_class(counts) * occurs).sum(-1), occurs.sum(-1))
 
 
 def mcc(counts: Counts) -> Array:
-    """The correlation of label and answer, with C classes as in Gorodkin 2004."""
+    """Matthews' correlation coefficient, for any number of classes (Gorodkin 2004)."""
     examples = counts.examples[..., None]
-    # shares, as products of whole counts would overflow
-    label, answer, both = (share(each, examples) for each in (counts.label, counts.answer, counts.both))
-    covariance = both.sum(-1) - (label * answer).sum(-1)
-    spread = (label * (1 - label)).sum(-1) * (answer * (1 - answer)).sum(-1)
-    return share(covariance, np.sqrt(spread))
+    # fractions, because products of integer counts would overflow
+    label, predicted, both = (
+        divide(each, examples) for each in (counts.label, counts.predicted, counts.both)
+    )
+    covariance = both.sum(-1) - (label * predicted).sum(-1)
+    spread = (label * (1 - label)).sum(-1) * (predicted * (1 - predicted)).sum(-1)
+    return divide(covariance, np.sqrt(spread))
 
 
-def f1_of_each(counts: Counts) -> Array:
-    return share(2 * counts.both, counts.label + counts.answer)
+def f1_by_class(counts: Counts) -> Array:
+    return divide(2 * counts.both, counts.label + counts.predicted)
 
 
-def share(part: Array, whole: Array) -> Array:
-    """The quotient, and 0 of nothing."""
+def divide(part: Array, whole: Array) -> Array:
+    """The quotient, 0 where the divisor is 0."""
     return np.divide(part, whole, out=np.zeros(np.shape(part)), where=np.asarray(whole) > 0)
 
 
-SCORES: Mapping[str, Callable[[Counts], Array]] = {
+COUNT_METRICS: Mapping[str, Callable[[Counts], Array]] = {
     "acc": acc,
-    "micro_f1": acc,  # one label an example: every wrong answer is one miss and one false alarm
+    "micro_f1": acc,  # with one label per example, each wrong prediction is one false negative and one false positive
     "f1": f1,
     "acc_and_f1": acc_and_f1,
     "macro_f1": macro_f1,

@@ -1,7 +1,7 @@
-"""Who leaves where, for many thresholds at once.
+"""The exit of every example at every threshold.
 
-An example leaves at the first exit whose readiness reaches the threshold, so the greatest readiness so far
-decides which thresholds have let it go. Counting over all thresholds costs one pass over (examples, exits).
+An example leaves at the first exit whose readiness reaches the threshold, so the highest readiness so far decides at
+which thresholds it has left. Counting over all thresholds takes one pass over (examples, exits).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,35 +17,35 @@ from offramp.policy import Policy
 Array: TypeAlias = NDArray[Any]
 
 SAMPLE = 50_000
-"""Rows that are enough to spread thresholds by."""
+"""Examples that automatic thresholds are chosen from."""
 
 
 @dataclass(frozen=True)
-class Leaving:
-    """The exits of all examples for thresholds in order, laxest first."""
+class ExitTable:
+    """Which exit each example takes at each threshold; thresholds are sorted, laxest first."""
 
     thresholds: Array
     """(thresholds,)"""
-    enough: Array
-    """(exits, examples): the first so many thresholds are reached at this exit or before."""
+    reached: Array
+    """(exits, examples) how many of the thresholds are reached at this exit or an earlier one."""
 
     def exits(self, index: int) -> Array:
-        """(examples,) the exit that each example takes at one threshold."""
-        return np.asarray((self.enough <= index).sum(0))
+        """(examples,) the exit that each example takes at thresholds[index]."""
+        return np.asarray((self.reached <= index).sum(0))
 
     def histogram(self) -> Array:
         """(thresholds, exits) how many examples leave at each exit."""
-        return np.stack([self._from_exit(exit) for exit in range(len(self.enough))], axis=1).astype(np.int64)
+        return np.stack([self._from_exit(exit) for exit in range(len(self.reached))], axis=1).astype(np.int64)
 
     def total(self, values: Callable[[int], Array]) -> Array:
-        """(thresholds,) the sum of values(exit)[example] over all examples, at the exits they take."""
-        return np.asarray(sum(self._from_exit(exit, values(exit)) for exit in range(len(self.enough))))
+        """(thresholds,) the sum of values(exit)[example] over all examples, each at the exit it takes."""
+        return np.asarray(sum(self._from_exit(exit, values(exit)) for exit in range(len(self.reached))))
 
     def counts(self, cells: Callable[[int], Array], number: int) -> Array:
-        """(thresholds, number) how many examples fall into which of so many cells(exit)[example]."""
+        """(thresholds, number) how many examples fall into each cell, cells(exit)[example] of 0 to number - 1."""
         width = len(self.thresholds) + 1
         changes = np.zeros(number * width, np.int64)
-        for exit in range(len(self.enough)):
+        for exit in range(len(self.reached)):
             start, stop = self._span(exit)
             cell = cells(exit) * width
             changes += np.bincount(cell + start, minlength=changes.size)
@@ -59,44 +59,46 @@ class Leaving:
         return np.cumsum(change)[:-1]
 
     def _span(self, exit: int) -> tuple[Array, Array]:
-        """(examples,) the first threshold that makes each example leave here, and the first beyond those."""
-        stop = self.enough[exit]
-        return (self.enough[exit - 1] if exit else np.zeros_like(stop)), stop
+        """(examples,) start and stop of the range of thresholds at which each example leaves here."""
+        stop = self.reached[exit]
+        return (self.reached[exit - 1] if exit else np.zeros_like(stop)), stop
 
 
-def leaving(policy: Policy, readiness: Array, layers: Sequence[int], thresholds: ArrayLike) -> Leaving:
-    """Apply many thresholds, and the layers that a policy allows, to readiness (examples, exits)."""
-    wanted = np.asarray(thresholds, np.float64)
-    cuts = least_readiness(policy.criterion, wanted)
+def build_exit_table(
+    policy: Policy, readiness: Array, layers: Sequence[int], thresholds: ArrayLike
+) -> ExitTable:
+    """Apply thresholds, and the policy's first and last layer, to readiness (examples, exits)."""
+    values = np.asarray(thresholds, np.float64)
+    cuts = least_readiness(policy.criterion, values)
     order = np.argsort(cuts, kind="stable")
     best = np.full(len(readiness), -np.inf)
-    enough = np.empty((len(layers), len(readiness)), np.int32)
+    reached = np.empty((len(layers), len(readiness)), np.int32)
     for exit, layer in enumerate(layers):
         if layer >= (policy.min_layer or 0):
             np.maximum(best, readiness[:, exit], out=best)
-        everybody = layer >= (policy.max_layer or layers[-1])
-        enough[exit] = len(cuts) if everybody else np.searchsorted(cuts[order], best, side="right")
-    return Leaving(wanted[order], enough)
+        last = layer >= (policy.max_layer or layers[-1])
+        reached[exit] = len(cuts) if last else np.searchsorted(cuts[order], best, side="right")
+    return ExitTable(values[order], reached)
 
 
 def least_readiness(criterion: Criterion, thresholds: Array) -> Array:
-    """(thresholds,) the smallest readiness that reaches each: `policy.reached` as a plain >=."""
+    """(thresholds,) the smallest readiness that reaches each, so that `policy.reached` becomes a plain >=."""
     level = np.asarray(criterion.level(thresholds), np.float64)
     return np.nextafter(level, np.inf) if not criterion.counts_exits else level
 
 
 def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], number: int) -> Array:
-    """Thresholds that tell the examples apart, at most `number`, evenly spread over what occurs.
+    """At most `number` thresholds that give different exits, spread evenly over the readiness that occurs.
 
     Each lies between two neighbouring values of readiness, so that float noise decides nothing, and has few
-    digits. The laxest lets everybody leave at the first exit allowed, the strictest nobody.
+    digits. At the laxest every example leaves at the first exit allowed, at the strictest at the last.
     """
     criterion = policy.criterion
     allowed = [exit for exit, layer in enumerate(layers[:-1]) if layer >= (policy.min_layer or 0)]
     every = readiness[:, allowed]
     finite = np.isfinite(every)
     if not finite.any():
-        return np.array([out_of_reach(criterion)])
+        return np.array([unreachable_threshold(criterion)])
     most = np.max(every, where=finite, initial=-np.inf)
     least = np.min(every[:, 0], where=finite[:, 0], initial=most)
     step = 1 + len(readiness) // SAMPLE
@@ -107,13 +109,16 @@ def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], n
     if len(distinct) > number - 1:
         picks = np.linspace(0, len(values) - 1, number - 1).astype(int)
         chosen = np.searchsorted(distinct, np.unique(values[picks]))
-    nobody = distinct[-1] if not criterion.counts_exits else distinct[-1] + 1
-    levels = [*(border(distinct, index, not criterion.counts_exits) for index in chosen.tolist()), nobody]
+    unreachable = distinct[-1] + 1 if criterion.counts_exits else distinct[-1]
+    levels = [
+        *(level_below(distinct, index, not criterion.counts_exits) for index in chosen.tolist()),
+        unreachable,
+    ]
     thresholds = criterion.sign * np.array(levels)
     return np.asarray(thresholds[np.isfinite(criterion.level(thresholds))])
 
 
-def border(distinct: Array, index: int, strict: bool) -> float:
+def level_below(distinct: Array, index: int, strict: bool) -> float:
     """A level that distinct[index] reaches and distinct[index - 1] does not."""
     value = float(distinct[index])
     if not strict:
@@ -122,13 +127,13 @@ def border(distinct: Array, index: int, strict: bool) -> float:
     return short_number_between(below, value)
 
 
-def out_of_reach(criterion: Criterion) -> float:
-    """A threshold that nobody ever reaches: no entropy or count is below 0, no probability above 1."""
+def unreachable_threshold(criterion: Criterion) -> float:
+    """A threshold that no example reaches: no entropy is below 0, no probability above 1, and 0 exits mean never."""
     return 1.0 if not criterion.counts_exits and criterion.sign > 0 else 0.0
 
 
 def short_number_between(low: float, high: float) -> float:
-    """The number of fewest digits between two others; the lower one if they are neighbours.
+    """The number with the fewest digits between two others; the lower one if no float lies between.
 
     *Example*
     >>> short_number_between(0.29871, 0.31102), short_number_between(-1.09861, -1.09859)

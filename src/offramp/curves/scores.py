@@ -1,4 +1,4 @@
-"""Scores of every threshold at once: from counts where the metric allows it, from the rows elsewhere."""
+"""Scores at every threshold: from counts by class where the metric allows it, else from the predictions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,12 +7,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offramp.curves.count_metrics import SCORES, Counts
-from offramp.curves.exit_table import Leaving
+from offramp.curves.count_metrics import COUNT_METRICS, Counts
+from offramp.curves.exit_table import ExitTable
 from offramp.errors import BadOption
 from offramp.policy import Policy, fold
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from offramp.problems import decode as answers_of
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, decode
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
 
@@ -20,137 +19,131 @@ Array: TypeAlias = NDArray[Any]
 Interval: TypeAlias = tuple[float, float]
 
 AGREEMENT = "agreement"
-RIGHT_OR_WRONG = ("acc", "micro_f1", AGREEMENT)
-"""Metrics, of one label an example, that are a share of examples."""
-DEFAULT_METRIC = {
-    SINGLE_LABEL: "acc",
-    MULTI_LABEL: "micro_f1",
-    REGRESSION: "corr",
-}
+DEFAULT_METRIC = {SINGLE_LABEL: "acc", MULTI_LABEL: "micro_f1", REGRESSION: "corr"}
 
 
 @dataclass(frozen=True)
-class Readout:
-    """What a rule makes of every exit for every example of a trace."""
+class RuleOutput:
+    """A rule applied to every exit of a trace."""
 
     readiness: Array
     """(examples, exits)"""
-    answers: Array
+    predictions: Array
     """(exits, examples) classes or numbers, or (exits, examples, labels) 0 or 1."""
 
 
-def read_out(trace: Trace, policy: Policy) -> Readout:
-    """Fold a policy's rule over a trace."""
+def apply_rule(trace: Trace, policy: Policy) -> RuleOutput:
     logits = policy.tempered(trace.logits)
     folded = fold(policy.criterion, logits, trace.gates, trace.layers, trace.problem_type)
-    answers = np.moveaxis(answers_of(folded.logits, trace.problem_type), 1, 0)
-    return Readout(folded.readiness, np.ascontiguousarray(answers))
+    predictions = np.moveaxis(decode(folded.logits, trace.problem_type), 1, 0)
+    return RuleOutput(folded.readiness, np.ascontiguousarray(predictions))
 
 
-def at_full_depth(trace: Trace) -> Array:
-    """(examples,) or (examples, labels): what the whole model answers."""
-    return answers_of(trace.logits[:, -1], trace.problem_type)
-
-
-def metrics_of(trace: Trace) -> tuple[str, ...]:
-    """What a trace can be scored by, the headline first: its own metrics, and agreement with full depth."""
+def metric_names(trace: Trace) -> tuple[str, ...]:
+    """The metrics that a trace is scored by, the headline first: its own, then agreement with full depth."""
     names: tuple[str, ...] = ()
     if trace.labels is not None:
         names = tuple(trace.metrics) or (DEFAULT_METRIC[trace.problem_type],)
     if {"f1", "acc_and_f1"} & set(names) and trace.logits.shape[-1] != 2:
-        raise BadOption("f1 is of class 1 against class 0; with other classes take macro_f1 or micro_f1")
+        raise BadOption("f1 is for two classes; with more, use macro_f1 or micro_f1")
     if trace.problem_type != REGRESSION:
         names += (AGREEMENT,)
     if not names:
-        raise BadOption("regression without labels has no score; collect the trace from data with labels")
+        raise BadOption("regression without labels cannot be scored; collect the trace from labelled data")
     return names
 
 
-def scores(trace: Trace, left: Leaving, answers: Array) -> dict[str, Array]:
-    """(thresholds,) for each metric, when every example gives the answer of the exit that it takes."""
-    own = [name for name in metrics_of(trace) if name != AGREEMENT]
-    found: dict[str, Array] = {}
-    if own and countable(trace, own):
-        counts = label_counts(trace, left, answers)
-        found = {name: SCORES[name](counts) for name in own}
-    elif own:
-        rows = [compute(own, trace.labels, given) for given in given_answers(left, answers)]  # type: ignore[arg-type]
-        found = {name: np.array([row[name] for row in rows]) for name in own}
+def scores(trace: Trace, table: ExitTable, predictions: Array) -> dict[str, Array]:
+    """(thresholds,) for each metric, with each example predicted by the exit that it takes."""
+    names = [name for name in metric_names(trace) if name != AGREEMENT]
+    result: dict[str, Array] = {}
+    if names and from_counts(trace, names):
+        counts = class_counts(trace, table, predictions)
+        result = {name: COUNT_METRICS[name](counts) for name in names}
+    elif names:
+        rows = [compute(names, trace.labels, taken) for taken in predictions_taken(table, predictions)]  # type: ignore[arg-type]
+        result = {name: np.array([row[name] for row in rows]) for name in names}
     if trace.problem_type != REGRESSION:
-        found[AGREEMENT] = hits(at_full_depth(trace), left, answers) / len(trace)
-    return found
+        result[AGREEMENT] = matches(trace.reference_predictions(), table, predictions) / len(trace)
+    return result
 
 
-def intervals(trace: Trace, left: Leaving, answers: Array, resamples: int, seed: int) -> list[Interval]:
-    """The middle 95 per cent of the headline score over bootstrap resamples, for each threshold."""
+def intervals(
+    trace: Trace, table: ExitTable, predictions: Array, resamples: int, seed: int
+) -> list[Interval]:
+    """The 95 % bootstrap interval of the headline score at each threshold."""
     rng = np.random.default_rng(seed)
-    headline = metrics_of(trace)[0]
-    if headline == AGREEMENT or (headline in RIGHT_OR_WRONG and countable(trace, [headline])):
-        truth = at_full_depth(trace) if headline == AGREEMENT else trace.labels
-        shares = hits(truth, left, answers) / len(trace)
-        return [middle(rng.binomial(len(trace), share, resamples) / len(trace)) for share in shares]
-    resampled = resampled_counts if countable(trace, [headline]) else resampled_rows
+    headline = metric_names(trace)[0]
+    countable = from_counts(trace, [headline])
+    if headline == AGREEMENT or (countable and headline in ("acc", "micro_f1")):
+        truth = trace.reference_predictions() if headline == AGREEMENT else trace.labels
+        shares = matches(truth, table, predictions) / len(trace)
+        return [percentiles(rng.binomial(len(trace), share, resamples) / len(trace)) for share in shares]
+    resample = resample_counts if countable else resample_rows
     return [
-        middle(resampled(headline, trace, given, resamples, rng)) for given in given_answers(left, answers)
+        percentiles(resample(headline, trace, taken, resamples, rng))
+        for taken in predictions_taken(table, predictions)
     ]
 
 
-def countable(trace: Trace, metrics: list[str]) -> bool:
-    """Whether counts by class say all that these metrics need."""
-    return trace.problem_type == SINGLE_LABEL and SCORES.keys() >= set(metrics)
+def from_counts(trace: Trace, metrics: list[str]) -> bool:
+    """Whether counts by class are enough to compute these metrics."""
+    return trace.problem_type == SINGLE_LABEL and COUNT_METRICS.keys() >= set(metrics)
 
 
-def label_counts(trace: Trace, left: Leaving, answers: Array) -> Counts:
-    """At each threshold."""
+def class_counts(trace: Trace, table: ExitTable, predictions: Array) -> Counts:
+    """(thresholds, classes)"""
     labels, classes = np.asarray(trace.labels), trace.logits.shape[-1]
-    wrong_and_right = left.counts(lambda exit: 2 * answers[exit] + (answers[exit] == labels), 2 * classes)
-    wrong_and_right = wrong_and_right.reshape(-1, classes, 2)
+    wrong_right = table.counts(
+        lambda exit: 2 * predictions[exit] + (predictions[exit] == labels), 2 * classes
+    ).reshape(-1, classes, 2)
     return Counts(
-        label=np.broadcast_to(np.bincount(labels, minlength=classes), wrong_and_right.shape[:2]),
-        answer=wrong_and_right.sum(-1),
-        both=wrong_and_right[..., 1],
+        label=np.broadcast_to(np.bincount(labels, minlength=classes), wrong_right.shape[:2]),
+        predicted=wrong_right.sum(-1),
+        both=wrong_right[..., 1],
     )
 
 
-def hits(truth: Any, left: Leaving, answers: Array) -> Array:
-    """(thresholds,) how many answers are the truth, in every label if there are many."""
+def matches(truth: Any, table: ExitTable, predictions: Array) -> Array:
+    """(thresholds,) how many predictions equal the truth, in every label if there are several."""
 
-    def same(exit: int) -> Array:
-        equal = answers[exit] == truth
+    def match(exit: int) -> Array:
+        equal = predictions[exit] == truth
         return np.asarray(equal if equal.ndim == 1 else equal.all(-1)).astype(np.int64)
 
-    return left.counts(same, 2)[:, 1]
+    return table.counts(match, 2)[:, 1]
 
 
-def given_answers(left: Leaving, answers: Array) -> Iterator[Array]:
-    """For each threshold, what each example answers."""
-    everybody = np.arange(answers.shape[1])
-    for index in range(len(left.thresholds)):
-        yield answers[left.exits(index), everybody]
+def predictions_taken(table: ExitTable, predictions: Array) -> Iterator[Array]:
+    """For each threshold, the prediction of the exit that each example takes."""
+    examples = np.arange(predictions.shape[1])
+    for index in range(len(table.thresholds)):
+        yield predictions[table.exits(index), examples]
 
 
-def resampled_counts(metric: str, trace: Trace, given: Array, resamples: int, rng: Any) -> Array:
-    """(resamples,) scores; drawing examples with replacement is drawing from a multinomial over (label, answer)."""
+def resample_counts(metric: str, trace: Trace, taken: Array, resamples: int, rng: Any) -> Array:
+    """(resamples,) scores. Drawing examples with replacement is a multinomial draw of (label, prediction) pairs."""
     classes = trace.logits.shape[-1]
-    pairs, times = np.unique(np.asarray(trace.labels) * classes + given, return_counts=True)
-    drawn = rng.multinomial(len(given), times / len(given), size=resamples)
-    label, answer = pairs // classes, pairs % classes
+    pairs, times = np.unique(np.asarray(trace.labels) * classes + taken, return_counts=True)
+    drawn = rng.multinomial(len(taken), times / len(taken), size=resamples)
+    label, predicted = pairs // classes, pairs % classes
 
     def by_class(of: Array, where: Any = slice(None)) -> Array:
         total = np.zeros((classes, resamples), np.int64)
         np.add.at(total, of[where], drawn.T[where])
         return total.T
 
-    return SCORES[metric](Counts(by_class(label), by_class(answer), by_class(label, label == answer)))
+    counts = Counts(by_class(label), by_class(predicted), by_class(label, label == predicted))
+    return COUNT_METRICS[metric](counts)
 
 
-def resampled_rows(metric: str, trace: Trace, given: Array, resamples: int, rng: Any) -> Array:
+def resample_rows(metric: str, trace: Trace, taken: Array, resamples: int, rng: Any) -> Array:
     """(resamples,) scores of examples drawn with replacement."""
     labels = np.asarray(trace.labels)
-    draws = (rng.integers(len(given), size=len(given)) for _ in range(resamples))
-    return np.array([compute([metric], labels[rows], given[rows])[metric] for rows in draws])
+    draws = (rng.integers(len(taken), size=len(taken)) for _ in range(resamples))
+    return np.array([compute([metric], labels[rows], taken[rows])[metric] for rows in draws])
 
 
-def middle(scores: Array) -> Interval:
+def percentiles(scores: Array) -> Interval:
     low, high = np.quantile(scores, [0.025, 0.975])
     return float(low), float(high)

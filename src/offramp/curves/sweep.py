@@ -1,4 +1,4 @@
-"""sweep(): fold each rule once over a trace, then read every threshold off it."""
+"""sweep(): apply each rule once to a trace, then evaluate every threshold."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from offramp.cost import Shape, cost, macs
 from offramp.criteria.oracle import Oracle
-from offramp.curves.curve import Curve, Point, Sweep, template
-from offramp.curves.exit_table import Leaving, leaving, useful_thresholds
-from offramp.curves.scores import intervals, metrics_of, read_out, scores
+from offramp.curves.best_exits import best_exits
+from offramp.curves.curve import Curve, Point, Sweep, parse_rule
+from offramp.curves.exit_table import ExitTable, build_exit_table, useful_thresholds
+from offramp.curves.scores import apply_rule, intervals, metric_names, scores
 from offramp.errors import BadOption, did_you_mean
 from offramp.policy import Policy
 from offramp.trace import Trace
@@ -29,16 +30,14 @@ def sweep(
     bootstrap: int = 0,
     seed: int = 0,
     padded_to: int | None = None,
-    layer_milliseconds: Sequence[float] | None = None,
 ) -> Sweep:
     """Score and cost of every rule at every threshold, from one trace.
 
-    A rule is a name ("entropy", "patience", "layer", "never", "oracle") or the text of a policy, of which the
-    options count and the threshold is replaced. `thresholds` are for all rules, by rule, or "auto": up to
-    `points` that tell the examples apart. `bootstrap` resamples give each point an interval. That is free for
-    accuracy and agreement; for other metrics of one label an example it sorts the examples once a point, and
-    draws as many numbers a resample as pairs of label and answer occur; elsewhere each resample computes the
-    metric anew. MACs count the real lengths unless all are `padded_to` one.
+    A rule is a name ("entropy", "patience", "layer", "never", "oracle") or the text of a policy, whose options are
+    kept and whose threshold is replaced. `thresholds` are given for all rules, by rule, or as "auto": up to `points`
+    that give different exits. With `bootstrap` resamples each point gets an interval. That costs next to nothing for
+    accuracy and agreement, one sort per point for other metrics of one label per example, and one evaluation of the
+    metric per resample otherwise. MACs are counted for the real lengths, or with all texts `padded_to` one length.
 
     *Example*
     >>> logits = np.array([[[2.0, 0.0], [3.0, 0.0]], [[0.5, 0.0], [0.0, 3.0]]], np.float32)
@@ -50,39 +49,37 @@ def sweep(
     0.37 1.0 2.0
     """
     if not len(trace):
-        raise BadOption("the trace holds no examples, so there is nothing to measure")
-    metrics = metrics_of(trace)
+        raise BadOption("the trace has no examples")
+    metrics = metric_names(trace)
 
-    def curve(rule: str, wanted: str | Sequence[float]) -> Curve:
-        policy = of_trace(rule, trace)
-        read = read_out(trace, policy)
-        chosen = choose(wanted, policy, read.readiness, trace.layers, points)
-        left = leaving(policy, read.readiness, trace.layers, chosen)
-        found = scores(trace, left, read.answers)
-        around = intervals(trace, left, read.answers, bootstrap, seed) if bootstrap else None
-        histogram, spent = left.histogram(), mean_macs(trace, policy, left, padded_to)
+    def curve(rule: str, given: str | Sequence[float]) -> Curve:
+        policy = policy_for(rule, trace)
+        output = apply_rule(trace, policy)
+        values = thresholds_for(policy, given, output.readiness, trace.layers, points)
+        table = build_exit_table(policy, output.readiness, trace.layers, values)
+        by_metric = scores(trace, table, output.predictions)
+        around = intervals(trace, table, output.predictions, bootstrap, seed) if bootstrap else None
+        histogram, spent = table.histogram(), mean_macs(trace, policy, table, padded_to)
 
         def point(index: int) -> Point:
-            taken = histogram[index]
             return Point(
-                threshold=None if not policy.criterion.takes_threshold else float(left.thresholds[index]),
-                scores={name: float(found[name][index]) for name in metrics},
+                threshold=None if not policy.criterion.takes_threshold else float(table.thresholds[index]),
+                scores={name: float(by_metric[name][index]) for name in metrics},
                 cost=cost(
-                    taken,
+                    histogram[index],
                     trace.layers,
                     trace.layers[-1],
                     None if spent is None else spent[index],
-                    layer_milliseconds,
                 ),
-                exits=tuple(taken.tolist()),
+                exits=tuple(histogram[index].tolist()),
                 interval=None if around is None else around[index],
             )
 
-        return Curve(rule, metrics[0], tuple(map(point, range(len(left.thresholds)))))
+        return Curve(rule, tuple(map(point, range(len(table.thresholds)))))
 
-    wanted = asked(thresholds, [rules] if isinstance(rules, str) else rules)
+    by_rule = thresholds_by_rule(thresholds, [rules] if isinstance(rules, str) else rules)
     return Sweep(
-        curves={rule: curve(rule, values) for rule, values in wanted.items()},
+        curves={rule: curve(rule, given) for rule, given in by_rule.items()},
         per_exit=curve("layer", "auto").points,
         layers=tuple(trace.layers),
         metrics=metrics,
@@ -93,57 +90,56 @@ def sweep(
     )
 
 
-def asked(thresholds: Thresholds, rules: Sequence[str]) -> dict[str, str | Sequence[float]]:
-    """The thresholds of each rule."""
+def thresholds_by_rule(thresholds: Thresholds, rules: Sequence[str]) -> dict[str, str | Sequence[float]]:
     by_rule = thresholds if isinstance(thresholds, Mapping) else dict.fromkeys(rules, thresholds)
     for rule in by_rule.keys() - set(rules):
-        raise BadOption(f"there are thresholds for a rule that is not swept, {did_you_mean(rule, rules)}")
-    for wanted in by_rule.values():
-        if isinstance(wanted, str) and wanted != "auto":
-            raise BadOption(f'thresholds are "auto", numbers, or numbers by rule; not {wanted!r}')
+        raise BadOption(f"thresholds are given for a rule that is not swept, {did_you_mean(rule, rules)}")
+    for given in by_rule.values():
+        if isinstance(given, str) and given != "auto":
+            raise BadOption(f'thresholds must be "auto", numbers, or numbers by rule; not {given!r}')
     return {rule: by_rule.get(rule, "auto") for rule in rules}
 
 
-def of_trace(rule: str, trace: Trace) -> Policy:
-    """The policy whose threshold is to be swept."""
+def policy_for(rule: str, trace: Trace) -> Policy:
+    """The policy whose threshold is swept."""
     if rule != "oracle":
-        return template(rule)
+        return parse_rule(rule)
     if trace.labels is None:
-        raise BadOption("the oracle needs labels and the trace has none; leave it out")
-    return Policy(Oracle(trace.labels))
+        raise BadOption("the oracle needs labels and the trace has none; sweep other rules")
+    return Policy(Oracle(best_exits(trace, metric_names(trace)[0])))
 
 
-def choose(
-    wanted: str | Sequence[float], policy: Policy, readiness: Array, layers: Sequence[int], points: int
+def thresholds_for(
+    policy: Policy, given: str | Sequence[float], readiness: Array, layers: Sequence[int], points: int
 ) -> Array:
-    """The thresholds to sweep, each one checked to be possible for these exits."""
+    """The thresholds of one rule, each checked against these exits."""
     if not policy.criterion.takes_threshold:
         return np.zeros(1)
-    if not isinstance(wanted, str):
-        chosen = np.asarray(wanted, np.float64)
+    if not isinstance(given, str):
+        values = np.asarray(given, np.float64)
     elif policy.criterion.reads == "layer":
-        chosen = np.asarray(layers)
+        values = np.asarray(layers)
     else:
-        chosen = useful_thresholds(policy, readiness, layers, points)
-    for threshold in chosen.tolist():
+        values = useful_thresholds(policy, readiness, layers, points)
+    for threshold in values.tolist():
         replace(policy, threshold=threshold).begin(0, layers)
-    return chosen
+    return values
 
 
-def mean_macs(trace: Trace, policy: Policy, left: Leaving, padded_to: int | None) -> list[float] | None:
-    """The mean MACs of an example at each threshold; None where the shape of the model is unknown."""
+def mean_macs(trace: Trace, policy: Policy, table: ExitTable, padded_to: int | None) -> list[float] | None:
+    """The mean MACs of an example at each threshold; None where the model's shape is unknown."""
     if not trace.shape:
         return None
-    totals = left.total(lambda exit: macs_until(trace, policy, exit, padded_to))
+    totals = table.total(lambda exit: macs_to_exit(trace, policy, exit, padded_to))
     return [float(total) / len(trace) for total in totals]
 
 
-def macs_until(trace: Trace, policy: Policy, exit: int, padded_to: int | None = None) -> Array:
-    """(examples,) MACs of an answer at this exit, with the head of every exit on the way that the policy asks."""
-    static = policy.criterion.reads in ("nothing", "layer")  # whoever leaves has passed silent exits only
+def macs_to_exit(trace: Trace, policy: Policy, exit: int, padded_to: int | None = None) -> Array:
+    """(examples,) MACs up to a prediction at this exit, with every head that the policy evaluates on the way."""
+    # static policies evaluate only the head of the exit that examples take
+    static = policy.criterion.reads in ("nothing", "layer")
     heads = 1 if static else exit + 1 - policy.skippable_exits(trace.layers)
     sizes = trace.shape
-    pooler = bool(sizes.get("pooler", True))
-    shape = Shape(sizes["hidden"], sizes["intermediate"], sizes["heads"], sizes["layers"], pooler)
+    shape = Shape(sizes["hidden"], sizes["intermediate"], sizes["heads"], bool(sizes.get("pooler", True)))
     lengths = trace.lengths if padded_to is None else np.full(len(trace), padded_to)
     return macs(shape, trace.logits.shape[-1], lengths, trace.layers[exit], heads)

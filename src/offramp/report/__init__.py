@@ -1,4 +1,4 @@
-"""Traces in; a table, JSON, plots and one page that opens offline out."""
+"""From traces to a table, JSON, images and one HTML page that opens offline."""
 
 from offramp.report.report import Report, report
 from offramp.report.sections import Section

@@ -6,10 +6,10 @@ for (const data of document.querySelectorAll("script.points")) {
   const chart = section.querySelector("svg.curves");
   const points = JSON.parse(data.textContent);
   const ring = chart.querySelector(".ring");
-  const bars = [...section.querySelectorAll("svg.histogram .exit")];
+  const histogram = section.querySelector("svg.histogram");
+  const bars = histogram.querySelectorAll(".bar");
   const chosen = section.querySelector(".chosen");
-  const floor = Number(bars[0].getAttribute("y"));
-  const top = Number(section.querySelector(".bars").dataset.top);
+  const top = Number(histogram.dataset.top), bottom = Number(histogram.dataset.bottom);
   const hidden = new Set();
 
   const show = (point) => {
@@ -18,8 +18,8 @@ for (const data of document.querySelectorAll("script.points")) {
     ring.setAttribute("cy", point.at[1]);
     chosen.textContent = point.policy;
     bars.forEach((bar, exit) => {
-      const height = (floor - top) * point.exits[exit] / 100;
-      bar.setAttribute("y", floor - height);
+      const height = (bottom - top) * point.exits[exit] / 100;
+      bar.setAttribute("y", bottom - height);
       bar.setAttribute("height", height);
       bar.setAttribute("fill", point.colour);
     });
@@ -32,7 +32,7 @@ for (const data of document.querySelectorAll("script.points")) {
     const y = (event.clientY - box.top) * scale;
     let best = null, least = 60 * 60;
     for (const point of points) {
-      if (hidden.has(point.rule)) continue;
+      if (hidden.has(point.series)) continue;
       const distance = (point.at[0] - x) ** 2 + (point.at[1] - y) ** 2;
       if (distance < least) { best = point; least = distance; }
     }
@@ -52,14 +52,14 @@ for (const data of document.querySelectorAll("script.points")) {
   });
   chart.addEventListener("pointerleave", () => { tip.hidden = true; });
 
-  for (const box of section.querySelectorAll("input[data-rule]")) {
+  for (const box of section.querySelectorAll("input[data-series]")) {
     box.addEventListener("change", () => {
-      const rule = Number(box.dataset.rule);
-      box.checked ? hidden.delete(rule) : hidden.add(rule);
-      chart.querySelector(`[data-curve="${rule}"]`).style.display = box.checked ? "" : "none";
+      const series = Number(box.dataset.series);
+      box.checked ? hidden.delete(series) : hidden.add(series);
+      chart.querySelector(`[data-series="${series}"]`).style.display = box.checked ? "" : "none";
     });
   }
 
-  const first = points.filter((point) => point.rule === points[0].rule);
+  const first = points.filter((point) => point.series === points[0].series);
   show(first[Math.floor(first.length / 2)]);
 }

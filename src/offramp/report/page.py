@@ -1,19 +1,24 @@
-"""The report as one HTML page that opens offline: no request leaves it, and whatever comes from data is escaped."""
+"""The report as one HTML page that opens offline: it makes no requests, and all text from data is escaped."""
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from offramp.curves import Point, Sweep
-from offramp.report.sections import Readiness, Section
-from offramp.report.style import GREY, RIGHT, WRONG, Style, style
-from offramp.report.svg import Frame
-from offramp.report.table import exit_rows, headline, percent, rule_rows
-
-FULL_DEPTH = Style(GREY, (2, 3), "o")
-FRONT = Style(GREY, (), "o")
+from offramp.report.chart import Chart
+from offramp.report.section_charts import (
+    curves_chart,
+    exits_chart,
+    histogram_chart,
+    position,
+    readiness_chart,
+)
+from offramp.report.sections import Section
+from offramp.report.svg import Drawing, key
+from offramp.report.table import exit_rows, percent, policy_text, rule_rows, summary_line
 
 
 def page(sections: Sequence[Section]) -> str:
@@ -30,8 +35,8 @@ def page(sections: Sequence[Section]) -> str:
 <body>
 <main>
 {"".join(map(section_html, sections))}
-<footer>Scores are those of the data that the thresholds were read from. To promise something for other data,
-calibrate with a guarantee.</footer>
+<footer>Scores are measured on the same data that the thresholds were chosen on.
+For a guarantee on new data, calibrate on examples held back for it.</footer>
 </main>
 <div id="tip" hidden></div>
 <script>{parts.joinpath("page.js").read_text(encoding="utf-8")}</script>
@@ -41,179 +46,100 @@ calibrate with a guarantee.</footer>
 
 
 def section_html(section: Section) -> str:
-    found = section.sweep
+    sweep = section.sweep
     classes = f"<p>Classes: {escape(', '.join(section.classes))}</p>" if section.classes else ""
-    model = f"<p>Model <code>{escape(found.fingerprint)}</code></p>" if found.fingerprint else ""
+    model = f"<p>Model <code>{escape(sweep.fingerprint)}</code></p>" if sweep.fingerprint else ""
     return f"""<section>
 <h2>{escape(section.name)}</h2>
-<p class="lead">{escape(headline(found))}</p>
+<p class="lead">{escape(summary_line(sweep))}</p>
 {classes}{model}
 <h3>Score against layers</h3>
-{legend(found)}
-{curves_chart(found)}
-<p class="hint">Point at a curve to see its policy; the bars below show where its examples leave.
+{curves_html(sweep)}
+<p class="hint">Point at a curve to see its policy and, below, where its examples leave.
 Names switch curves on and off.</p>
 <div class="pair">
 <figure><figcaption>Where examples leave: <span class="chosen">point at a curve</span></figcaption>
-{histogram_chart(found)}</figure>
-<figure><figcaption>Score of each exit, if everybody left there</figcaption>
-{exits_chart(found)}</figure>
+{histogram_html(sweep)}</figure>
+<figure><figcaption>Score of each exit, if every example left there</figcaption>
+{chart_html(exits_chart(sweep), 440, 260)}</figure>
 </div>
 {readiness_html(section)}
 <h3>Rules</h3>
-{table_html(rule_rows(found))}
-<p class="hint">Area: mean {escape(found.headline)} over all budgets. Layers, 0.5 lost: fewest mean layers at a
-loss of half a point of {escape(found.headline)} against full depth.</p>
-<details><summary>Exits as a table</summary>{table_html(exit_rows(found))}</details>
+{table_html(rule_rows(sweep))}
+<p class="hint">Area: mean {escape(sweep.headline)} over all budgets. Layers, 0.5 lost: fewest mean layers at a
+loss of half a point of {escape(sweep.headline)} against full depth.</p>
+<details><summary>Exits as a table</summary>{table_html(exit_rows(sweep))}</details>
 </section>
 """
 
 
-def legend(found: Sweep) -> str:
-    entries = []
-    for index, rule in enumerate(found.curves):
-        look = style(index)
-        entries.append(
-            f'<label><input type="checkbox" checked data-rule="{index}">'
-            f'<svg viewBox="0 0 34 12" class="key">{sample(look)}</svg>{escape(rule)}</label>'
-        )
-    return (
-        f'<div class="legend">{"".join(entries)}<span class="full">full depth</span>'
-        '<span class="front">Pareto front</span></div>'
+def chart_html(chart: Chart, width: int, height: int) -> str:
+    entries = (f"<span>{key(series)}{escape(series.name)}</span>" for _, series in chart.legend)
+    return f'<div class="legend">{"".join(entries)}</div>{Drawing(chart, width, height).svg()}'
+
+
+def curves_html(sweep: Sweep) -> str:
+    """The chart of all curves; its legend switches them, and every point can be pointed at."""
+    chart = curves_chart(sweep)
+    drawing = Drawing(chart, 900, 420)
+    entries = "".join(
+        f'<label><input type="checkbox" checked data-series="{index}">{key(series)}{escape(series.name)}</label>'
+        for index, series in chart.legend
     )
-
-
-def sample(look: Style) -> str:
-    """A short piece of a line with its mark."""
-    piece = Frame(width=34 + 64, height=12 + 52, x=(0, 1), y=(0, 1))
-    shift = '<g transform="translate(-52 -10)">'
-    return f"{shift}{piece.line([(0, 0.5), (1, 0.5)], look)}{piece.mark(0.5, 0.5, look)}</g>"
-
-
-def curves_chart(found: Sweep) -> str:
-    points = [point for curve in found.curves.values() for point in curve.points]
-    scores = [100 * found.score(point) for point in [*points, found.full]]
-    room = (max(scores) - min(scores)) * 0.05 or 1.0
-    depth = found.full.cost.depth
-    frame = Frame(900, 420, x=(0, depth), y=(min(scores) - room, max(scores) + room))
-
-    def place(point: Point) -> tuple[float, float]:
-        return point.cost.mean_layer, 100 * found.score(point)
-
-    full = 100 * found.score(found.full)
-    drawn = [
-        frame.line([place(point) for _, point in found.front()], FRONT, "wide"),
-        frame.line([(0, full), (depth, full)], FULL_DEPTH),
+    lines = [(index, series) for index, series in chart.legend if series.name in sweep.curves]
+    targets = [
+        {
+            "series": index,
+            "at": drawing.at(*position(sweep, point)),
+            "policy": policy_text(sweep.curves[line.name], point),
+            "lines": point_lines(sweep, point),
+            "exits": [round(100 * count / sweep.examples, 2) for count in point.exits],
+            "colour": line.style.colour,
+        }
+        for index, line in lines
+        for point in sweep.curves[line.name].points
     ]
-    targets = []
-    for index, (rule, curve) in enumerate(found.curves.items()):
-        look = style(index)
-        every = max(1, len(curve.points) // 12)
-        size = 6.0 if len(curve.points) == 1 else 3.5
-        marks = "".join(frame.mark(*place(point), look, size) for point in curve.points[::every])
-        if len(curve.points) == 1:
-            marks += frame.name(*place(curve.points[0]), rule)
-        drawn.append(f'<g data-curve="{index}">{frame.line(map(place, curve.points), look)}{marks}</g>')
-        targets += [
-            {
-                "rule": index,
-                "at": frame.at(*place(point)),
-                "policy": str(curve.policy(point)) if curve.attainable else rule,
-                "lines": describe(found, point),
-                "exits": [round(100 * count / found.examples, 2) for count in point.exits],
-                "colour": look.colour,
-            }
-            for point in curve.points
-        ]
-    drawn.append('<circle r="7" class="ring" hidden/>')
-    picture = frame.draw(
-        "".join(drawn), f"mean layers (of {depth})", f"{found.headline}, per cent", kind="curves"
+    svg = drawing.svg("curves", '<circle r="7" class="ring" hidden/>')
+    data = (
+        f'<script type="application/json" class="points">{script_json(targets)}</script>' if targets else ""
     )
-    data = f'<script type="application/json" class="points">{embedded(targets)}</script>' if targets else ""
-    return f'<div class="scroll">{picture}</div>{data}'
+    return f'<div class="legend">{entries}</div><div class="scroll">{svg}</div>{data}'
 
 
-def describe(found: Sweep, point: Point) -> list[str]:
+def point_lines(sweep: Sweep, point: Point) -> list[str]:
+    """The text shown at a point."""
     lines = [f"{name} {percent(score)}" for name, score in point.scores.items()]
     if point.interval:
         lines[0] += f" [{percent(point.interval[0])}, {percent(point.interval[1])}]"
-    lines.append(f"{point.cost.mean_layer:.2f} layers, {point.cost.layer_ratio:.2f} times fewer")
+    lines.append(f"{point.cost.mean_layer:.2f} layers, {point.cost.layer_ratio:.2f}x fewer")
     if point.cost.macs is not None:
         lines.append(f"{point.cost.macs / 1e6:.4g} million MACs")
-    if point.cost.milliseconds is not None:
-        lines.append(f"{point.cost.milliseconds:.3g} ms")
-    lost = 100 * (found.score(found.full) - found.score(point))
+    lost = 100 * (sweep.score(sweep.full) - sweep.score(point))
     return [*lines, f"{lost:.2f} points lost" if lost > 0 else f"{-lost:.2f} points gained"]
 
 
-def embedded(data: Any) -> str:
-    """JSON that no text in it can end early."""
+def script_json(data: Any) -> str:
+    """JSON that is safe inside a script element, whatever text it contains."""
     return json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def histogram_chart(found: Sweep) -> str:
-    frame = Frame(440, 260, x=(-0.6, len(found.layers) - 0.4), y=(0, 100))
-    bars = "".join(frame.bar(exit - 0.4, 0.8, 0, GREY, "exit") for exit in range(len(found.layers)))
-    labels = "".join(
-        f'<text x="{frame.at(exit, 0)[0]}" y="{frame.at(0, 0)[1] + 16}" class="tick">{layer}</text>'
-        for exit, layer in enumerate(found.layers)
-    )
-    body = f'<g class="bars" data-top="{frame.at(0, 100)[1]}">{bars}</g>{labels}'
-    return frame.draw(body, "layer of the exit", "examples, per cent", x_ticks=(), kind="histogram")
-
-
-def exits_chart(found: Sweep) -> str:
-    scores = [100 * point.scores[metric] for point in found.per_exit for metric in found.metrics]
-    room = (max(scores) - min(scores)) * 0.05 or 1.0
-    last = found.layers[-1]
-    frame = Frame(
-        440, 260, x=(min(found.layers[0], 1) - 0.3, last + 0.3), y=(min(scores) - room, max(scores) + room)
-    )
-    drawn, names = [], []
-    for index, metric in enumerate(found.metrics):
-        look = style(index)
-        places = [
-            (layer, 100 * p.scores[metric]) for layer, p in zip(found.layers, found.per_exit, strict=True)
-        ]
-        drawn += [frame.line(places, look), *(frame.mark(*place, look) for place in places)]
-        names.append(f'<span style="color:{look.colour}">{escape(metric)}</span>')
-    every = -(-len(found.layers) // 12)
-    chart = frame.draw("".join(drawn), "layer of the exit", "score, per cent", found.layers[::-every][::-1])
-    return f'<div class="names">{" ".join(names)}</div>{chart}'
+def histogram_html(sweep: Sweep) -> str:
+    """The histogram of one point; the script redraws its bars for the point that is pointed at."""
+    first = {rule: curve.points[len(curve.points) // 2] for rule, curve in list(sweep.curves.items())[:1]}
+    return Drawing(replace(histogram_chart(sweep, first), y=(0, 100)), 440, 260).svg("histogram")
 
 
 def readiness_html(section: Section) -> str:
     if not section.readiness:
         return ""
-    charts = "".join(readiness_chart(rule, seen) for rule, seen in section.readiness.items())
+    charts = [readiness_chart(rule, each) for rule, each in section.readiness.items()]
+    figures = "".join(f"<figure>{chart_html(chart, 440, 220)}</figure>" for chart in charts)
     return (
-        "<h3>What the rules saw</h3>"
-        f'<p class="hint"><span style="color:{RIGHT}">Filled: right answers.</span> '
-        f'<span style="color:{WRONG}">Line: wrong answers.</span> '
-        "The less they overlap, the better the rule knows when to leave.</p>"
-        f'<div class="pair">{charts}</div>'
+        "<h3>Right and wrong predictions by readiness</h3>"
+        '<p class="hint">What each rule measures at the exits before the last. '
+        "The less the two overlap, the better the rule knows when to leave.</p>"
+        f'<div class="pair">{figures}</div>'
     )
-
-
-def readiness_chart(rule: str, seen: Readiness) -> str:
-    right, wrong = (shares(counts) for counts in (seen.right, seen.wrong))
-    frame = Frame(440, 220, x=(seen.edges[0], seen.edges[-1]), y=(0, max(*right, *wrong) * 1.05))
-    steps = list(zip(seen.edges, seen.edges[1:], strict=False))
-    bars = "".join(
-        frame.bar(low, high - low, height, RIGHT, "soft")
-        for (low, high), height in zip(steps, right, strict=True)
-    )
-    outline = [
-        corner
-        for (low, high), height in zip(steps, wrong, strict=True)
-        for corner in ((low, height), (high, height))
-    ]
-    line = frame.line(outline, Style(WRONG, (), "o"))
-    return f"<figure>{frame.draw(bars + line, rule, 'answers, per cent')}</figure>"
-
-
-def shares(counts: Sequence[int]) -> list[float]:
-    return [100 * count / max(sum(counts), 1) for count in counts]
 
 
 def table_html(rows: Sequence[Sequence[str]]) -> str:

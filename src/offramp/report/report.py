@@ -1,4 +1,4 @@
-"""report(): one call from traces to everything that a person looks at."""
+"""report(): measure traces, and show them as a table, a page, JSON and images."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from offramp.problems import REGRESSION
 from offramp.report.page import page
 from offramp.report.plots import save_plots
 from offramp.report.sections import Section, measure
-from offramp.report.table import text
+from offramp.report.table import report_text
 from offramp.trace import Trace
 
 RULES = ("entropy", "confidence", "margin", "patience", "layer", "oracle")
@@ -28,64 +28,59 @@ def report(
     bootstrap: int = 200,
     **options: Any,
 ) -> "Report":
-    """Measure one trace, or several by name; `bootstrap` and further options are those of `sweep`.
+    """Measure one trace, or several by name; `bootstrap` and other options are those of `sweep`.
 
-    Without `rules`, those that decide for each trace's kind of problem are taken.
+    The default rules depend on the kind of problem. The oracle is left out of regression and where there are no
+    labels.
 
     *Example*
 
         print(report(trace))                             # a table
         report({"sst-2": a, "rte": b}).save("report")    # report.html, report.json, report.txt, plots
-
-    The oracle is left out where a trace has no labels.
     """
     named = {traces.data or "trace": traces} if isinstance(traces, Trace) else traces
 
-    def possible(trace: Trace) -> list[str]:
-        wanted = usual_rules(trace) if rules is None else rules
-        return [rule for rule in wanted if rule != "oracle" or can_be_right(trace)]
+    def rules_for(trace: Trace) -> list[str]:
+        chosen = default_rules(trace) if rules is None else rules
+        return [rule for rule in chosen if rule != "oracle" or allows_oracle(trace)]
 
     return Report(
-        tuple(measure(name, trace, possible(trace), bootstrap, **options) for name, trace in named.items())
+        tuple(measure(name, trace, rules_for(trace), bootstrap, **options) for name, trace in named.items())
     )
 
 
-def usual_rules(trace: Trace) -> list[str]:
-    """With numbers, patience lets those agree that differ by less than a tenth of their spread."""
+def default_rules(trace: Trace) -> list[str]:
+    """In regression, patience tolerates differences of a tenth of the predictions' standard deviation."""
     rules = list(RULES)
     if trace.problem_type == REGRESSION:
-        answers = trace.logits[:, -1]
-        spread = float(np.std(answers, where=np.isfinite(answers))) if np.isfinite(answers).any() else 0.0
+        values = trace.logits[:, -1]
+        spread = float(np.std(values, where=np.isfinite(values))) if np.isfinite(values).any() else 0.0
         rules = [f"patience:1,tolerance={spread / 10:.2g}", "layer"]
     return rules if trace.gates is None else [*rules, "gate"]
 
 
-def can_be_right(trace: Trace) -> bool:
+def allows_oracle(trace: Trace) -> bool:
     return trace.labels is not None and trace.problem_type != REGRESSION
 
 
 @dataclass(frozen=True)
 class Report:
-    """Traces, measured: `str` is a table, `html` a page, `save` writes all of it."""
+    """Measured traces: `str` is a table, `html` a page, `save` writes everything to a folder."""
 
     sections: tuple[Section, ...]
 
     def __str__(self) -> str:
-        return text(self.sections)
+        return report_text(self.sections)
 
     def html(self) -> str:
-        """One page that needs nothing else: it can be mailed, and opens offline."""
+        """One self-contained page that opens offline."""
         return page(self.sections)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        return cls(tuple(map(Section.from_json, fields["sections"])))
-
     def save(self, folder: str | PathLike[str], plots: Sequence[str] = ("png", "svg")) -> list[Path]:
-        """Write page, JSON, table and plots into a folder, and tell which files these are."""
+        """Write page, JSON, table and plots to a folder and return their paths. Plots need matplotlib."""
         root = Path(folder)
         root.mkdir(parents=True, exist_ok=True)
         drawn = [
@@ -103,5 +98,5 @@ class Report:
 
 
 def file_name(number: int, name: str) -> str:
-    """A name is free text; its letters and digits and a number make a file."""
+    """A safe file name for a section, unique by its number."""
     return f"{number}-{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-') or 'trace'}"

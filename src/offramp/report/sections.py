@@ -1,62 +1,50 @@
-"""What a report says of one trace, as plain numbers that go to JSON and back."""
+"""One trace, measured: the numbers behind a section of the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offramp.criteria import CRITERIA
 from offramp.curves import Sweep, sweep
-from offramp.curves.curve import template
-from offramp.curves.scores import at_full_depth, read_out
+from offramp.curves.curve import parse_rule
+from offramp.curves.scores import apply_rule
 from offramp.problems import REGRESSION
 from offramp.trace import Trace
-
-Array: TypeAlias = NDArray[Any]
 
 BINS = 30
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """How often answers of early exits were right and wrong, by what the rule saw (in its threshold's units)."""
+    """Histograms of what a rule measures at early exits, for right and for wrong predictions."""
 
     edges: tuple[float, ...]
+    """Of the bins, in the units of the rule's threshold."""
     right: tuple[int, ...]
     wrong: tuple[int, ...]
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        return cls(**{name: tuple(values) for name, values in fields.items()})
 
 
 @dataclass(frozen=True)
 class Section:
-    """One trace, measured."""
+    """A trace with its sweep."""
 
     name: str
     sweep: Sweep
     readiness: Mapping[str, Readiness]
-    """By rule, for rules that see more than a count."""
+    """By rule, without rules that count exits or take no threshold."""
     classes: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        return cls(
-            name=fields["name"],
-            sweep=Sweep.from_json(fields["sweep"]),
-            readiness={rule: Readiness.from_json(each) for rule, each in fields["readiness"].items()},
-            classes=tuple(fields["classes"]),
-        )
 
 
 def measure(name: str, trace: Trace, rules: Sequence[str], bootstrap: int, **options: Any) -> Section:
-    found = sweep(trace, rules, bootstrap=bootstrap, **options)
-    readiness = {rule: separation(trace, rule) for rule in rules if is_graded(rule)}
-    shown = {rule: each for rule, each in readiness.items() if each is not None}
-    return Section(name, found, shown, tuple(trace.label_names))
+    readiness = {rule: measure_readiness(trace, rule) for rule in rules if is_graded(rule)}
+    return Section(
+        name,
+        sweep(trace, rules, bootstrap=bootstrap, **options),
+        {rule: each for rule, each in readiness.items() if each is not None},
+        tuple(trace.label_names),
+    )
 
 
 def is_graded(rule: str) -> bool:
@@ -64,21 +52,22 @@ def is_graded(rule: str) -> bool:
     return not criterion.needs_labels and not criterion.counts_exits and criterion.takes_threshold
 
 
-def separation(trace: Trace, rule: str) -> Readiness | None:
-    """How well a rule tells right from wrong answers before the last exit; without labels, from full depth's."""
+def measure_readiness(trace: Trace, rule: str) -> Readiness | None:
+    """Without labels, a prediction is right if full depth gives the same; None where there is nothing to count."""
     if trace.problem_type == REGRESSION or len(trace.layers) == 1:
         return None
-    policy = template(rule)
-    read = read_out(trace, policy)
-    right = read.answers[:-1] == (at_full_depth(trace) if trace.labels is None else trace.labels)
+    policy = parse_rule(rule)
+    output = apply_rule(trace, policy)
+    truth = trace.reference_predictions() if trace.labels is None else trace.labels
+    right = output.predictions[:-1] == truth
     right = (right.all(-1) if right.ndim == 3 else right).T
-    seen = policy.criterion.sign * read.readiness[:, :-1]
-    finite = np.isfinite(seen)
+    values = policy.criterion.sign * output.readiness[:, :-1]
+    finite = np.isfinite(values)
     if not finite.any():
         return None
-    edges = np.histogram_bin_edges(seen[finite], BINS)
+    edges = np.histogram_bin_edges(values[finite], BINS)
     return Readiness(
         edges=tuple(edges.tolist()),
-        right=tuple(np.histogram(seen[finite & right], edges)[0].tolist()),
-        wrong=tuple(np.histogram(seen[finite & ~right], edges)[0].tolist()),
+        right=tuple(np.histogram(values[finite & right], edges)[0].tolist()),
+        wrong=tuple(np.histogram(values[finite & ~right], edges)[0].tolist()),
     )

@@ -1,7 +1,7 @@
-"""How a rule is drawn, in plots and on the page alike.
+"""Colours, dashes, marks and hatches of the charts.
 
-Colours are those of Okabe and Ito, which stay apart for the colour-blind, without the yellow that paper swallows.
-Lines also differ in dashes and marks, and bars of one colour in hatches, so that all are told apart.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, without the yellow, which is too pale on
+white. Lines differ in dashes and marks as well, and bars of the same colour in hatches.
 """
 
 from dataclasses import dataclass
@@ -10,20 +10,24 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ((), (6, 2), (2, 2), (6, 2, 2, 2), (10, 3), (1, 2))
 MARKS = ("o", "s", "^", "D", "v", "P")
 HATCHES = ("", "//", "..", "xx")
-RIGHT, WRONG = COLOURS[0], COLOURS[1]
-GREY = "#808080"
 
 
 @dataclass(frozen=True)
 class Style:
     colour: str
-    dashes: tuple[int, ...]
-    mark: str
+    dashes: tuple[int, ...] = ()
+    """Lengths of dashes and gaps; empty for a solid line."""
+    mark: str = ""
+    """A marker in matplotlib's notation; empty for none."""
     hatch: str = ""
 
 
+RIGHT, WRONG = Style(COLOURS[0]), Style(COLOURS[1])
+FRONT, FULL_DEPTH = Style("#808080"), Style("#808080", (2, 3))
+
+
 def style(index: int) -> Style:
-    """Of the index-th rule; from the seventh on, colours come back with other dashes, marks and hatches."""
+    """The style of the index-th rule. From the seventh on, colours repeat with other dashes, marks and hatches."""
     turn = index // len(COLOURS)
     return Style(
         COLOURS[index % len(COLOURS)],

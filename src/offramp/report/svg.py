@@ -1,79 +1,118 @@
-"""Charts as SVG text: a frame with axes, and the marks that are drawn into it."""
+"""Draws a chart as SVG text."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
+from offramp.report.chart import Band, Bars, Chart, Line, Series
 from offramp.report.style import Style
 
-LEFT, RIGHT_EDGE, TOP, BOTTOM = 52, 12, 10, 42
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 42
 
 
 @dataclass(frozen=True)
-class Frame:
-    """A picture of a size, and the ranges of data that it shows."""
+class Drawing:
+    """A chart at a size in pixels."""
 
+    chart: Chart
     width: int
     height: int
-    x: tuple[float, float]
-    y: tuple[float, float]
+
+    def svg(self, name: str = "", extra: str = "") -> str:
+        """The picture, with a CSS class and further elements on top of the series."""
+        x_label, y_label = escape(self.chart.x_label), escape(self.chart.y_label)
+        middle_x = (LEFT + self.width - RIGHT) / 2
+        middle_y = (TOP + self.height - BOTTOM) / 2
+        series = (
+            f'<g data-series="{index}">{self._series(each)}</g>'
+            for index, each in enumerate(self.chart.series)
+        )
+        return (
+            f'<svg viewBox="0 0 {self.width} {self.height}" class="{name}" role="img" '
+            f'data-top="{TOP}" data-bottom="{self.height - BOTTOM}">{self._axes()}'
+            f'<text x="{middle_x}" y="{self.height - 6}" class="label">{x_label}</text>'
+            f'<text transform="translate(12 {middle_y}) rotate(-90)" class="label">{y_label}</text>'
+            f"{''.join(series)}{extra}</svg>"
+        )
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Data to pixels."""
-        across = (x - self.x[0]) / ((self.x[1] - self.x[0]) or 1)
-        up = (y - self.y[0]) / ((self.y[1] - self.y[0]) or 1)
-        inner = self.width - LEFT - RIGHT_EDGE, self.height - TOP - BOTTOM
-        return round(LEFT + across * inner[0], 1), round(TOP + (1 - up) * inner[1], 1)
+        (x0, x1), (y0, y1) = self.chart.x, self.chart.y
+        across, up = (x - x0) / ((x1 - x0) or 1), (y - y0) / ((y1 - y0) or 1)
+        inner_width, inner_height = self.width - LEFT - RIGHT, self.height - TOP - BOTTOM
+        return round(LEFT + across * inner_width, 1), round(TOP + (1 - up) * inner_height, 1)
 
-    def draw(
-        self, body: str, x_label: str, y_label: str, x_ticks: Sequence[float] | None = None, kind: str = ""
-    ) -> str:
-        """The whole picture: grid, numbers, labels and what is drawn in it."""
-        x_marks = ticks(*self.x) if x_ticks is None else x_ticks
-        parts = [self._x_tick(value) for value in x_marks] + [self._y_tick(value) for value in ticks(*self.y)]
-        middle_x = (LEFT + self.width - RIGHT_EDGE) / 2
-        middle_y = (TOP + self.height - BOTTOM) / 2
-        return (
-            f'<svg viewBox="0 0 {self.width} {self.height}" class="{kind}" role="img">{"".join(parts)}'
-            f'<text x="{middle_x}" y="{self.height - 6}" class="label">{escape(x_label)}</text>'
-            f'<text transform="translate(12 {middle_y}) rotate(-90)" class="label">{escape(y_label)}</text>'
-            f"{body}</svg>"
-        )
+    def _axes(self) -> str:
+        left, bottom = self.at(self.chart.x[0], self.chart.y[0])
+        x_ticks = self.chart.x_ticks
+        if x_ticks is None:
+            x_ticks = {value: f"{value:g}" for value in round_numbers(*self.chart.x)}
+        parts = [
+            f'<text x="{self.at(value, 0)[0]}" y="{bottom + 16}" class="tick">{escape(text)}</text>'
+            for value, text in x_ticks.items()
+        ]
+        for value in round_numbers(*self.chart.y):
+            y = self.at(0, value)[1]
+            parts.append(
+                f'<line x1="{left}" x2="{self.width - RIGHT}" y1="{y}" y2="{y}" class="grid"/>'
+                f'<text x="{left - 6}" y="{y + 4}" class="tick end">{value:g}</text>'
+            )
+        return "".join(parts)
 
-    def _x_tick(self, value: float) -> str:
-        x, bottom = self.at(value, self.y[0])
-        return f'<text x="{x}" y="{bottom + 16}" class="tick">{number(value)}</text>'
+    def _series(self, series: Series) -> str:
+        match series:
+            case Line(name, points, style):
+                drawn = polyline((self.at(*point) for point in points), style, series.wide)
+                if style.mark:
+                    size = 6.0 if series.is_single_point else 3.5
+                    drawn += "".join(mark(*self.at(*p), style, size) for p in points[:: series.mark_every])
+                if series.is_single_point:
+                    x, y = self.at(*points[0])
+                    drawn += f'<text x="{x + 10}" y="{y + 4}">{escape(name)}</text>'
+                return drawn
+            case Band(x, low, high, style):
+                there = [self.at(*point) for point in zip(x, low, strict=True)]
+                back = [self.at(*point) for point in zip(x, high, strict=True)][::-1]
+                return f'<path d="{polygon(*there, *back)}" fill="{style.colour}" class="band"/>'
+            case Bars():
+                corners = zip(series.edges, series.heights, strict=True)
+                return "".join(
+                    rectangle(self.at(left, height), self.at(right, 0), series.style, series.pale)
+                    for (left, right), height in corners
+                )
 
-    def _y_tick(self, value: float) -> str:
-        left, y = self.at(self.x[0], value)
-        return (
-            f'<line x1="{left}" x2="{self.width - RIGHT_EDGE}" y1="{y}" y2="{y}" class="grid"/>'
-            f'<text x="{left - 6}" y="{y + 4}" class="tick end">{number(value)}</text>'
-        )
 
-    def line(self, points: Iterable[tuple[float, float]], look: Style, kind: str = "line") -> str:
-        places = " ".join(f"{x},{y}" for x, y in (self.at(*point) for point in points))
-        dashes = f' stroke-dasharray="{" ".join(map(str, look.dashes))}"' if look.dashes else ""
-        return f'<polyline points="{places}" stroke="{look.colour}" class="{kind}"{dashes}/>'
+def key(series: Line | Bars) -> str:
+    """The picture of a series in a legend."""
+    if isinstance(series, Bars):
+        drawn = rectangle((9, 1), (25, 11), series.style, series.pale)
+    else:
+        drawn = polyline([(2, 6), (32, 6)], series.style, series.wide)
+        drawn += mark(17, 6, series.style, 3.5) if series.style.mark else ""
+    return f'<svg viewBox="0 0 34 12" class="key">{drawn}</svg>'
 
-    def mark(self, x: float, y: float, look: Style, size: float = 3.5) -> str:
-        """A shape of its own for each rule, so that it is told apart without colour."""
-        across, down = self.at(x, y)
-        return f'<path d="{SHAPES[look.mark](across, down, size)}" fill="{look.colour}"/>'
 
-    def name(self, x: float, y: float, text: str) -> str:
-        """Words beside a point."""
-        across, down = self.at(x, y)
-        return f'<text x="{across + 10}" y="{down + 4}">{escape(text)}</text>'
+def polyline(pixels: Iterable[tuple[float, float]], style: Style, wide: bool = False) -> str:
+    points = " ".join(f"{x},{y}" for x, y in pixels)
+    dashes = f' stroke-dasharray="{" ".join(map(str, style.dashes))}"' if style.dashes else ""
+    return (
+        f'<polyline points="{points}" stroke="{style.colour}" class="{"wide" if wide else "line"}"{dashes}/>'
+    )
 
-    def bar(self, x: float, width: float, height: float, colour: str, kind: str = "bar") -> str:
-        left, top = self.at(x, height)
-        right, bottom = self.at(x + width, self.y[0])
-        return (
-            f'<rect x="{left}" y="{top}" width="{max(right - left, 0):.1f}" height="{bottom - top:.1f}" '
-            f'fill="{colour}" class="{kind}"/>'
-        )
+
+def mark(x: float, y: float, style: Style, size: float) -> str:
+    return f'<path d="{SHAPES[style.mark](x, y, size)}" fill="{style.colour}"/>'
+
+
+def rectangle(
+    top_left: tuple[float, float], bottom_right: tuple[float, float], style: Style, pale: bool
+) -> str:
+    (left, top), (right, bottom) = top_left, bottom_right
+    return (
+        f'<rect x="{left}" y="{top}" width="{right - left:.1f}" height="{bottom - top:.1f}" '
+        f'fill="{style.colour}" class="{"pale" if pale else "bar"}"/>'
+    )
 
 
 def polygon(*corners: tuple[float, float]) -> str:
@@ -91,12 +130,13 @@ SHAPES = {
         + polygon(*((x + a * r, y + b * r) for a, b in ((-0.35, -1), (0.35, -1), (0.35, 1), (-0.35, 1))))
     ),
 }
+"""The path of each mark around (x, y), by matplotlib's notation."""
 
 
-def ticks(low: float, high: float, about: int = 6) -> list[float]:
-    """Round numbers in a range.
+def round_numbers(low: float, high: float, about: int = 6) -> list[float]:
+    """Ticks for a range.
 
-    >>> ticks(0, 12)
+    >>> round_numbers(0, 12)
     [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
     """
     rough = (high - low) / about or 1.0
@@ -104,7 +144,3 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
     step = next(times * power for times in (1, 2, 5, 10) if times * power >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [round(index * step, 10) for index in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def number(value: float) -> str:
-    return f"{value:g}"

@@ -1,7 +1,8 @@
-"""The report in a terminal: what each rule saves at what loss."""
+"""The report as text: what each rule saves at what loss."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from offramp.curves import Curve, Point, Sweep
 from offramp.report.sections import Section
@@ -10,72 +11,78 @@ LOSSES = (0.5, 1.0, 2.0)
 NONE = "-"
 
 
-def text(sections: Sequence[Section]) -> str:
+def report_text(sections: Sequence[Section]) -> str:
     return "\n\n\n".join(section_text(section) for section in sections)
 
 
 def section_text(section: Section) -> str:
-    return "\n\n".join(
-        [
-            f"{section.name}\n{headline(section.sweep)}",
-            aligned(rule_rows(section.sweep)),
-            aligned(exit_rows(section.sweep)),
-        ]
-    )
+    sweep = section.sweep
+    title = f"{section.name}\n{summary_line(sweep)}"
+    return "\n\n".join([title, format_table(rule_rows(sweep)), format_table(exit_rows(sweep))])
 
 
-def headline(found: Sweep) -> str:
-    """The model and the data in one line."""
-    full = found.full
+def summary_line(sweep: Sweep) -> str:
+    """The size of the data and the model, and the score of full depth."""
+    full = sweep.full
     interval = f" [{percent(full.interval[0])}, {percent(full.interval[1])}]" if full.interval else ""
     parts = [
-        f"{found.examples} examples, {full.cost.depth} layers, {len(found.layers)} exits",
-        f"full depth: {found.headline} {percent(found.score(full))}{interval}",
+        f"{count(sweep.examples, 'example')}, {count(full.cost.depth, 'layer')}, {count(len(sweep.layers), 'exit')}",
+        f"full depth: {sweep.headline} {percent(sweep.score(full))}{interval}",
     ]
-    if found.not_finite:
-        parts.append(f"{found.not_finite} examples with logits that are not finite")
+    if sweep.not_finite:
+        parts.append(f"{count(sweep.not_finite, 'example')} with NaN or infinite logits")
     return "; ".join(parts)
 
 
-def rule_rows(found: Sweep) -> list[list[str]]:
-    """A header and a row for each rule: mean layers within a loss, and the policy for a loss of one point."""
+def rule_rows(sweep: Sweep) -> list[list[str]]:
+    """A header, then for each rule the mean layers within a loss and the policy for a loss of one point."""
     header = [
         "rule",
         "area",
         *(f"layers, {loss:g} lost" for loss in LOSSES),
-        f"{found.headline} at half",
+        f"{sweep.headline} at half",
         "policy, 1 lost",
     ]
-    return [header, *(rule_row(found, curve) for curve in found.curves.values())]
+    return [header, *(rule_row(sweep, curve) for curve in sweep.curves.values())]
 
 
-def rule_row(found: Sweep, curve: Curve) -> list[str]:
-    within = [cheapest_within(found, curve, loss) for loss in LOSSES]
-    half = [found.score(point) for point in curve.points if point.cost.layer_ratio >= 2]
-    one = cheapest_within(found, curve, 1.0)
+def rule_row(sweep: Sweep, curve: Curve) -> list[str]:
+    within = [cheapest_within(sweep, curve, loss) for loss in LOSSES]
+    half = [sweep.score(point) for point in curve.points if point.cost.layer_ratio >= 2]
+    one = cheapest_within(sweep, curve, 1.0)
     return [
         curve.rule,
-        percent(found.area(curve.rule)),
+        percent(sweep.area(curve.rule)),
         *(NONE if point is None else f"{point.cost.mean_layer:.2f}" for point in within),
         percent(max(half)) if half else NONE,
-        NONE if one is None or not curve.attainable else str(curve.policy(one)),
+        NONE if one is None or not curve.attainable else policy_text(curve, one),
     ]
 
 
-def cheapest_within(found: Sweep, curve: Curve, loss: float) -> Point | None:
-    """The point of fewest layers that loses at most so many points."""
-    level = found.score(found.full) - loss / 100 - 1e-9
-    enough = [point for point in curve.points if found.score(point) >= level]
+def cheapest_within(sweep: Sweep, curve: Curve, loss: float) -> Point | None:
+    """The point with the fewest layers whose score is at most this many points below full depth."""
+    level = sweep.score(sweep.full) - loss / 100 - 1e-9
+    enough = [point for point in curve.points if sweep.score(point) >= level]
     return min(enough, key=lambda point: point.cost.mean_layer, default=None)
 
 
-def exit_rows(found: Sweep) -> list[list[str]]:
-    """A header and a row for each exit, if everybody left there."""
+def policy_text(curve: Curve, point: Point) -> str:
+    """The policy of a point with four digits of its threshold, or the name of a rule that no system can run."""
+    if not curve.attainable:
+        return curve.rule
+    policy = curve.policy(point)
+    if point.threshold is None:
+        return str(policy)
+    return str(replace(policy, threshold=float(f"{point.threshold:.4g}")))
+
+
+def exit_rows(sweep: Sweep) -> list[list[str]]:
+    """A header, then the scores of each exit if every example left there."""
     rows = [
-        [str(layer), *(percent(point.scores[metric]) for metric in found.metrics)]
-        for layer, point in zip(found.layers, found.per_exit, strict=True)
+        [str(layer), *(percent(point.scores[metric]) for metric in sweep.metrics)]
+        for layer, point in zip(sweep.layers, sweep.per_exit, strict=True)
     ]
-    return [["layer", *found.metrics], *rows]
+    return [["layer", *sweep.metrics], *rows]
 
 
 def percent(score: float) -> str:
@@ -100,15 +107,16 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell: numbers to the right, names to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    right = [all(is_number(cell) for cell in column[1:]) for column in zip(*rows, strict=True)]
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """A header and rows in columns, numbers to the right and text to the left."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numeric = [all(is_number(cell) for cell in column[1:]) for column in columns]
 
     def line(row: Sequence[str]) -> str:
         cells = (
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, right, strict=True)
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
         )
         return "  ".join(cells).rstrip()
 

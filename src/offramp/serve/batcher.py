@@ -172,12 +172,6 @@ class Batcher:
         return self._healthy and self._worker.is_alive()
 
     @property
-    def items_per_second(self) -> float:
-        """The pace of the latest windows; 0 before the first."""
-        pace = self._pace
-        return pace.items / pace.seconds if pace.seconds else 0.0
-
-    @property
     def counters(self) -> Counters:
         with self._changed:
             counts: dict[str, Any] = {each.name: self._counts[each.name] for each in fields(Counters)}
