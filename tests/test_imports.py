@@ -12,17 +12,28 @@ PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 
 # Each may import what stands before it. What stands in the first line belongs to no part.
 ORDER = """
-errors problems writing
+errors problems atomic cpus
 tasks backbones heads config model importers
 losses gradients recipes training
 trace criteria policy cost curves calibration report
-stages engine classifier
+stages engine classifier collector
 export serve cluster cli
 """.split()
 
 EDGES = {"cli", "export", "serve", "cluster"}
 FOLDERS_OF_EQUALS = {"backbones", "recipes", "criteria"}
-WITHOUT_TORCH = ["criteria", "policy", "cost", "curves", "calibration", "report", "trace", "engine"]
+WITHOUT_TORCH = [
+    "criteria",
+    "policy",
+    "cost",
+    "curves",
+    "calibration",
+    "report",
+    "trace",
+    "engine",
+    "classifier",
+    "collector",
+]
 
 
 def imports(file: Path) -> Iterator[list[str]]:

@@ -58,7 +58,7 @@ def test_parts_are_disjoint_and_of_one_site(inputs: dict[str, Path]) -> None:
 def test_started_again_it_uses_what_it_has(inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(**inputs, settings=QUICK)
     monkeypatch.setattr("transformers.Trainer.train", forbidden)
-    monkeypatch.setattr("offramp.trace.collect", forbidden)
+    monkeypatch.setattr("offramp.collector.collect", forbidden)
     second = run(**inputs, settings=QUICK)
     for name in ("policy", "certificate", "accuracy_by_layer"):
         assert second[name] == first[name]

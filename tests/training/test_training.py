@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import BertTokenizer, TrainerCallback, TrainingArguments
 
 from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses, train
+from offramp.collector import collect
 from offramp.errors import BadOption
 from offramp.policy import Policy
-from offramp.trace import collect
 from offramp.training.trainer import PhaseTrainer, anchor, freeze
 
 Make = Callable[..., ExitModel]

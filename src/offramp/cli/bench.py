@@ -1,6 +1,5 @@
 """offramp bench: full depth against a policy, on this machine, for this model."""
 
-import os
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -13,6 +12,7 @@ from offramp.cli.data import Columns, Data, texts_in
 from offramp.cli.models import find_model, known
 from offramp.cli.projecting import Assumptions, projected, projection_table
 from offramp.cli.timing import Truth, machine, side_by_side, timing_table
+from offramp.cpus import available_cpus
 from offramp.errors import BadOption
 
 
@@ -76,4 +76,4 @@ def cores_of(folder: Path, threads: int | None) -> int:
 
     if threads is not None:
         return threads
-    return len(os.sched_getaffinity(0)) if is_exported(folder) else int(machine()["threads"])
+    return available_cpus() if is_exported(folder) else int(machine()["threads"])

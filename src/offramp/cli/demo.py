@@ -172,8 +172,9 @@ def trained(encoder: Path, sentences: Path, folder: Path, settings: Settings) ->
 
 def traced(model: "ExitModel", tokenizer: Any, sentences: Path, file: Path) -> "Trace":
     """The trace of this model, collected unless it is there."""
+    from offramp.collector import collect
     from offramp.tasks import Task
-    from offramp.trace import Trace, collect
+    from offramp.trace import Trace
 
     if file.is_file() and Trace.load(file).fingerprint == model.fingerprint():
         return Trace.load(file)

@@ -87,7 +87,7 @@ def identity(folder: Path) -> tuple[str, str]:
     if is_exported(folder):
         manifest = Manifest.load(folder)
         return manifest.fingerprint, manifest.precision
-    from offramp.trace.collecting import precision_name
+    from offramp.stages.torch import precision_name
 
     model, _ = load(folder)
     return model.fingerprint(), precision_name(model.dtype)

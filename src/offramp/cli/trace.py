@@ -1,19 +1,17 @@
 """offramp trace: one pass over a data set, kept as a file from which every rule is measured."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from offramp.cli.command import Answer
 from offramp.cli.data import Columns, Data
-from offramp.cli.models import find_model, known, load
+from offramp.cli.models import find_model, known
 from offramp.cli.progress import watched
 
 if TYPE_CHECKING:
     from offramp.trace import Trace
-
-BATCH_TOKENS = 16_384
 
 
 def trace(
@@ -24,7 +22,10 @@ def trace(
     max_length: Annotated[
         int | None, Option(help="Where texts are cut, in tokens; by default where the model's positions end.")
     ] = None,
-    batch_tokens: Annotated[int, Option(help="Tokens in a batch, padding included.")] = BATCH_TOKENS,
+    batch_tokens: Annotated[
+        int | None,
+        Option(help="Tokens in a micro-batch, padding included; by default what suits the runtime."),
+    ] = None,
 ) -> Answer:
     """Run all exits once over examples, and keep what they say.
 
@@ -54,22 +55,14 @@ def traced(
     data: Data,
     columns: Columns,
     max_length: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> "Trace":
     """What the model in a folder says of the examples, on what runs it there."""
     from offramp.classifier import Classifier
-    from offramp.stages.manifest import is_exported
-    from offramp.trace import collect
+    from offramp.collector import collect
 
     task = data.task_for(known(folder), columns)
     rows = task.load(data.part)[data.part]
-    about: dict[str, Any] = {
-        "metrics": task.metrics,
-        "data": f"{task.name} {data.part}" if data.data is None or data.task else data.data.name,
-        "progress": watched(),
-    }
-    if not is_exported(folder):
-        model, tokenizer = load(folder)
-        return collect(model, rows, tokenizer, batch_tokens=batch_tokens, max_length=max_length, **about)
+    name = f"{task.name} {data.part}" if data.data is None or data.task else data.data.name
     classifier = Classifier.from_pretrained(folder, "never", budget=batch_tokens, max_length=max_length)
-    return classifier.collect(rows, **about)
+    return collect(classifier, rows, metrics=task.metrics, data=name, progress=watched())

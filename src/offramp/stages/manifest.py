@@ -1,6 +1,6 @@
-"""stages.json: what an exported folder holds besides config.json, which it shares with every model.
+"""stages.json: the graphs of an exported model and how they were made.
 
-config.json tells exits, labels, kind of problem, head and policy; `Manifest` the graphs and how they were made.
+Exits, labels, problem type, head and policy are in config.json, as in every saved model.
 """
 
 import json
@@ -17,24 +17,24 @@ MANIFEST, CONFIG, TOKENIZER = "stages.json", "config.json", "tokenizer.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """An exported model, as a runtime without torch needs to know it."""
+    """What a runtime without torch needs to run an exported model."""
 
     precision: str
-    """What the layers compute in: "fp32" or "int8"."""
+    """The precision of the layers: "fp32" or "int8"."""
     embedding: str
-    """The file of the graph from tokens to hidden states."""
+    """File name of the graph from tokens to hidden states."""
     stages: tuple[str, ...]
-    """The file of each stage's graph; stages that are alike share one."""
+    """File name of each stage's graph; identical stages share one."""
     max_length: int
-    """Tokens that the model can tell the places of."""
+    """The most tokens an example may have."""
     padding: int
-    """The id of the token to pad with."""
+    """The id of the padding token."""
     shape: Mapping[str, int]
-    """Sizes of the backbone, for counting its work."""
+    """Sizes of the backbone, for counting MACs."""
     fingerprint: str
-    """Of the model that was exported."""
+    """Fingerprint of the model that was exported."""
     tokenizer: Mapping[str, Any]
-    """What tokenizer.json does not say: where texts are cut, and what the model is told."""
+    """Settings that tokenizer.json lacks: truncation, model inputs, padding token."""
     made_with: Mapping[str, str]
     """Versions of the packages that wrote the graphs."""
     format: int = FORMAT
@@ -44,24 +44,24 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Reads a manifest, and makes sure that the files it names are there."""
+        """Read a manifest and check that the files it names exist."""
         record = read(folder / MANIFEST)
         if record.get("format", 0) > FORMAT:
             raise CannotLoad(f"{folder} was written by a newer offramp; upgrade offramp to read it.")
         missing = {field.name for field in fields(cls)} - record.keys()
         if missing:
             raise CannotLoad(
-                f"{folder / MANIFEST} lacks {', '.join(sorted(missing))}; export the model again."
+                f"{folder / MANIFEST} has no {', '.join(sorted(missing))}; export the model again."
             )
-        found = cls(**record | {"stages": tuple(record["stages"])})
-        for name in (CONFIG, TOKENIZER, found.embedding, *found.stages):
+        manifest = cls(**record | {"stages": tuple(record["stages"])})
+        for name in (CONFIG, TOKENIZER, manifest.embedding, *manifest.stages):
             if not (folder / name).is_file():
-                raise CannotLoad(f"{folder} names {name}, which is not there; export the model again.")
-        return found
+                raise CannotLoad(f"{folder / name} is missing; export the model again.")
+        return manifest
 
 
 def is_exported(path: Any) -> bool:
-    """Whether this is a folder that `export` wrote."""
+    """Whether `path` is a folder written by `export`."""
     return (Path(path) / MANIFEST).is_file()
 
 
