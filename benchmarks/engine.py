@@ -265,7 +265,7 @@ class Bench:
         """Full depth in the engine's windows and micro-batches."""
         for rows in engine.windows(examples):
             order = sorted(rows, key=lambda row: len(examples[row].ids))
-            for part in engine.neighbours((1, len(examples[row].ids)) for row in order):
+            for part in engine.partition((1, len(examples[row].ids)) for row in order):
                 self.forward([examples[row] for row in order[part]])
 
     @torch.inference_mode()

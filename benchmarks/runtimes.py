@@ -72,12 +72,14 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
+    from offramp.cpus import available_cpus
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", help="folder of a trained ExitModel with its tokenizer")
     parser.add_argument("--texts", type=Path, help="a .tsv with the columns sentence and label")
     parser.add_argument("--out", type=Path, default=Path("runtimes"), help="where to write .json and .md")
     parser.add_argument("--width", type=int, default=768, help="of the random model; 0 for none")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=available_cpus())
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--limit", type=int)
     parser.add_argument("--quick", action="store_true", help="few texts and turns, to check that it runs")
@@ -125,6 +127,7 @@ def prepare(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -
 
     from offramp.calibration import calibrate
     from offramp.classifier import Classifier
+    from offramp.collector import collect
     from offramp.export import export
 
     folder.mkdir(parents=True)
@@ -136,9 +139,8 @@ def prepare(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -
     policies = {}
     for name, precision in EXITS.items():
         place = model if precision is None else export(model, folder / f"stages-{precision}", precision)
-        trace = Classifier.from_pretrained(place, "never").collect(
-            held_back, metrics=("acc",), data="held back", progress=False
-        )
+        classifier = Classifier.from_pretrained(place, "never")
+        trace = collect(classifier, held_back, metrics=("acc",), data="held back", progress=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             policy = calibrate(trace, RULE, target)
@@ -162,12 +164,12 @@ def full_depth_graph(model: str, folder: Path) -> None:
     import onnx
     import torch
 
-    from offramp.export.exporter import prepared as ready
-    from offramp.export.graphs import optimised, traced
-    from offramp.export.int8 import quantised
+    from offramp.export.exporter import plain_copy
+    from offramp.export.graphs import capture, optimize, to_onnx
+    from offramp.export.int8 import quantize
     from offramp.model import ExitModel
 
-    whole = ready(ExitModel.from_pretrained(model))
+    whole = plain_copy(ExitModel.from_pretrained(model))
     last = len(whole.config.exits) - 1
 
     class Full(torch.nn.Module):
@@ -189,9 +191,9 @@ def full_depth_graph(model: str, folder: Path) -> None:
         "attention_mask": torch.ones_like(ids),
         "token_type_ids": torch.zeros_like(ids),
     }
-    graph = optimised(traced(Full(), inputs, ["logits"]))
+    graph = optimize(to_onnx(capture(Full(), inputs), ["logits"]))
     onnx.save(graph, folder / "full-fp32.onnx")
-    onnx.save(quantised(graph), folder / "full-int8.onnx")
+    onnx.save(quantize(graph), folder / "full-int8.onnx")
 
 
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -101,10 +101,11 @@ def calibrate_ladder(args: argparse.Namespace, texts: list[str], folder: Path) -
 
     from offramp.calibration import Guarantee, calibrate
     from offramp.classifier import Classifier
+    from offramp.collector import collect
     from offramp.errors import NoSafeThreshold
 
     classifier = Classifier.from_pretrained(args.model, "never", threads=args.threads)
-    trace = classifier.collect(Dataset.from_dict({"text": texts}), data="first half", progress=False)
+    trace = collect(classifier, Dataset.from_dict({"text": texts}), data="first half", progress=False)
     found = []
     for epsilon in EPSILONS:
         with suppress(NoSafeThreshold):  # too few texts for this bound

@@ -12,17 +12,29 @@ PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 
 # Each may import what stands before it. What stands in the first line belongs to no part.
 ORDER = """
-errors problems atomic
+errors problems atomic cpus
 tasks backbones heads config model importers
 losses gradients recipes training
 trace criteria policy cost curves calibration report store
-stages engine classifier
+stages engine classifier collector
 export serve cluster cli
 """.split()
 
 EDGES = {"cli", "export", "serve", "cluster"}
 FOLDERS_OF_EQUALS = {"backbones", "recipes", "criteria"}
-WITHOUT_TORCH = ["criteria", "policy", "cost", "curves", "calibration", "report", "trace", "store", "engine"]
+WITHOUT_TORCH = [
+    "criteria",
+    "policy",
+    "cost",
+    "curves",
+    "calibration",
+    "report",
+    "trace",
+    "store",
+    "engine",
+    "classifier",
+    "collector",
+]
 
 
 def imports(file: Path) -> Iterator[list[str]]:

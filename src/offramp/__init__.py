@@ -23,7 +23,6 @@ _HOMES = {
     "Phase": "offramp.recipes",
     "RECIPES": "offramp.recipes",
     "train": "offramp.training",
-    "collect": "offramp.trace",
     "Trace": "offramp.trace",
     "CRITERIA": "offramp.criteria",
     "Policy": "offramp.policy",
@@ -37,6 +36,7 @@ _HOMES = {
     "store_policy": "offramp.store",
     "Classifier": "offramp.classifier",
     "Prediction": "offramp.classifier",
+    "collect": "offramp.collector",
 }
 
 # what a missing module means for the person who sees it

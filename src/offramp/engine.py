@@ -1,10 +1,9 @@
-"""Runs many examples together, and lets each leave at its own exit.
+"""Runs many examples together and lets each one leave at its own exit.
 
-A window of examples is sorted by length and cut into micro-batches. Each stage runs for all of them before
-the next begins; whoever the policy lets go leaves, and the rest are packed again: rows and padding that are
-no longer needed go, thin micro-batches become one. So micro-batches stay full while examples leave, and a
-stage's weights stay in the cache. A single example takes the same way. Nothing is kept between calls, so
-threads may share an engine.
+A window of examples is sorted by length and cut into micro-batches. Each stage runs for all of them before the
+next one starts. Examples that the policy lets go leave; the others are packed again: finished rows and excess
+padding are dropped, and small micro-batches are merged. Micro-batches therefore stay full while examples leave,
+and the weights of a stage stay in the cache. Nothing is kept between calls, so threads may share an engine.
 """
 
 import math
@@ -19,26 +18,24 @@ from offramp.policy import Decision, Policy
 from offramp.stages import Array, Stages, Tokens
 
 WINDOW = 1024
-LARGEST_WINDOW = 64
-"""In full micro-batches: a window holds the hidden states of all its examples, so long texts end it."""
+MAX_MICRO_BATCHES = 64
+"""A window ends early at this many full micro-batches, because it holds the hidden states of all its examples."""
 
-Said = tuple[Array, Array | None]
-"""Logits (rows, labels) and gates (rows,) of one micro-batch at one exit."""
+Outputs = tuple[Array, Array | None]
+"""Logits (rows, labels) and gates (rows,) at one exit."""
 
 
-class Group(NamedTuple):
-    """A micro-batch."""
-
-    rows: Array  # (rows,) which examples
-    lengths: Array  # (rows,) in tokens, rising
+class MicroBatch(NamedTuple):
+    rows: Array  # (rows,) indices of the examples
+    lengths: Array  # (rows,) in tokens, increasing
     state: Any  # the runtime's
 
 
 class Engine:
-    """Stages, and how much they get at once.
+    """Runs stages in windows and micro-batches.
 
-    `window` examples run together, fewer if they are long; `budget` is how many tokens, padding included,
-    a micro-batch may hold, by default what suits the stages. A single longer example still runs.
+    `window` is the number of examples that run together, fewer if they are long. `budget` is the most tokens,
+    padding included, in a micro-batch, by default what suits the runtime; a single longer example still runs.
     """
 
     def __init__(self, stages: Stages[Any], window: int = WINDOW, budget: int | None = None) -> None:
@@ -48,131 +45,137 @@ class Engine:
         if self.window < 1 or self.budget < 1:
             raise BadOption(f"window={window} and budget={budget} must be at least 1.")
 
-    def run(self, examples: Sequence[Tokens], policy: Policy, until: float | Array = math.inf) -> Decision:
-        """Exit and answer of each example, the same that `policy.decide` has from the logits of all exits.
+    def run(self, examples: Sequence[Tokens], policy: Policy, deadline: float | Array = math.inf) -> Decision:
+        """The exit and logits of each example, the same as `policy.decide` on the logits of all exits.
 
-        Exits that cannot matter under the policy are not asked, and `finite` does not speak of those.
-        `until` is a moment of `time.monotonic()`, one for all or one for each example; from then on whoever
-        has passed an exit leaves with what it said.
+        Exits that cannot affect the result are skipped, and `finite` does not cover them. `deadline` is a
+        `time.monotonic()` value, one for all examples or one for each. An example past its deadline leaves with
+        the logits of the last exit it passed; every example passes the first.
         """
         decision = Decision(
             exits=np.empty(len(examples), np.int64),
-            answers=np.empty((len(examples), len(self.stages.labels)), np.float32),
+            logits=np.empty((len(examples), len(self.stages.labels)), np.float32),
             finite=np.empty(len(examples), bool),
         )
-        moments = np.broadcast_to(until, len(examples))
+        deadlines = np.broadcast_to(deadline, len(examples))
         for rows in self.windows(examples):
-            self.run_window(self.embed(examples, rows), policy, moments, decision)
+            self.run_window(self.embed(examples, rows), policy, deadlines, decision)
         return decision
 
-    def trace(self, examples: Sequence[Tokens]) -> tuple[Array, Array | None]:
-        """What every exit says: logits (examples, exits, labels), and gates (examples, exits) or None."""
+    def trace(self, examples: Sequence[Tokens]) -> Outputs:
+        """The outputs of every exit: logits (examples, exits, labels), and gates (examples, exits) or None."""
         shape = len(examples), len(self.stages.layers)
         logits = np.empty((*shape, len(self.stages.labels)), np.float32)
         gates: Array | None = None
         for rows in self.windows(examples):
-            groups = self.embed(examples, rows)
-            order = np.concatenate([group.rows for group in groups])
+            batches = self.embed(examples, rows)
+            order = np.concatenate([batch.rows for batch in batches])
             for exit in range(shape[1]):
-                logits[order, exit], scores = joined(self.run_stage(exit, groups))
+                logits[order, exit], scores = concatenate(self.run_stage(exit, batches))
                 if scores is not None:
                     gates = np.empty(shape, np.float32) if gates is None else gates
                     gates[order, exit] = scores
         return logits, gates
 
     def windows(self, examples: Sequence[Tokens]) -> Iterator[range]:
-        """Rows to run together, in the order given."""
+        """Consecutive examples to run together."""
         first, tokens = 0, 0
         for row, example in enumerate(examples):
             if not example.ids:
-                raise BadOption(f"example {row} has no tokens; give it at least one.")
+                raise BadOption(f"example {row} has no tokens.")
             tokens += len(example.ids)
-            if row - first == self.window or (tokens > LARGEST_WINDOW * self.budget and row > first):
+            if row - first == self.window or (tokens > MAX_MICRO_BATCHES * self.budget and row > first):
                 yield range(first, row)
                 first, tokens = row, len(example.ids)
         if examples:
             yield range(first, len(examples))
 
-    def embed(self, examples: Sequence[Tokens], rows: range) -> list[Group]:
-        """A window in micro-batches of like length, before the first stage."""
+    def embed(self, examples: Sequence[Tokens], rows: range) -> list[MicroBatch]:
+        """A window as micro-batches of similar length, before the first stage."""
         lengths = np.array([len(examples[row].ids) for row in rows])
         order = np.argsort(lengths, kind="stable")
-        groups = []
-        for part in self.neighbours((1, length) for length in lengths[order].tolist()):
+        batches = []
+        for part in self.partition((1, length) for length in lengths[order].tolist()):
             chosen = order[part] + rows.start
             state = self.stages.embed([examples[row] for row in chosen.tolist()])
-            groups.append(Group(chosen, lengths[order[part]], state))
-        return groups
+            batches.append(MicroBatch(chosen, lengths[order[part]], state))
+        return batches
 
-    def run_window(self, groups: list[Group], policy: Policy, until: Array, decision: Decision) -> None:
-        """All stages for a window. With deadlines, `decision` always has what the last exit passed said."""
+    def run_window(
+        self, batches: list[MicroBatch], policy: Policy, deadlines: Array, decision: Decision
+    ) -> None:
+        """Runs the stages and fills in `decision`, with deadlines after every exit: any of them may be the last."""
         layers = self.stages.layers
-        rows = np.concatenate([group.rows for group in groups])
+        rows = np.concatenate([batch.rows for batch in batches])
         decider = policy.begin(len(rows), layers, self.stages.problem_type)
-        hurried = bool((until[rows] < math.inf).any())
-        for exit in range(0 if hurried else policy.skippable_exits(layers), len(layers)):
-            said = self.run_stage(exit, groups, until if hurried and exit else None)
-            if not said:
+        timed = bool((deadlines[rows] < math.inf).any())
+        for exit in range(0 if timed else policy.skippable_exits(layers), len(layers)):
+            outputs = self.run_stage(exit, batches, deadlines if timed and exit else None)
+            if not outputs:
                 return
-            if hurried:
-                ran = np.concatenate([group.rows for group in groups])
-                rows, decider = ran, decider[np.isin(rows, ran)]
-            leaving, answers = decider.step(exit, *joined(said))
-            left = np.count_nonzero(leaving)
-            if not left and not hurried:
+            if timed:
+                in_time = np.concatenate([batch.rows for batch in batches])
+                rows, decider = in_time, decider[np.isin(rows, in_time)]
+            leaving, logits = decider.step(exit, *concatenate(outputs))
+            if not timed and not leaving.any():
                 continue
             decision.exits[rows] = exit
-            decision.answers[rows] = answers
+            decision.logits[rows] = logits
             decision.finite[rows] = decider.finite
-            if left == len(rows):
+            if leaving.all():
                 return
-            rows, decider, groups = rows[~leaving], decider[~leaving], self.pack(groups, ~leaving)
+            rows, decider, batches = rows[~leaving], decider[~leaving], self.pack(batches, ~leaving)
 
-    def run_stage(self, exit: int, groups: list[Group], until: Array | None = None) -> list[Said]:
-        """Moves groups on to the exit, in their list, so that old states are freed. Whoever is late stays out."""
-        said = []
-        waiting, groups[:] = groups[::-1], []
+    def run_stage(
+        self, exit: int, batches: list[MicroBatch], deadlines: Array | None = None
+    ) -> list[Outputs]:
+        """Runs all micro-batches up to an exit and replaces them in the list, which frees their old states.
+
+        Rows past their deadline are dropped.
+        """
+        outputs = []
+        waiting, batches[:] = batches[::-1], []
         while waiting:
-            group = waiting.pop()
-            if until is not None:
-                group = self.keep(group, np.flatnonzero(until[group.rows] >= time.monotonic()))
-            if len(group.rows):
-                state, logits, gates = self.stages.run(exit, group.state)
-                groups.append(Group(group.rows, group.lengths, state))
-                said.append((logits, gates))
-        return said
+            batch = waiting.pop()
+            if deadlines is not None:
+                batch = self.keep(batch, np.flatnonzero(deadlines[batch.rows] >= time.monotonic()))
+            if len(batch.rows):
+                state, logits, gates = self.stages.run(exit, batch.state)
+                batches.append(MicroBatch(batch.rows, batch.lengths, state))
+                outputs.append((logits, gates))
+        return outputs
 
-    def pack(self, groups: list[Group], staying: Array) -> list[Group]:
-        """Micro-batches of the rows that stay, thin ones merged."""
+    def pack(self, batches: list[MicroBatch], staying: Array) -> list[MicroBatch]:
+        """Micro-batches of the rows that stay, small ones merged."""
         kept, first = [], 0
-        for group in groups:
-            rows = np.flatnonzero(staying[first : first + len(group.rows)])
-            first += len(group.rows)
+        for batch in batches:
+            rows = np.flatnonzero(staying[first : first + len(batch.rows)])
+            first += len(batch.rows)
             if len(rows):
-                kept.append(self.keep(group, rows))
-        parts = self.neighbours((len(group.rows), int(group.lengths[-1])) for group in kept)
+                kept.append(self.keep(batch, rows))
+        parts = self.partition((len(batch.rows), int(batch.lengths[-1])) for batch in kept)
         return [self.merge(kept[part]) for part in parts]
 
-    def keep(self, group: Group, rows: Array) -> Group:
-        """Some rows of a micro-batch, by rising index."""
-        if len(rows) == len(group.rows):
-            return group
-        state = self.stages.keep(group.state, rows) if len(rows) else None
-        return Group(group.rows[rows], group.lengths[rows], state)
+    def keep(self, batch: MicroBatch, rows: Array) -> MicroBatch:
+        """Some rows of a micro-batch, given by increasing index."""
+        if len(rows) == len(batch.rows):
+            return batch
+        state = self.stages.keep(batch.state, rows) if len(rows) else None
+        return MicroBatch(batch.rows[rows], batch.lengths[rows], state)
 
-    def merge(self, groups: list[Group]) -> Group:
-        if len(groups) == 1:
-            return groups[0]
-        return Group(
-            np.concatenate([group.rows for group in groups]),
-            np.concatenate([group.lengths for group in groups]),
-            self.stages.merge([group.state for group in groups]),
+    def merge(self, batches: list[MicroBatch]) -> MicroBatch:
+        if len(batches) == 1:
+            return batches[0]
+        return MicroBatch(
+            np.concatenate([batch.rows for batch in batches]),
+            np.concatenate([batch.lengths for batch in batches]),
+            self.stages.merge([batch.state for batch in batches]),
         )
 
-    def neighbours(self, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
-        """Which neighbours, given as (rows, longest) with rising lengths, run better as one micro-batch.
+    def partition(self, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
+        """Groups neighbours, given as (rows, longest) with increasing lengths, that run faster as one micro-batch.
 
-        They do if they fit the budget and need less padding than one more call is worth.
+        They do if they fit the budget and the padding costs less than one more micro-batch.
         """
         first = rows = longest = count = 0
         for count, (more, longer) in enumerate(sizes, 1):
@@ -185,9 +188,9 @@ class Engine:
             yield slice(first, count)
 
 
-def joined(said: list[Said]) -> Said:
-    """What several micro-batches say at one exit, as of one."""
-    if len(said) == 1:
-        return said[0]
-    logits, gates = zip(*said, strict=True)
+def concatenate(outputs: list[Outputs]) -> Outputs:
+    """The outputs of several micro-batches as one."""
+    if len(outputs) == 1:
+        return outputs[0]
+    logits, gates = zip(*outputs, strict=True)
     return np.concatenate(logits), None if gates[0] is None else np.concatenate(gates)

@@ -15,7 +15,7 @@ from offramp.errors import BadOption, CertificateMismatch, Incompatible
 from offramp.export import export
 from offramp.model import ExitModel
 from offramp.policy import Policy
-from offramp.trace import collect
+from offramp.collector import collect
 
 TEXTS = ["good film", "", "bad bad bad", "a b c d e f g h i j", "unheard", "z " * 100, "[SEP] a"]
 PAIRS = [("good", "bad film"), ("a " * 60, "b " * 50)]

@@ -19,9 +19,9 @@ import offramp
 from offramp import BACKBONES, CRITERIA, RECIPES, TASKS, Classifier, ExitModel, Guarantee, Trace
 from offramp.calibration import calibrate
 from offramp.cli import COMMANDS
+from offramp.collector import collect
 from offramp.curves import sweep
 from offramp.tasks import Task
-from offramp.trace import collect
 from offramp.training import default_arguments
 
 Run = Callable[..., Result]

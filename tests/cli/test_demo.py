@@ -66,7 +66,7 @@ def test_splits_are_disjoint_and_from_one_source(inputs: dict[str, Path]) -> Non
 def test_a_second_run_reuses_the_first(inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_demo(**inputs, settings=QUICK)
     monkeypatch.setattr("transformers.Trainer.train", forbidden)
-    monkeypatch.setattr("offramp.trace.collect", forbidden)
+    monkeypatch.setattr("offramp.collector.collect", forbidden)
     second = run_demo(**inputs, settings=QUICK)
     for name in ("policy", "certificate", "accuracy_by_layer"):
         assert second[name] == first[name]

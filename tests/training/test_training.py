@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BertTokenizer, TrainerCallback, TrainingArguments
 
 from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses
-from offramp.trace import collect
+from offramp.collector import collect
 from offramp.training import Trained
 from offramp.training.preflight import add_needs
 from offramp.training.trainer import PhaseTrainer, anchor_for, freeze

@@ -1,4 +1,4 @@
-"""Text in, predictions out; also for evaluation code that expects scikit-learn or a transformers pipeline."""
+"""Texts in, predictions out; with adapters for scikit-learn and transformers pipelines."""
 
 from offramp.classifier.classifier import Classifier
 from offramp.classifier.prediction import Prediction

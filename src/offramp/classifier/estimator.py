@@ -1,4 +1,4 @@
-"""A classifier as a fitted scikit-learn estimator, for evaluation code that is written for those."""
+"""A classifier as a fitted scikit-learn estimator, for evaluation code that expects one."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -17,17 +17,17 @@ from offramp.stages import Array
 def estimator(
     classifier: Classifier, policy: Policy | str | None = None, classes: Sequence[Any] | None = None
 ) -> "ExitEstimator":
-    """The estimator for the classifier's kind of problem."""
+    """The estimator for the classifier's problem type."""
     labels = classifier.stages.labels
     if classes is not None and len(classes) != len(labels):
-        raise BadOption(f"{len(classes)} classes for {len(labels)} labels: {', '.join(labels)}.")
+        raise BadOption(f"{len(classes)} classes given for {len(labels)} labels: {', '.join(labels)}.")
     kinds = {REGRESSION: ExitRegressor, MULTI_LABEL: ExitMultiLabelClassifier}
     kind = kinds.get(classifier.stages.problem_type, ExitClassifier)
     return kind(classifier, policy, classes)
 
 
 class ExitEstimator(BaseEstimator):  # type: ignore[misc]
-    """Trained already: fitting changes nothing, and a clone is the same object."""
+    """Already trained: `fit` does nothing, and a clone is the same object."""
 
     def __init__(
         self, classifier: Classifier, policy: Policy | str | None = None, classes: Sequence[Any] | None = None
@@ -46,30 +46,30 @@ class ExitEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_clone__(self) -> Self:
         return self
 
-    def answers(self, texts: Any) -> Array:
-        """(texts, labels) logits, all finite."""
-        answers = self.classifier.decide(texts, self.policy).answers
-        broken = np.flatnonzero(~np.isfinite(answers.sum(-1)))
-        if len(broken):
-            raise NotFinite(f"the model gave NaN or infinity for item {', '.join(map(str, broken[:5]))}.")
-        return answers
+    def logits(self, texts: Any) -> Array:
+        """(texts, labels), all finite."""
+        logits = self.classifier.decide(texts, self.policy).logits
+        bad = np.flatnonzero(~np.isfinite(logits.sum(-1)))
+        if len(bad):
+            raise NotFinite(f"the model returned NaN or infinity for item {', '.join(map(str, bad[:5]))}.")
+        return logits
 
 
 class ExitClassifier(ClassifierMixin, ExitEstimator):  # type: ignore[misc]
-    """One label out of several."""
+    """Predicts one label."""
 
     def predict(self, texts: Any) -> Array:
         """(texts,)"""
-        chosen: Array = self.classes_[self.answers(texts).argmax(-1)]
+        chosen: Array = self.classes_[self.logits(texts).argmax(-1)]
         return chosen
 
     def predict_proba(self, texts: Any) -> Array:
         """(texts, classes)"""
-        return probabilities(self.answers(texts), self.classifier.stages.problem_type)
+        return probabilities(self.logits(texts), self.classifier.stages.problem_type)
 
 
 class ExitMultiLabelClassifier(ExitClassifier):
-    """Any number of labels: predictions are 0/1 with a column for each."""
+    """Predicts any number of labels: a 0/1 column for each."""
 
     def predict(self, texts: Any) -> Array:
         """(texts, classes)"""
@@ -77,8 +77,8 @@ class ExitMultiLabelClassifier(ExitClassifier):
 
 
 class ExitRegressor(RegressorMixin, ExitEstimator):  # type: ignore[misc]
-    """A number."""
+    """Predicts a number."""
 
     def predict(self, texts: Any) -> Array:
         """(texts,)"""
-        return self.answers(texts)[:, 0]
+        return self.logits(texts)[:, 0]

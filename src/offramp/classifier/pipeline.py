@@ -1,4 +1,4 @@
-"""The transformers pipeline task "early-exit-classification". Importing this module makes it known.
+"""The transformers pipeline task "early-exit-classification". Importing this module registers it.
 
 from transformers import pipeline
 import offramp.classifier.pipeline
@@ -7,7 +7,7 @@ pipeline("early-exit-classification", model=path)("a text")  # [{"label": ..., "
 """
 
 # mypy: disable-error-code="override, no-untyped-call"
-# transformers' pipelines are half typed
+# transformers' pipelines are only partly typed
 
 from typing import Any
 
@@ -24,7 +24,7 @@ TASK = "early-exit-classification"
 
 
 class ExitPipeline(TextClassificationPipeline):
-    """As "text-classification", with `policy` as a further option and `layer` as a further result."""
+    """Like "text-classification", with the additional option `policy` and `layer` in the results."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -35,8 +35,8 @@ class ExitPipeline(TextClassificationPipeline):
         return preprocess, {} if policy is None else {"policy": policy}, postprocess
 
     def preprocess(self, inputs: Any, **options: Any) -> Any:
-        cut = {"truncation": True, "max_length": self.classifier.tokenizer.max_length}
-        return super().preprocess(inputs, **cut | options)
+        truncation = {"truncation": True, "max_length": self.classifier.tokenizer.max_length}
+        return super().preprocess(inputs, **truncation | options)
 
     def _forward(self, model_inputs: Any, policy: Policy | str | None = None) -> dict[str, Tensor]:
         stages = self.classifier.stages
@@ -44,7 +44,7 @@ class ExitPipeline(TextClassificationPipeline):
             unpadded(**model_inputs), self.classifier.resolve_policy(policy or self.classifier.policy)
         )
         layers = torch.tensor(stages.layers)[torch.from_numpy(decision.exits)]
-        return {"logits": torch.from_numpy(decision.answers), "layer": layers}
+        return {"logits": torch.from_numpy(decision.logits), "layer": layers}
 
     def postprocess(self, model_outputs: Any, **options: Any) -> Any:
         result = super().postprocess(model_outputs, **options)
@@ -58,7 +58,7 @@ class ExitPipeline(TextClassificationPipeline):
 def unpadded(
     input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None, **others: Any
 ) -> list[Tokens]:
-    """The rows of a padded batch as they were before."""
+    """The rows of a padded batch, without padding."""
     types: Any = [None] * len(input_ids) if token_type_ids is None else token_type_ids
     return [
         Tokens(ids[mask].tolist(), None if types is None else types[mask].tolist())

@@ -1,4 +1,4 @@
-"""What people hand over -> texts, and texts -> tokens."""
+"""Checks texts and turns them into tokens."""
 
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,27 +10,27 @@ from offramp.errors import BadData, Incompatible
 from offramp.stages import Tokens
 
 Text = str | tuple[str, str]
-"""One text, or a pair."""
+"""A text or a pair of texts."""
 
 
-def is_one(given: Any) -> bool:
-    """Whether this is one text or one pair, and not several. A list is always several."""
-    return isinstance(given, str) or (isinstance(given, tuple) and is_pair(given))
+def is_single(texts: Any) -> bool:
+    """Whether this is one text or one pair. A list is always several texts."""
+    return isinstance(texts, str) or (isinstance(texts, tuple) and is_pair(texts))
 
 
 def is_pair(item: Any) -> bool:
     return isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(part, str) for part in item)
 
 
-def checked(given: Any) -> Iterator[Text]:
-    """Several items as texts or as pairs; the first that is neither, or unlike those before, is a `BadData`."""
+def check_texts(texts: Any) -> Iterator[Text]:
+    """Several texts, or several pairs; the first item that is neither or mixes them is a `BadData`."""
     if (
-        not isinstance(given, Iterable)
-        or isinstance(given, Mapping | bytes)
-        or getattr(given, "ndim", 1) != 1
+        not isinstance(texts, Iterable)
+        or isinstance(texts, Mapping | bytes)
+        or getattr(texts, "ndim", 1) != 1
     ):
-        raise BadData(f"{describe(given)} is neither a text nor a list of them; give one column of texts.")
-    return check_items(given)
+        raise BadData(f"{describe(texts)} is not a text or a list of texts.")
+    return check_items(texts)
 
 
 def check_items(items: Iterable[Any]) -> Iterator[Text]:
@@ -41,19 +41,19 @@ def check_items(items: Iterable[Any]) -> Iterator[Text]:
         elif is_pair(item):
             text = clean(item[0]), clean(item[1])
         else:
-            raise BadData(f"item {index} is {describe(item)}; give a text, or a pair of texts.")
+            raise BadData(f"item {index} is {describe(item)}, not a text or a pair of texts.")
         if kind not in (None, type(text)):
-            raise BadData(f"item {index} mixes single texts and pairs; give all of one kind.")
+            raise BadData(f"item {index} mixes texts and pairs; pass only one kind.")
         kind = type(text)
         yield text
 
 
-def describe(thing: Any) -> str:
-    return f"{type(thing).__name__} {reprlib.repr(thing)}"
+def describe(value: Any) -> str:
+    return f"{type(value).__name__} {reprlib.repr(value)}"
 
 
 def clean(text: str) -> str:
-    """Valid Unicode, which tokenizers ask for: a lone half of a surrogate pair becomes U+FFFD."""
+    """Valid Unicode, which tokenizers require: a lone surrogate becomes U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -62,7 +62,7 @@ def clean(text: str) -> str:
 
 
 def chunks(texts: Iterable[Text], size: int) -> Iterator[list[Text]]:
-    """Lists of up to `size` texts. An error while reading comes after the texts that came before it."""
+    """Lists of up to `size` texts. If reading fails, the texts read so far are yielded first."""
     chunk: list[Text] = []
     try:
         for text in texts:
@@ -79,43 +79,42 @@ def chunks(texts: Iterable[Text], size: int) -> Iterator[list[Text]]:
 
 
 class BatchTokenizer:
-    """Many texts at once through a Rust tokenizer, cut at the model's length and not padded."""
+    """Tokenizes many texts at once in Rust, truncated at the model's length and not padded."""
 
     def __init__(self, tokenizer: Any, max_length: int) -> None:
         rust = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not isinstance(rust, Tokenizer):
             raise Incompatible(
-                f"{type(tokenizer).__name__} has no Rust tokenizer behind it; load the model's tokenizer with "
-                "transformers.AutoTokenizer, or tokenizers.Tokenizer.from_file('tokenizer.json')."
+                f"{type(tokenizer).__name__} is not a fast tokenizer; load one with transformers.AutoTokenizer or "
+                "tokenizers.Tokenizer.from_file('tokenizer.json')."
             )
-        self.rust = Tokenizer.from_str(rust.to_str())  # a copy, as settings of the caller's would change
+        self.rust = Tokenizer.from_str(rust.to_str())  # a copy, because its settings change
         self.rust.no_padding()
         self.max_length = min(max_length, getattr(tokenizer, "model_max_length", max_length))
         self.side = getattr(tokenizer, "truncation_side", "right")
         self.rust.enable_truncation(self.max_length, direction=self.side)
-        self.tells_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ["token_type_ids"])
-        self.blank = getattr(tokenizer, "pad_token_id", None) or 0
+        self.uses_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ["token_type_ids"])
+        self.pad_token = getattr(tokenizer, "pad_token_id", None) or 0
 
     def settings(self) -> dict[str, Any]:
         """What `SavedTokenizer` needs besides tokenizer.json."""
         return {
             "model_max_length": self.max_length,
             "truncation_side": self.side,
-            "model_input_names": ["input_ids", *(["token_type_ids"] if self.tells_types else [])],
-            "pad_token_id": self.blank,
+            "model_input_names": ["input_ids", *(["token_type_ids"] if self.uses_types else [])],
+            "pad_token_id": self.pad_token,
         }
 
     def __call__(self, texts: Sequence[Text], whole: bool = False) -> list[Tokens]:
-        """Tokens of each text; with `whole`, one that would be cut is a `BadData`."""
+        """The tokens of each text; with `whole`, a text that would be truncated is a `BadData`."""
         encodings = self.rust.encode_batch_fast(texts)
         for index, encoding in enumerate(encodings if whole else ()):
             if encoding.overflowing:
                 raise BadData(
-                    f"item {index} is longer than the {self.max_length} tokens that are read here; "
-                    "shorten it, or let it be cut."
+                    f"item {index} is longer than {self.max_length} tokens; shorten it, or allow truncation."
                 )
-        # a tokenizer without special tokens makes nothing of an empty text
+        # without special tokens, an empty text has no tokens
         return [
-            Tokens(encoding.ids or [self.blank], (encoding.type_ids or [0]) if self.tells_types else None)
+            Tokens(encoding.ids or [self.pad_token], (encoding.type_ids or [0]) if self.uses_types else None)
             for encoding in encodings
         ]

@@ -138,7 +138,7 @@ def parse_bounds(text: str) -> float | dict[str, float]:
 def check_same_model(folder: Path, trace: "Trace") -> None:
     """Thresholds from the logits of another model would be meaningless."""
     from offramp.store import Manifest, is_exported, load_model
-    from offramp.trace.collecting import precision_name
+    from offramp.stages.torch import precision_name
 
     if is_exported(folder):
         manifest = Manifest.load(folder)
@@ -180,5 +180,5 @@ def summary(policy: "Policy", measured: dict[str, Any], folder: Path, dry_run: b
             f"{name}: {percent(full[name])} -> {percent(score)}" for name, score in measured["scores"].items()
         ]
     if policy.certificate is not None:
-        lines.append(f"certificate: {policy.certificate['promise']}")
+        lines.append(f"certificate: {policy.certificate.summary}")
     return "\n".join([*lines, "not stored (--dry-run)" if dry_run else f"stored in {folder}"])

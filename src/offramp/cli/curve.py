@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from offramp.cli.command import Result
 from offramp.cli.settings import parse_numbers
 from offramp.errors import BadOption
 

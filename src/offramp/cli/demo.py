@@ -183,8 +183,9 @@ def train_exits(
 
 def load_or_collect(model: "ExitModel", tokenizer: Any, sentences: Path, file: Path) -> "Trace":
     """The trace of this model, collected unless the file has it."""
+    from offramp.collector import collect
     from offramp.tasks import Task
-    from offramp.trace import Trace, collect
+    from offramp.trace import Trace
 
     if file.is_file() and Trace.load(file).fingerprint == model.fingerprint():
         return Trace.load(file)

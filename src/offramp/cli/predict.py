@@ -232,7 +232,7 @@ def submitted(classifier: "Classifier", max_layer: int | None, elue: bool, task:
     files = write_submission(
         task,
         rows["idx"],
-        answers(decision.answers, task.problem_type).tolist(),
+        answers(decision.logits, task.problem_type).tolist(),
         out,
         layers=layers.tolist() if elue else None,
     )

@@ -72,14 +72,14 @@ def time_policies(
             seconds=statistics.median(times),
             texts_per_second=len(texts) / statistics.median(times),
             mean_layer=statistics.fmean(layers[exit] for exit in decision.exits),
-            scores=scorer.scores(decision.answers),
+            scores=scorer.scores(decision.logits),
         )
         for each, times, decision in zip(policies, seconds, decisions, strict=True)
     ]
 
 
 def timing_table(rows: Sequence[Timing]) -> str:
-    from offramp.report.table import percent, short
+    from offramp.report.table import format_table, percent, short
 
     header = ["", *rows[0].scores, "mean layer", "seconds", "texts/s", "speed-up"]
     body = [

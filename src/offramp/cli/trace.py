@@ -1,7 +1,7 @@
 """offramp trace: the logits of every exit for a dataset, saved as one file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -12,8 +12,6 @@ from offramp.cli.progress import in_terminal
 if TYPE_CHECKING:
     from offramp.trace import Trace
 
-BATCH_TOKENS = 16_384
-
 
 def trace(
     model: Annotated[str, Argument(help="Model folder, training run or hub name.")],
@@ -23,7 +21,9 @@ def trace(
     max_length: Annotated[
         int | None, Option(help="Truncate texts to this many tokens; by default to what the model supports.")
     ] = None,
-    batch_tokens: Annotated[int, Option(help="Tokens per batch, including padding.")] = BATCH_TOKENS,
+    batch_tokens: Annotated[
+        int | None, Option(help="Tokens per batch, including padding; by default what suits the runtime.")
+    ] = None,
 ) -> Result:
     """Run every exit once over a dataset, and save the logits.
 
@@ -57,22 +57,15 @@ def collect_trace(
     data: DataOptions,
     columns: ColumnOptions,
     max_length: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> "Trace":
     """Collect a trace in PyTorch, or in ONNX Runtime for an exported model."""
     from offramp.classifier import Classifier
-    from offramp.store import ModelInfo, is_exported, load_model
-    from offramp.trace import collect
+    from offramp.collector import collect
+    from offramp.store import ModelInfo
 
     task = data.load_task(ModelInfo.read(folder), columns)
     rows = task.load(data.split_name)[data.split_name]
-    options: dict[str, Any] = {
-        "metrics": task.metrics,
-        "data": f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name,
-        "progress": in_terminal(),
-    }
-    if not is_exported(folder):
-        model, tokenizer = load_model(folder)
-        return collect(model, rows, tokenizer, batch_tokens=batch_tokens, max_length=max_length, **options)
+    name = f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name
     classifier = Classifier.from_pretrained(folder, "never", budget=batch_tokens, max_length=max_length)
-    return classifier.collect(rows, **options)
+    return collect(classifier, rows, metrics=task.metrics, data=name, progress=in_terminal())

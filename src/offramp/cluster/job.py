@@ -24,6 +24,7 @@ from offramp.classifier import Classifier
 from offramp.cluster.input_files import Texts, find_texts
 from offramp.cluster.ray_session import joined
 from offramp.cluster.worker import Answering
+from offramp.cpus import available_cpus
 from offramp.errors import BadData, BadOption, OfframpError, RunFailed
 from offramp.policy import Policy
 
@@ -93,7 +94,7 @@ def predict(
     asked = Classifier.from_pretrained(model, policy)  # a mistake shows here, before anything is started
     used, policy = asked.resolve_policy(asked.policy, max_layer), asked.policy
     del asked
-    here = max(1, len(os.sched_getaffinity(0)) // threads)
+    here = max(1, available_cpus() // threads)
     with joined(address, cores=threads * (workers or here)), failures(out):
         workers = workers or as_many_as_fit(threads)
         counts = counted(texts, files)

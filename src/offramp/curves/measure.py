@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from offramp.curves.scores import AGREEMENT, metrics_of
+from offramp.curves.scores import AGREEMENT, metric_names
 from offramp.policy import Policy
 from offramp.tasks.metrics import answers, compute
 from offramp.trace import Trace
@@ -13,7 +13,7 @@ from offramp.trace import Trace
 def measure(policy: Policy, trace: Trace) -> dict[str, Any]:
     """Mean layer and scores of a policy, and the scores of full depth; no scores without labels."""
     decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
-    metrics = [name for name in metrics_of(trace) if name != AGREEMENT]
+    metrics = [name for name in metric_names(trace) if name != AGREEMENT]
 
     def scores(logits: Any) -> dict[str, float]:
         if trace.labels is None:
@@ -24,6 +24,6 @@ def measure(policy: Policy, trace: Trace) -> dict[str, Any]:
         "examples": len(trace),
         "mean_layer": float(np.asarray(trace.layers)[decision.exits].mean()),
         "layers": trace.layers[-1],
-        "scores": scores(decision.answers),
+        "scores": scores(decision.logits),
         "full_depth": scores(trace.logits[:, -1]),
     }

@@ -1,4 +1,4 @@
-"""A model as ONNX graphs, one for each stage: the same exits without torch, in fp32 or int8 (docs/runtimes.md)."""
+"""Exports a model to ONNX, one graph per stage, so that it runs without torch, in fp32 or int8 (docs/runtimes.md)."""
 
 from offramp.export.exporter import export
 

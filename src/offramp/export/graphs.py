@@ -1,11 +1,12 @@
-"""A model -> its embedding and each of its stages as an ONNX graph, by torch.onnx on small modules of our own.
+"""Converts the embedding and each stage of a model to an ONNX graph.
 
-Tracing takes seconds, so stages that do the same with other weights are traced once and filled with the weights
-of each.
+torch.export captures a stage in less than a second, but torch.onnx takes several to convert it. Stages with equal
+operations are therefore converted once, and the graph is filled with the weights of each.
 """
 
 import gc
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +16,12 @@ import torch
 from onnx import ModelProto, numpy_helper
 from onnxscript import optimizer
 from torch import Tensor, nn
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 
 from offramp.errors import Incompatible
-from offramp.export.doings import Doings, doings
 from offramp.model import ExitModel
 
-ROWS, LENGTH = 3, 9  # of the example that is traced; 0 and 1 would be taken for constants
+ROWS, LENGTH = 3, 9  # of the example inputs; 0 and 1 would become constants
 
 
 class Embedding(nn.Module):
@@ -56,64 +56,82 @@ class Stage(nn.Module):
 
 
 def graphs(model: ExitModel) -> Iterator[ModelProto]:
-    """The graph of the embedding, then that of each stage. The model computes in float32 on the CPU."""
+    """The graph of the embedding, then of each stage. The model must be in float32 on the CPU."""
     ids = torch.full((ROWS, LENGTH), 2)
     mask, types = torch.ones_like(ids), torch.zeros_like(ids)
     tokens = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
-    yield optimised(traced(Embedding(model), tokens, ["hidden"]))
+    yield optimize(to_onnx(capture(Embedding(model), tokens), ["hidden"]))
 
     hidden = torch.randn(ROWS, LENGTH, model.config.encoder_config.hidden_size)
     inputs = {"hidden": hidden, "attention_mask": mask}
     outputs = ["hidden_after", "logits", *(["gate"] if model.config.head_config.gate else [])]
-    templates: dict[tuple[Any, ...], tuple[Doings, ModelProto]] = {}
+    templates: dict[Any, tuple[list[str], ModelProto]] = {}
     for exit in range(len(model.config.exits)):
-        stage = Stage(model, exit).eval()
-        done = doings(stage, (*inputs.values(),))
-        if done.steps not in templates:
-            templates[done.steps] = done, traced(stage, inputs, outputs)
-        yield optimised(filled(*templates[done.steps], done))
+        program = capture(Stage(model, exit), inputs)
+        weights, operations = separate(program)
+        if operations not in templates:
+            templates[operations] = [*weights], to_onnx(program, outputs)
+        names, template = templates[operations]
+        yield optimize(fill(template, dict(zip(names, weights.values(), strict=True))))
 
 
-def traced(module: nn.Module, inputs: dict[str, Tensor], outputs: list[str]) -> ModelProto:
-    """A graph for any number of rows of any length, in which weights have their names."""
+def capture(module: nn.Module, inputs: dict[str, Tensor]) -> ExportedProgram:
+    """The operations of a module, for any number of rows of any length."""
     any_size = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
-    try:
-        with torch.no_grad(), quiet(), uncollected():
-            program = torch.onnx.export(
-                module.eval(),
-                (*inputs.values(),),
-                dynamo=True,
-                input_names=[*inputs],
-                output_names=outputs,
-                dynamic_shapes=[any_size] * len(inputs),
-                optimize=False,
-                verbose=False,
-            )
-            assert program is not None
-            graph: ModelProto = program.model_proto
-            return graph
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        raise Incompatible(
-            f"torch.onnx cannot export this model's {type(module).__name__}: {reason}"
-        ) from error
+    with torch.no_grad(), exporter_context():
+        return torch.export.export(
+            module.eval(), (*inputs.values(),), dynamic_shapes=[any_size] * len(inputs), strict=False
+        )
 
 
-def filled(template: Doings, graph: ModelProto, stage: Doings) -> ModelProto:
-    """The graph of a template with the weights of a stage that does the same."""
-    own = ModelProto()
-    own.CopyFrom(graph)
-    weights = dict(zip(template.names, stage.weights, strict=True))
-    for tensor in own.graph.initializer:
+def separate(program: ExportedProgram) -> tuple[dict[str, Tensor], Any]:
+    """The weights and constants that a program reads, by name, and its operations, in which they are numbered.
+
+    Programs with equal operations differ only in their weights.
+    """
+    signature = program.graph_signature
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    tensors = {**program.state_dict, **program.constants}
+    used = [node for node in program.graph.find_nodes(op="placeholder") if node.users and node.name in names]
+    weights = {names[node.name]: tensors[names[node.name]] for node in used}
+    code = program.graph_module.code.partition("):")[
+        2
+    ]  # without the parameters, which are all of the model's
+    for index, node in enumerate(used):
+        code = re.sub(rf"\b{node.name}\b", f"weight_{index}", code)
+    return weights, (code, *((weight.shape, weight.dtype) for weight in weights.values()))
+
+
+def to_onnx(program: ExportedProgram, outputs: list[str]) -> ModelProto:
+    """A graph in which weights keep their names."""
+    with exporter_context():
+        converted = torch.onnx.export(
+            program, dynamo=True, output_names=outputs, optimize=False, verbose=False
+        )
+        assert converted is not None
+        graph: ModelProto = converted.model_proto
+        return graph
+
+
+def fill(template: ModelProto, weights: dict[str, Tensor]) -> ModelProto:
+    """A copy of a graph with other weights."""
+    graph = ModelProto()
+    graph.CopyFrom(template)
+    for tensor in graph.graph.initializer:
         if tensor.name in weights:
-            tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name].detach().numpy(), tensor.name))
-    return own
+            values = weights[tensor.name].detach().numpy()
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    return graph
 
 
-def optimised(graph: ModelProto) -> ModelProto:
-    """Smaller, without inputs that nothing reads, and without the exporter's notes: places in source files, and
-    shapes that are stale once a graph is quantised."""
-    with quiet():
+def optimize(graph: ModelProto) -> ModelProto:
+    """A smaller graph, without unused inputs and without the exporter's notes: paths of source files, and shapes
+    that int8 would make wrong."""
+    with exporter_context():
         smaller: Any = optimizer.optimize(graph)
     used = {name for node in smaller.graph.node for name in node.input}
     inputs = [each for each in smaller.graph.input if each.name in used]
@@ -123,32 +141,29 @@ def optimised(graph: ModelProto) -> ModelProto:
     for part in (smaller, smaller.graph, *smaller.graph.node, *smaller.graph.input, *smaller.graph.output):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
-    tidied: ModelProto = smaller
-    return tidied
+    result: ModelProto = smaller
+    return result
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without the exporter's remarks on packages that are not there and on its own innards."""
+def exporter_context() -> Iterator[None]:
+    """Silences the exporter's warnings and turns its errors into `Incompatible`.
+
+    The garbage collector is off: up to Python 3.11.7, code that is parsed during a collection, as by another
+    thread, breaks the `ast.parse` that triggered it (python/cpython#106905).
+    """
     logger = logging.getLogger("torch.onnx")
-    level = logger.level
+    level, collecting = logger.level, gc.isenabled()
     logger.setLevel(logging.ERROR)
+    gc.disable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise Incompatible(f"torch.onnx cannot export this model: {reason}") from error
     finally:
         logger.setLevel(level)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the garbage collector, which while the exporter parses source may let another thread parse too: up to
-    3.11.7 Python then loses count of its depth and fails."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
+        if collecting:
             gc.enable()

@@ -1,4 +1,4 @@
-"""A graph in float32 -> the same with int8 weights, its activations quantised as they come."""
+"""Converts a float32 graph to int8 weights with dynamically quantized activations."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,18 +8,18 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
 
-def quantised(graph: onnx.ModelProto) -> onnx.ModelProto:
-    add_pre_process_metadata(graph)  # it is optimised already, and need not be advised to be
+def quantize(graph: onnx.ModelProto) -> onnx.ModelProto:
+    add_pre_process_metadata(graph)  # it is optimized already; avoids a warning
     with TemporaryDirectory() as folder:
         file = Path(folder) / "graph.onnx"
         quantize_dynamic(
             graph,
             file,
             per_channel=True,
-            # 7 bits: on CPUs without VNNI, products of 8 bits overflow where they are added in pairs
+            # 7 bits: on CPUs without VNNI, sums of two 8-bit products overflow
             reduce_range=True,
             weight_type=QuantType.QInt8,
-            # what the quantiser cannot infer here is float
+            # tensors whose type the quantizer cannot infer are float
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
         return onnx.load(file)

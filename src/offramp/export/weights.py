@@ -1,4 +1,4 @@
-"""One file of weights for all graphs: what several of them hold, as ALBERT's layers, is stored once."""
+"""One file for the weights of all graphs; weights that graphs share, as ALBERT's layers do, are stored once."""
 
 import hashlib
 from pathlib import Path
@@ -8,17 +8,17 @@ from typing import Self
 from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.external_data_helper import set_external_data
 
-SMALLEST = 1024  # bytes; anything below stays in its graph
+SMALLEST = 1024  # bytes; smaller tensors stay in the graph
 ALIGNMENT = 4096  # so that a runtime can map the file into memory
 
 
-class Weights:
-    """The file, open for adding."""
+class WeightsFile:
+    """The weights file, open for writing."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
         self.file = path.open("wb")
-        self.places: dict[bytes, int] = {}  # digest of what is stored -> where it begins
+        self.offsets: dict[bytes, int] = {}  # by digest of the content
 
     def __enter__(self) -> Self:
         return self
@@ -26,25 +26,25 @@ class Weights:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.file.close()
 
-    def take(self, graph: ModelProto) -> ModelProto:
-        """Moves the graph's weights here."""
+    def move_from(self, graph: ModelProto) -> ModelProto:
+        """Move the graph's weights to this file."""
         for tensor in graph.graph.initializer:
             content = numpy_helper.to_array(tensor).tobytes()
             if len(content) >= SMALLEST:
-                point(tensor, content, self.name, self.place(content))
+                make_external(tensor, content, self.name, self.store(content))
         return graph
 
-    def place(self, content: bytes) -> int:
+    def store(self, content: bytes) -> int:
         digest = hashlib.sha256(content).digest()
-        if digest not in self.places:
+        if digest not in self.offsets:
             self.file.write(bytes(-self.file.tell() % ALIGNMENT))
-            self.places[digest] = self.file.tell()
+            self.offsets[digest] = self.file.tell()
             self.file.write(content)
-        return self.places[digest]
+        return self.offsets[digest]
 
 
-def point(tensor: TensorProto, content: bytes, file: str, offset: int) -> None:
-    """Makes a tensor say where its content is instead of holding it."""
+def make_external(tensor: TensorProto, content: bytes, file: str, offset: int) -> None:
+    """Replace the content of a tensor by its place in a file."""
     kind, name, dims = tensor.data_type, tensor.name, [*tensor.dims]
     tensor.Clear()
     tensor.data_type, tensor.name, tensor.raw_data = kind, name, content

@@ -19,7 +19,7 @@ import numpy as np
 
 from offramp.classifier import Classifier, Prediction
 from offramp.classifier.classifier import NEVER
-from offramp.classifier.texts import Text, checked
+from offramp.classifier.texts import Text, check_texts
 from offramp.errors import BadData, BadOption, Draining, OfframpError, Overloaded, RunFailed
 from offramp.policy import Policy
 from offramp.serve.audit import Audit
@@ -254,7 +254,9 @@ class Batcher:
         policy, trace = items[0].ticket.policy, items[0].ticket.trace
         until = np.array([item.ticket.until for item in items])
         try:
-            predictions = [*self.classifier.answer([item.tokens for item in items], policy, until, trace)]
+            predictions = [
+                *self.classifier.predict_tokens([item.tokens for item in items], policy, until, trace)
+            ]
             for item, prediction in zip(items, predictions, strict=True):
                 self._answer(item, prediction)
         except Exception as error:
@@ -303,13 +305,13 @@ class Batcher:
             )
 
     def _full_depth(self, tokens: Tokens) -> Prediction:
-        return next(self.classifier.answer([tokens], NEVER))
+        return next(self.classifier.predict_tokens([tokens], NEVER))
 
     def _passes_test(self) -> bool:
         if not self._finite:
             return False
         try:
-            tested = next(self.classifier.answer(self._test, NEVER, trace=True))
+            tested = next(self.classifier.predict_tokens(self._test, NEVER, trace=True))
         except Exception:
             log.exception("the model failed on a test")
             return False
@@ -322,7 +324,7 @@ def check_request(request: Request) -> list[Text]:
         raise BadOption("a trace runs all layers, so it takes no deadline; leave one of them out.")
     if isinstance(request.texts, str):
         raise BadData("a request holds a list of texts, also where it is one.")
-    texts = [*checked(request.texts)]
+    texts = [*check_texts(request.texts)]
     if not texts:
         raise BadOption("there are no texts; give at least one.")
     return texts

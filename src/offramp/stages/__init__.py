@@ -1,8 +1,8 @@
-"""What executes a model, one stage at a time: the layers up to the next exit, with its head.
+"""The runtime protocol: a model that runs one stage at a time (the layers up to the next exit, with its head).
 
-The engine knows this protocol and no framework. What travels between stages is the runtime's own `State`: the
-hidden states of some rows, their lengths, whatever the layers need besides. Logits and gates are numpy. A
-runtime with one graph for the embedding and one for each stage fits: hidden states and a mask go in.
+The engine depends on this protocol and on no framework. Between stages a runtime passes its own `State`: the
+hidden states of a micro-batch, the lengths of its rows, and whatever else its layers need. Logits and gates are
+numpy arrays.
 """
 
 from collections.abc import Sequence
@@ -22,41 +22,41 @@ class Tokens(NamedTuple):
 
     ids: Sequence[int]
     types: Sequence[int] | None = None
-    """Which text of a pair each token belongs to, for a model that is told."""
+    """Which text of a pair each token belongs to (`token_type_ids`), for models that use it."""
 
 
 @runtime_checkable
 class Stages(Protocol[State]):
-    """A model cut into stages, and what one must know to run them."""
+    """A model cut into stages, with what its callers need to know about it."""
 
     layers: tuple[int, ...]
-    """The layer of each exit, from 1."""
+    """The layer of each exit; layer 0 is the embeddings."""
     labels: tuple[str, ...]
     problem_type: str
     precision: str
-    """What it computes in, such as "fp32" or "int8": thresholds and certificates hold for one precision."""
+    """Such as "fp32" or "int8"; thresholds and certificates hold for one precision."""
     policy: Policy | None
-    """The policy that is stored with the model."""
+    """The policy stored with the model."""
     max_length: int
-    """Tokens that the model can tell the places of."""
+    """The most tokens an example may have."""
     budget: int
-    """Tokens, padding included, that a micro-batch should hold at most: enough to keep the hardware busy."""
+    """The most tokens, padding included, in a micro-batch: just enough to keep the hardware busy."""
     overhead: int
-    """What one more micro-batch costs, in tokens: more padding than this is not worth saving one."""
+    """The cost of one more micro-batch, in tokens of padding."""
 
     def embed(self, tokens: Sequence[Tokens]) -> State:
-        """Examples before the first layer, as rows of one micro-batch."""
+        """A micro-batch with one row per example, before the first layer."""
         ...
 
     def run(self, exit: int, state: State) -> tuple[State, Array, Array | None]:
-        """From where the rows are to this exit: logits (rows, labels) in float32, and gates (rows,) or None.
+        """Run from where the rows are to this exit: logits (rows, labels) in float32, and gates (rows,) or None.
 
-        Mostly that is one stage; exits that are left out need not say anything.
+        Usually that is one stage; if it is several, the heads of the exits in between may be skipped.
         """
         ...
 
     def keep(self, state: State, rows: Array) -> State:
-        """Some rows, by rising index, with the padding trimmed to the longest of them."""
+        """Some of the rows, given by increasing index, with padding trimmed to the longest of them."""
         ...
 
     def merge(self, states: Sequence[State]) -> State:
@@ -68,13 +68,32 @@ class Stages(Protocol[State]):
         ...
 
     def about(self) -> dict[str, Any]:
-        """What a trace tells of the model and of what runs it: fingerprint, runtime, shape."""
+        """The fields of a trace that identify model and runtime: fingerprint, runtime, shape."""
         ...
 
 
+def stages_of(model: Any) -> Stages[Any]:
+    """`model` if it is a runtime already; the stages of an ExitModel in PyTorch otherwise."""
+    if isinstance(model, Stages):
+        return model
+    from offramp.stages.torch import TorchStages
+
+    return TorchStages(model)
+
+
 def pad(rows: Sequence[Sequence[int]], value: int) -> Array:
-    """(rows, longest) int64, filled up with a value on the right."""
+    """(rows, longest) int64, padded with `value` on the right."""
     padded = np.full((len(rows), max(map(len, rows))), value)
     for row, items in zip(padded, rows, strict=True):
         row[: len(items)] = items
     return padded
+
+
+def token_types(tokens: Sequence[Tokens]) -> Array:
+    """(rows, longest) int64, zeros for examples without types."""
+    return pad([example.types or [0] * len(example.ids) for example in tokens], 0)
+
+
+def attention_mask(lengths: Array) -> Array:
+    """(rows, longest) int64: 1 for tokens, 0 for padding."""
+    return (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Stages of an ExitModel in PyTorch, on CPU or GPU."""
+"""Runs the stages of an ExitModel in PyTorch, on CPU or GPU."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,29 +10,27 @@ from torch import Tensor, nn
 
 from offramp.model import ExitModel
 from offramp.policy import Policy
-from offramp.stages import Array, Tokens, pad
-from offramp.trace.collecting import precision_name, runtime, sizes
+from offramp.stages import Array, Tokens, attention_mask, pad, token_types
 
-CPU_BUDGET, CPU_OVERHEAD = 1024, 16  # measured by benchmarks/engine.py, docs/running.md has the table
+CPU_BUDGET, CPU_OVERHEAD = 1024, 16  # measured by benchmarks/engine.py; the table is in docs/running.md
 GPU_BUDGET, GPU_OVERHEAD = 16_384, 1024
 
 
 class Batch(NamedTuple):
-    """Rows of one micro-batch between two stages."""
+    """A micro-batch between two stages."""
 
-    layers: int  # passed so far
+    layers: int  # how many have run
     hidden: Tensor  # (rows, longest, width)
     lengths: Array  # (rows,)
-    mask: Tensor | None  # (rows, longest), None where nothing is padded
-    context: Any  # what the backbone's layers need besides
+    mask: Tensor | None  # (rows, longest), None without padding
+    context: Any  # what the layers need besides hidden states
 
 
 class TorchStages:
     """The stages of a model.
 
-    The model is moved to `device` and put into evaluation mode. `autocast` is a dtype to compute in, such as
-    torch.bfloat16, while the weights stay as they are. `threads` is how many PyTorch uses on the CPU, in the
-    whole process.
+    The model is moved to `device` and set to evaluation mode. `autocast` is a dtype to compute in, such as
+    torch.bfloat16; the weights keep their own. `threads` sets PyTorch's CPU threads for the whole process.
     """
 
     def __init__(
@@ -67,22 +65,21 @@ class TorchStages:
     def embed(self, tokens: Sequence[Tokens]) -> Batch:
         lengths = np.array([len(example.ids) for example in tokens])
         ids = self.tensor(pad([example.ids for example in tokens], self.padding))
-        types = [example.types for example in tokens if example.types is not None]
-        token_types = self.tensor(pad(types, 0)) if types else None
+        types = self.tensor(token_types(tokens)) if any(example.types for example in tokens) else None
         mask = self.mask(lengths)
-        with self.computing():
-            hidden = self.adapter.embed(self.backbone, ids, mask, token_types)
+        with self.precision_context():
+            hidden = self.adapter.embed(self.backbone, ids, mask, types)
             return Batch(0, hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
 
     @torch.inference_mode()
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
         adapter, backbone, hidden, layers = self.adapter, self.backbone, batch.hidden, self.layers[exit]
-        with self.computing():
+        with self.precision_context():
             for layer in range(batch.layers, layers):
                 hidden = adapter.layer(backbone, layer, hidden, batch.context)
             logits, gates = self.heads[exit](adapter.norm(backbone, hidden), batch.mask)
-        moved = Batch(layers, hidden, batch.lengths, batch.mask, batch.context)
-        return moved, numpy(logits), None if gates is None else numpy(gates)
+        after = Batch(layers, hidden, batch.lengths, batch.mask, batch.context)
+        return after, to_numpy(logits), None if gates is None else to_numpy(gates)
 
     @torch.inference_mode()
     def keep(self, batch: Batch, rows: Array) -> Batch:
@@ -107,10 +104,7 @@ class TorchStages:
         return Batch(layers, hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
 
     def mask(self, lengths: Array) -> Tensor | None:
-        longest = lengths.max()
-        if lengths.min() == longest:
-            return None
-        return self.tensor((np.arange(longest) < lengths[:, None]).astype(np.int64))
+        return None if lengths.min() == lengths.max() else self.tensor(attention_mask(lengths))
 
     def is_finite(self) -> bool:
         return self.model.is_finite()
@@ -118,17 +112,39 @@ class TorchStages:
     def about(self) -> dict[str, Any]:
         return {
             "fingerprint": self.model.fingerprint(),
-            "runtime": runtime(self.device),
-            "shape": sizes(self.model.config),
+            "runtime": f"torch {torch.__version__}, {self.device.type}",
+            "shape": backbone_shape(self.model.config),
         }
 
     def tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self.device)
 
-    def computing(self) -> AbstractContextManager[Any]:
+    def precision_context(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
 
 
-def numpy(tensor: Tensor) -> Array:
+def to_numpy(tensor: Tensor) -> Array:
     array: Array = tensor.float().cpu().numpy()
     return array
+
+
+def precision_name(dtype: Any) -> str:
+    """The short name of a torch dtype.
+
+    >>> precision_name(torch.bfloat16)
+    'bf16'
+    """
+    return str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+
+
+def backbone_shape(config: Any) -> dict[str, int]:
+    """The `shape` of a trace, from an ExitConfig."""
+    encoder = config.encoder_config
+    return {
+        "hidden": encoder.hidden_size,
+        # DistilBERT calls it hidden_dim
+        "intermediate": getattr(encoder, "intermediate_size", None) or encoder.hidden_dim,
+        "heads": encoder.num_attention_heads,
+        "layers": encoder.num_hidden_layers,
+        "pooler": config.head_config.pooler != "none",
+    }

@@ -1,4 +1,8 @@
-"""Trace: what all exits of a model said about a data set, kept in one safetensors file."""
+"""Trace: the logits of every exit for every example of a data set, saved as one safetensors file.
+
+It is the only record shared by training and measuring: rules, curves, calibration and reports work on a trace
+alone, with no model and no torch. `offramp.collect` creates one.
+"""
 
 import json
 import os
@@ -25,7 +29,7 @@ PER_EXAMPLE = ("logits", "labels", "lengths", "ids", "gates", "reference")
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What all exits said about each example.
+    """The logits of every exit for every example, and where they come from.
 
     *Example*:
 
@@ -38,13 +42,13 @@ class Trace:
     logits: Array
     """(examples, exits, classes) float32."""
     layers: tuple[int, ...]
-    """The layer of each exit; 0 is before the first layer."""
+    """The layer of each exit; layer 0 is the embeddings."""
     labels: Array | None
-    """(examples,) classes or values; (examples, classes) 0 or 1 if multi-label; None if not known."""
+    """(examples,) classes or values; (examples, classes) 0 or 1 if multi-label; None if unlabelled."""
     lengths: Array
-    """(examples,) tokens, without padding."""
+    """(examples,) number of tokens, without padding."""
     ids: Array
-    """(examples,) numbers or strings."""
+    """(examples,) integers or strings."""
     gates: Array | None = None
     """(examples, exits) scores of learned gates, if the model has them."""
     reference: Array | None = None
@@ -52,17 +56,17 @@ class Trace:
     problem_type: str = SINGLE_LABEL
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
-    """Of the task; the first is the headline."""
+    """Names of the task's metrics, the headline first."""
     fingerprint: str = ""
-    """Of the model."""
+    """Identifies the model: `ExitModel.fingerprint`."""
     data: str = ""
-    """What data it was."""
+    """A description of the data set, for people."""
     runtime: str = ""
-    """What computed the logits."""
+    """The runtime that computed the logits, such as "torch 2.13.0, cpu"."""
     precision: str = ""
-    """What they were computed in, such as "fp32" or "int8"."""
+    """The precision they were computed in, such as "fp32" or "int8"."""
     shape: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of the backbone: hidden, intermediate, heads, layers, for counting its work; may be empty."""
+    """Sizes of the backbone (hidden, intermediate, heads, layers), for counting MACs; may be empty."""
 
     def __post_init__(self) -> None:
         converted = {
@@ -85,7 +89,7 @@ class Trace:
         return len(self.logits)
 
     def __getitem__(self, rows: Any) -> Self:
-        """Some of the examples: a mask, indices or a slice."""
+        """A trace of some of the examples, chosen by mask, indices or slice."""
         arrays = {name: getattr(self, name) for name in PER_EXAMPLE}
         return replace(self, **{name: array[rows] for name, array in arrays.items() if array is not None})
 
@@ -103,7 +107,7 @@ class Trace:
         return np.asarray(same.all(-1)) if self.problem_type == MULTI_LABEL else same
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace, whole or not at all."""
+        """Write the trace to a file, atomically."""
         arrays = {name: getattr(self, name) for name in PER_EXAMPLE if getattr(self, name) is not None}
         text_ids = not np.issubdtype(self.ids.dtype, np.number)
         if text_ids:
@@ -111,16 +115,15 @@ class Trace:
         rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in PER_EXAMPLE}
         rest |= {"shape": dict(self.shape), "text_ids": text_ids}
         metadata = {"offramp_trace": str(FORMAT), "fields": json.dumps(rest)}
-
-        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        with atomic_file(Path(path)) as half:
-            save_file(whole, half, metadata)
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        with atomic_file(Path(path)) as file:
+            save_file(contiguous, file, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read what `save` wrote.
+        """Read a trace that `save` wrote.
 
-        What is not known is refused and not left out: a newer offramp may have meant something by it.
+        Unknown fields are an error: a newer offramp may give them a meaning that must not be ignored.
         """
         try:
             with safe_open(path, framework="numpy") as file:
@@ -133,18 +136,18 @@ class Trace:
             _check_names(path, {*arrays, *rest})
             return cls(**{"labels": None} | arrays | rest)
         except FileNotFoundError:
-            raise BadData(f"there is no trace at {path}; collect one first.") from None
+            raise BadData(f"{path} does not exist; create it with `offramp trace`.") from None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadData(
-                f"{path} is no trace, or only a part of one ({error}); collect it again."
+                f"{path} is not a complete trace file ({error}); create one with `offramp trace`."
             ) from error
 
 
 def _check_shapes(trace: Trace) -> None:
     if trace.logits.ndim != 3:
-        raise BadData(f"logits must be (examples, exits, classes), not of shape {trace.logits.shape}.")
+        raise BadData(f"logits must be (examples, exits, classes), but have shape {trace.logits.shape}.")
     examples, exits, classes = trace.logits.shape
-    wanted: dict[str, tuple[int, ...]] = {
+    expected: dict[str, tuple[int, ...]] = {
         "layers": (exits,),
         "labels": (examples, classes) if _is_multi_label(trace) else (examples,),
         "lengths": (examples,),
@@ -153,32 +156,32 @@ def _check_shapes(trace: Trace) -> None:
         "reference": (examples, classes),
         "label_names": (classes,),
     }
-    optional = {
+    absent = {
         "labels": trace.labels is None,
         "gates": trace.gates is None,
         "reference": trace.reference is None,
         "label_names": not trace.label_names,
     }
-    for name, shape in wanted.items():
-        if not optional.get(name) and np.shape(getattr(trace, name)) != shape:
-            have = np.shape(getattr(trace, name))
-            raise BadData(f"{name} must be of shape {shape} beside logits {trace.logits.shape}, not {have}.")
+    for name, shape in expected.items():
+        found = np.shape(getattr(trace, name))
+        if not absent.get(name) and found != shape:
+            raise BadData(f"{name} must have shape {shape} to match the logits, but has {found}.")
 
 
 def _check_values(trace: Trace) -> None:
     classes = trace.logits.shape[2]
     if trace.problem_type not in PROBLEM_TYPES:
-        raise BadData(f"problem_type {trace.problem_type!r} is none of {', '.join(PROBLEM_TYPES)}.")
+        raise BadData(f"problem_type {trace.problem_type!r} is not one of {', '.join(PROBLEM_TYPES)}.")
     if trace.problem_type == REGRESSION and classes != 1:
-        raise BadData(f"a regression has one output and not {classes}.")
+        raise BadData(f"a regression has one output, but the logits have {classes}.")
     if list(trace.layers) != sorted(set(trace.layers)) or not trace.layers or trace.layers[0] < 0:
-        raise BadData(f"layers must be in rising order and not negative, not {trace.layers}.")
+        raise BadData(f"layers {trace.layers} must increase and must not be negative.")
     if trace.shape and not set(SHAPE) <= set(trace.shape):
-        raise BadData(f"shape must tell {', '.join(SHAPE)}, and not just {', '.join(trace.shape)}.")
+        raise BadData(f"shape needs {', '.join(SHAPE)}, but has only {', '.join(trace.shape)}.")
     if trace.labels is not None and trace.problem_type != REGRESSION:
         most = 1 if _is_multi_label(trace) else classes - 1
         if ((trace.labels < 0) | (trace.labels > most)).any():
-            raise BadData(f"labels must be 0 to {most}; give labels=None for data without them.")
+            raise BadData(f"labels must be 0 to {most}; pass labels=None for unlabelled data.")
 
 
 def _is_multi_label(trace: Trace) -> bool:
@@ -187,7 +190,7 @@ def _is_multi_label(trace: Trace) -> bool:
 
 def _check_format(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
     if "offramp_trace" not in metadata:
-        raise BadData(f"{path} is a safetensors file, but no trace; collect one first.")
+        raise BadData(f"{path} is a safetensors file but not a trace; create one with `offramp trace`.")
     if int(metadata["offramp_trace"]) > FORMAT:
         raise BadData(f"{path} was written by a newer offramp; upgrade offramp to read it.")
 
@@ -196,6 +199,6 @@ def _check_names(path: str | os.PathLike[str], names: set[str]) -> None:
     known = {each.name for each in fields(Trace)}
     if names - known:
         raise BadData(
-            f"{path} holds {', '.join(sorted(names - known))}, which this offramp does not know: upgrade offramp, "
-            "or collect the trace again."
+            f"{path} has the unknown fields {', '.join(sorted(names - known))}; upgrade offramp, or create the trace "
+            "again with `offramp trace`."
         )
