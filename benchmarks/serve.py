@@ -1,14 +1,14 @@
-"""Measures servers under load: arrivals at a constant rate that do not wait for answers.
+"""Latency and throughput of servers under open-loop load.
 
     python benchmarks/serve.py --model FOLDER --texts FILE [--quick] [--soak MINUTES] > serve.json
 
-FOLDER holds a trained ExitModel with its tokenizer; FILE has one text a line, or is a .tsv with a column
-`sentence` or `text`. Policies are calibrated on the first half of the texts and the load is made from the second.
-Four servers take turns: transformers' pipeline behind FastAPI, where a thread runs all that waits, up to 32 at a
-time; and `offramp serve` at full depth, with a policy, and with a ladder of three. Arrivals come at 0.5, 1 and 3
-times the capacity of the pipeline, each text a request of its own, from a process of its own. Time counts
-from the moment a request was due. --soak then holds the ladder at 0.8 of its capacity and watches its memory.
-A table goes to stderr and JSON to stdout.
+FOLDER holds a trained ExitModel with its tokenizer; FILE has one text per line, or is a .tsv with a column
+`sentence` or `text`. Policies are calibrated on the first half of the texts, the second half is the load. Four
+servers take turns: transformers' pipeline behind FastAPI, where one thread runs whatever waits, up to 32 texts at a
+time; and `offramp serve` at full depth, with a policy, and with a ladder of three. A client in a separate process
+sends one text per request at 0.5, 1 and 3 times the capacity of the pipeline. Latency counts from when a request was
+due. --soak then holds the ladder at 0.8 of its capacity and records its memory. A table goes to stderr and JSON to
+stdout.
 """
 
 import argparse
@@ -41,25 +41,25 @@ from texts import read
 TIMES = (0.5, 1.0, 3.0)
 BATCH = 32
 EPSILONS = (0.02, 0.05, 0.10)
-AT_ONCE = 64
-"""Clients that measure capacity, each with one request at a time."""
-KEPT = 2.0
-"""Seconds for which an idle connection is kept."""
-PATIENCE = 60.0
-"""Seconds after the last arrival in which answers still count."""
+CLIENTS = 64
+"""Concurrent clients that measure capacity, each with one request at a time."""
+KEEP_ALIVE = 2.0
+"""Seconds for which an idle connection is reused."""
+GRACE = 60.0
+"""Seconds to wait for responses after the last request."""
 
 
 def main() -> None:
-    args = arguments()
+    args = parse_arguments()
     if args.pipeline_port:
         return serve_pipeline(args.model, args.pipeline_port, args.threads)
     allow_many_connections()
     texts = read(args.texts)
     half = len(texts) // 2
     with tempfile.TemporaryDirectory() as folder:
-        policies = calibrated(args, texts[:half], Path(folder))
+        policies = make_ladder(args, texts[:half], Path(folder))
         load = [json.dumps({"texts": text}).encode() for text in texts[half:]]
-        report: dict[str, Any] = {"machine": machine(args), "policies": policies["told"]}
+        report: dict[str, Any] = {"machine": machine(args), "policies": policies["summary"]}
         if not args.soak_only:
             report["servers"] = compare(args, policies, load)
             show(report["servers"])
@@ -70,18 +70,18 @@ def main() -> None:
     return None
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", required=True, help="folder of a trained ExitModel with its tokenizer")
-    parser.add_argument("--texts", type=Path, help="a text a line, or a .tsv")
-    parser.add_argument("--seconds", type=float, help="of arrivals in each run")
+    parser.add_argument("--texts", type=Path, help="one text per line, or a .tsv")
+    parser.add_argument("--seconds", type=float, help="length of each run")
     parser.add_argument(
-        "--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="of each server, on the CPU"
+        "--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="CPU threads of each server"
     )
     parser.add_argument("--max-waiting", type=int, default=512, help="texts that may wait in `offramp serve`")
-    parser.add_argument("--quick", action="store_true", help="a minute or two, to see that it runs")
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="also watch memory for so long")
-    parser.add_argument("--soak-only", action="store_true", help="leave the comparison out")
+    parser.add_argument("--quick", action="store_true", help="a minute or two, to check that it works")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="also record memory for so long")
+    parser.add_argument("--soak-only", action="store_true", help="skip the comparison")
     parser.add_argument("--pipeline-port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.seconds = args.seconds or (3 if args.quick else 20)
@@ -89,13 +89,13 @@ def arguments() -> argparse.Namespace:
 
 
 def allow_many_connections() -> None:
-    """Also to the processes that are started: a server that refuses nothing holds one for each that waits."""
+    """Child processes inherit this; a server that refuses nothing holds a connection per waiting request."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def calibrated(args: argparse.Namespace, texts: list[str], folder: Path) -> dict[str, Any]:
-    """The policy and the two rungs below it, laxer and laxer, each proven on these texts."""
+def make_ladder(args: argparse.Namespace, texts: list[str], folder: Path) -> dict[str, Any]:
+    """A policy and two laxer rungs, each certified on these texts."""
     from datasets import Dataset
 
     from offramp.calibration import Guarantee, calibrate
@@ -104,37 +104,37 @@ def calibrated(args: argparse.Namespace, texts: list[str], folder: Path) -> dict
 
     classifier = Classifier.from_pretrained(args.model, "never", threads=args.threads)
     trace = classifier.collect(Dataset.from_dict({"text": texts}), data="first half", progress=False)
-    found = []
+    rungs = []
     for epsilon in EPSILONS:
-        with suppress(NoSafeThreshold):  # too few texts for so low a bound
-            found.append(calibrate(trace, "entropy", Guarantee(epsilon)))
-    if not found:
-        raise SystemExit(f"{len(texts)} texts prove nothing; give more.")
+        with suppress(NoSafeThreshold):  # too few texts for this epsilon
+            rungs.append(calibrate(trace, "entropy", Guarantee(epsilon)))
+    if not rungs:
+        raise SystemExit(f"{len(texts)} texts are too few to certify a policy.")
     files = []
-    for number, policy in enumerate(found):
+    for number, policy in enumerate(rungs):
         files.append(folder / f"rung-{number}.json")
         files[-1].write_text(json.dumps(policy.to_json()))
     layers = np.array(trace.layers)
-    told = [
+    summary = [
         {
             "policy": str(policy),
             "promise": (policy.certificate or {})["promise"],
             "mean layer": float(layers[policy.exits(trace.logits, layers=trace.layers)].mean()),
         }
-        for policy in found
+        for policy in rungs
     ]
-    return {"told": told, "normal": str(found[0]), "rungs": files[1:]}
+    return {"summary": summary, "normal": str(rungs[0]), "rungs": files[1:]}
 
 
 def compare(args: argparse.Namespace, policies: dict[str, Any], load: list[bytes]) -> dict[str, Any]:
-    """Every server at the same rates."""
+    """Loads every server at the same rates."""
     found: dict[str, Any] = {}
     unit = None
     for name, command in servers(args, policies).items():
         say(f"{name} ...")
-        with started(command) as server:
+        with running(command) as server:
             run_client(closed_loop, server.url, load, args.seconds / 4)  # warm up
-            capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered a second"]
+            capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered per second"]
             unit = unit or capacity
             rates = {
                 f"{times:g}": run_client(open_loop, server.url, load, args.seconds, times * unit)
@@ -167,13 +167,13 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def memory(self) -> float:
-        """MiB that it holds now."""
+        """Resident MiB."""
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 @contextmanager
-def started(command: list[str]) -> Iterator[Server]:
+def running(command: list[str]) -> Iterator[Server]:
     port = free_port()
     command = [str(port) if part == "PORT" else part for part in command]
     with tempfile.TemporaryFile() as log:
@@ -202,23 +202,23 @@ def wait_for(server: Server, log: Any) -> None:
     for _ in range(600):
         if server.process.poll() is not None:
             log.seek(0)
-            raise SystemExit(f"a server did not start:\n{log.read().decode()}")
+            raise SystemExit(f"the server did not start:\n{log.read().decode()}")
         with suppress(URLError, ConnectionError), urlopen(f"{server.url}/health") as response:
             if response.status == 200:
                 return
         time.sleep(0.2)
-    raise SystemExit("a server took more than two minutes to start")
+    raise SystemExit("the server took more than two minutes to start")
 
 
 def run_client(work: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """In a process of its own, so that client and server share no interpreter."""
+    """In a new process, so that client and server share no interpreter."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found: dict[str, Any] = pool.apply(work, arguments)
         return found
 
 
 def closed_loop(url: str, load: list[bytes], seconds: float) -> dict[str, Any]:
-    """As much as the server manages: whoever has an answer asks again."""
+    """Maximum throughput: each client sends its next request when it has a response."""
     client = Client(url, load)
 
     async def run() -> None:
@@ -226,10 +226,10 @@ def closed_loop(url: str, load: list[bytes], seconds: float) -> dict[str, Any]:
 
         async def one(number: int) -> None:
             while time.perf_counter() < end:
-                await client.ask(number, time.perf_counter())
-                number += AT_ONCE
+                await client.send(number, time.perf_counter())
+                number += CLIENTS
 
-        await asyncio.gather(*(one(number) for number in range(AT_ONCE)))
+        await asyncio.gather(*(one(number) for number in range(CLIENTS)))
 
     start = time.perf_counter()
     asyncio.run(run())
@@ -237,7 +237,7 @@ def closed_loop(url: str, load: list[bytes], seconds: float) -> dict[str, Any]:
 
 
 def open_loop(url: str, load: list[bytes], seconds: float, rate: float) -> dict[str, Any]:
-    """Arrivals at a constant rate, whatever becomes of them."""
+    """Requests at a constant rate, whether or not earlier ones have been answered."""
     client = Client(url, load)
 
     async def run() -> None:
@@ -245,8 +245,8 @@ def open_loop(url: str, load: list[bytes], seconds: float, rate: float) -> dict[
         for number in range(int(rate * seconds)):
             due = start + number / rate
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            tasks.append(asyncio.create_task(client.ask(number, due)))
-        _, pending = await asyncio.wait(tasks, timeout=PATIENCE)
+            tasks.append(asyncio.create_task(client.send(number, due)))
+        _, pending = await asyncio.wait(tasks, timeout=GRACE)
         for task in pending:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -259,28 +259,28 @@ class Connection(NamedTuple):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     since: float
-    """When it fell idle."""
+    """When it became idle."""
 
 
 class Client:
-    """Plain HTTP/1.1 over connections that are kept: little work for each request, as both share a machine."""
+    """Minimal HTTP/1.1 with keep-alive: client and server share a machine, so it must be cheap."""
 
     def __init__(self, url: str, load: list[bytes]) -> None:
         place = urlsplit(url)
         self.host, self.port, self.load = place.hostname, place.port, load
         self.idle: list[Connection] = []
         self.surplus = 0
-        """Answers that nobody asked for, found waiting in a connection."""
-        self.asked = 0
+        """Unexpected responses found in idle connections."""
+        self.sent = 0
         self.outcomes: Counter[str] = Counter()
         self.layers: list[int] = []
         self.rungs: Counter[str] = Counter()
         self.waits: dict[str, list[float]] = {"answered": [], "refused": []}
         self.seen: Counter[str] = Counter()
 
-    async def ask(self, number: int, due: float) -> None:
-        """Every request ends as answered, refused, failed or lost."""
-        self.asked += 1
+    async def send(self, number: int, due: float) -> None:
+        """Counts every request as answered, refused, failed, mixed up or lost."""
+        self.sent += 1
         outcome = "lost"
         try:
             status, name, body = await self.exchange(number)
@@ -318,22 +318,22 @@ class Client:
         return int(first.split()[1]), headers["x-request-id"], found
 
     async def connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """One that is kept, or a new one; servers close those that were idle for long."""
+        """An idle connection, or a new one; servers close those that were idle for long."""
         while self.idle:
             reader, writer, since = self.idle.pop()
             self.surplus += bool(reader._buffer)  # type: ignore[attr-defined]
-            if time.perf_counter() - since < KEPT and not reader.at_eof():
+            if time.perf_counter() - since < KEEP_ALIVE and not reader.at_eof():
                 return reader, writer
             writer.close()
         return await asyncio.open_connection(self.host, self.port)
 
     def summary(self, seconds: float) -> dict[str, Any]:
         return {
-            "asked": self.asked,
-            "asked a second": self.asked / seconds,
+            "sent": self.sent,
+            "sent per second": self.sent / seconds,
             **{name: self.outcomes[name] for name in ("answered", "refused", "failed", "lost", "mixed up")},
             "double": sum(count - 1 for count in self.seen.values()) + self.surplus,
-            "answered a second": self.outcomes["answered"] / seconds,
+            "answered per second": self.outcomes["answered"] / seconds,
             "mean layer": float(np.mean(self.layers)) if self.layers else None,
             "rungs": dict(sorted(self.rungs.items())),
             "ms": percentiles(self.waits["answered"]),
@@ -348,39 +348,39 @@ def percentiles(values: list[float]) -> dict[str, float] | None:
 
 
 def soak(args: argparse.Namespace, policies: dict[str, Any], load: list[bytes]) -> dict[str, Any]:
-    """Memory of the server with its ladder, at 0.8 of its capacity."""
+    """Memory of the server with the ladder, at 0.8 of its capacity."""
     seconds = 60 * args.soak
-    with started(servers(args, policies)["ladder"]) as server:
+    with running(servers(args, policies)["ladder"]) as server:
         run_client(closed_loop, server.url, load, args.seconds / 4)
-        capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered a second"]
-        held: list[float] = []
+        capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered per second"]
+        memory: list[float] = []
         done = threading.Event()
 
-        def look() -> None:
+        def record_memory() -> None:
             while not done.wait(1):
-                held.append(server.memory())
+                memory.append(server.memory())
 
-        watcher = threading.Thread(target=look)
+        watcher = threading.Thread(target=record_memory)
         watcher.start()
         try:
             found = run_client(open_loop, server.url, load, seconds, 0.8 * capacity)
         finally:
             done.set()
             watcher.join()
-    parts = np.array_split(np.array(held), 5)
+    parts = np.array_split(np.array(memory), 5)
     return {
         "minutes": args.soak,
         **found,
         "MiB": {
             "mean of each fifth": [round(float(part.mean()), 1) for part in parts],
-            "most": max(held),
+            "most": max(memory),
             "last fifth / second": float(parts[-1].mean() / parts[1].mean()),
         },
     }
 
 
 def serve_pipeline(model: str, port: int, threads: int) -> None:
-    """The rival: the same weights at full depth in transformers' pipeline, behind FastAPI."""
+    """The baseline: the same weights at full depth in transformers' pipeline, behind FastAPI."""
     import torch
     import transformers
     import uvicorn
@@ -428,7 +428,7 @@ def serve_pipeline(model: str, port: int, threads: int) -> None:
 
 
 def last_exit_alone(path: str) -> Any:
-    """As a plain classifier has it."""
+    """The last exit as a plain classifier."""
     from offramp.config import ExitConfig
     from offramp.model import ExitModel
 
@@ -460,12 +460,12 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    columns = ["server", "capacity", "x", "asked/s", "answered", "refused", "lost", "double", "layer"]
+    columns = ["server", "capacity", "x", "sent/s", "answered", "refused", "lost", "double", "layer"]
     say("  ".join(f"{name:>10}" for name in [*columns, "p50 ms", "p95 ms", "p99 ms"]))
     for name, server in found.items():
         for times, run in server["at times the pipeline's capacity"].items():
             lost = run["lost"] + run["failed"] + run["mixed up"]
-            cells = [name, f"{server['capacity']:.0f}", times, f"{run['asked a second']:.0f}"]
+            cells = [name, f"{server['capacity']:.0f}", times, f"{run['sent per second']:.0f}"]
             cells += [str(run[key]) for key in ("answered", "refused")]
             cells += [str(lost), str(run["double"]), f"{run['mean layer'] or 0:.2f}"]
             cells += [f"{value:.0f}" for value in (run["ms"] or {}).values()]

@@ -1,11 +1,10 @@
-"""What an operating point costs: layers, multiply-accumulates, measured milliseconds; and many texts at it.
+"""What an operating point costs: layers, multiply-accumulates, measured milliseconds.
 
 The older systems print three different figures as a saving or a speed-up. Here each has one name:
 `executed_fraction` (DeeBERT's "expected saving", ELBERT's "computation cost"), `saved_fraction` (PABEE's
 "speed up") and `layer_ratio` (ElasticBERT's "speed up").
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -71,68 +70,6 @@ def cost(
             raise BadOption(f"{len(layer_milliseconds)} milliseconds for {depth} layers; give one for each")
         milliseconds = float(share @ np.cumsum(layer_milliseconds)[np.asarray(layers) - 1])
     return Cost(float(share @ np.asarray(layers)), depth, macs, milliseconds)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a run over some texts took."""
-
-    seconds: float
-    cores: int
-    """That it had for itself, busy or not."""
-    texts: int
-    mean_layer: float
-    mean_tokens: float
-
-    @property
-    def per_layer_and_token(self) -> float:
-        """Core-seconds for one token in one layer, everything besides the layers shared out among them."""
-        return self.seconds * self.cores / (self.texts * self.mean_layer * self.mean_tokens)
-
-
-@dataclass(frozen=True)
-class Projection:
-    """What many texts would take."""
-
-    core_hours: float
-    machines: int
-    money: float
-
-
-def project(
-    measured: Measured,
-    texts: float,
-    *,
-    mean_tokens: float,
-    hours: float,
-    cores_per_machine: int,
-    price_per_core_hour: float,
-) -> Projection:
-    """What so many texts take: core-hours, machines to be done within some hours, money.
-
-    It supposes that these texts leave at the same layers as those measured, that time grows with tokens and
-    layers alone, that every core is as fast as those measured and always busy, and that only busy cores are
-    paid for.
-
-    *Example*
-    >>> seen = Measured(seconds=9, cores=2, texts=1000, mean_layer=4, mean_tokens=25)
-    >>> found = project(seen, 1e6, mean_tokens=50, hours=1, cores_per_machine=4, price_per_core_hour=0.25)
-    >>> round(found.core_hours, 6), found.machines, round(found.money, 6)
-    (10.0, 3, 2.5)
-    """
-    needed = {
-        "texts": texts,
-        "mean_tokens": mean_tokens,
-        "hours": hours,
-        "cores_per_machine": cores_per_machine,
-        "measured seconds": measured.seconds,
-    }
-    for name, value in needed.items():
-        if not 0 < value < math.inf:
-            raise BadOption(f"{name}={value:g}: a projection needs a number above 0")
-    core_hours = measured.per_layer_and_token * measured.mean_layer * mean_tokens * texts / 3600
-    machines = math.ceil(round(core_hours / (hours * cores_per_machine), 9))  # noise is no machine
-    return Projection(core_hours, machines, core_hours * price_per_core_hour)
 
 
 @dataclass(frozen=True)

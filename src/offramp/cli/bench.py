@@ -1,9 +1,7 @@
 """offramp bench: full depth against a policy, on this machine, for this model."""
 
-import os
 from dataclasses import asdict
 from datetime import date
-from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
@@ -11,7 +9,6 @@ from typer import Argument, Option
 from offramp.cli.command import Answer
 from offramp.cli.data import Columns, Data, texts_in
 from offramp.cli.models import find_model, known
-from offramp.cli.projecting import Assumptions, projected, projection_table
 from offramp.cli.timing import Truth, machine, side_by_side, timing_table
 from offramp.errors import BadOption
 
@@ -20,7 +17,6 @@ def bench(
     model: Annotated[str, Argument(help="A model with exits.")],
     data: Data,
     columns: Columns,
-    assumptions: Assumptions,
     policy: Annotated[str | None, Option(help="The policy to time; the model's own by default.")] = None,
     repeats: Annotated[int, Option(min=1, help="How often each is timed; the median counts.")] = 5,
     limit: Annotated[int, Option(min=1, help="At most so many texts.")] = 1000,
@@ -37,7 +33,6 @@ def bench(
     Examples:
         offramp bench runs/mrpc --task mrpc --data glue
         offramp bench runs/mine --data dev.csv --policy entropy:0.3 --one-by-one
-        offramp bench runs/mine --data dev.csv --threads 1 --project 1e9 --hours 12
     """
     from offramp.classifier import Classifier
 
@@ -62,18 +57,4 @@ def bench(
         **machine(),
         "runs": [asdict(row) for row in timed],
     }
-    shown = f"{len(texts)} texts, median of {repeats}\n\n{timing_table(timed)}"
-    if assumptions.project is None:
-        return Answer(values, shown)
-    lengths = [len(tokens.ids) for tokens in classifier.tokenizer(texts)]
-    projection = projected(timed, lengths, cores_of(folder, threads), assumptions)
-    return Answer({**values, "projection": projection}, f"{shown}\n\n\n{projection_table(projection)}")
-
-
-def cores_of(folder: Path, threads: int | None) -> int:
-    """How many cores the runtime works with."""
-    from offramp.stages.manifest import is_exported
-
-    if threads is not None:
-        return threads
-    return len(os.sched_getaffinity(0)) if is_exported(folder) else int(machine()["threads"])
+    return Answer(values, f"{len(texts)} texts, median of {repeats}\n\n{timing_table(timed)}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from offramp.cli.options import TextOption, TextPairOption
 from offramp.errors import BadData, BadOption, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 class Columns:
     """What the columns of a person's own data are called."""
 
-    text: Annotated[str | None, Option(help="Column of the text; guessed from its name by default.")] = None
-    text_pair: Annotated[str | None, Option(help="Column of the second text, for pairs.")] = None
+    text: TextOption = None
+    text_pair: TextPairOption = None
     label: Annotated[str | None, Option(help="Column of the label; guessed from its name by default.")] = None
     labels: Annotated[
         str | None, Option(help="Names of the labels with commas; by default those that occur.")

@@ -1,4 +1,4 @@
-"""Batch prediction on Ray Data, on one machine or on many."""
+"""Batch prediction on Ray Data, on one machine or on a cluster."""
 
 from offramp.errors import MissingExtra
 
@@ -7,9 +7,9 @@ try:
     import ray.data  # noqa: F401
 except ModuleNotFoundError as error:
     raise MissingExtra(
-        f"a cluster needs {error.name}, which is not installed. Type: pip install 'offramp[ray]'"
+        f"offramp.cluster needs {error.name}, which is not installed. Type: pip install 'offramp[ray]'"
     ) from error
 
-from offramp.cluster.job import Done, predict
+from offramp.cluster.job import RunSummary, predict
 
-__all__ = ["Done", "predict"]
+__all__ = ["RunSummary", "predict"]
