@@ -2,6 +2,7 @@
 that never were."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from offramp.export import export
 from offramp.model import ExitModel
-from offramp.policy import Certificate
+from offramp.policy import Certificate, Policy
 from offramp.trace import Trace
 
 torch.set_num_threads(1)
@@ -130,6 +132,33 @@ def tokenizer() -> PreTrainedTokenizerFast:
         unk_token="[UNK]",
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )
+
+
+@pytest.fixture(scope="session")
+def saved(
+    make_model: Callable[..., ExitModel],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The folder of a random model of four layers and three labels; texts exit at several layers."""
+    folder = tmp_path_factory.mktemp("models") / "colours"
+    model = make_model(labels=["red", "green", "blue"])
+    model.config.policy = Policy.parse("confidence:0.775").to_json()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(saved: Path) -> Path:
+    """The same model for ONNX Runtime."""
+    return export(saved, saved.parent / "exported")
+
+
+@pytest.fixture(scope="session", params=["torch", "onnx"])
+def any_runtime(request: pytest.FixtureRequest) -> Path:
+    """The same model for each runtime."""
+    return Path(request.getfixturevalue({"torch": "saved", "onnx": "exported"}[request.param]))
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from offramp.cost import Measured, Shape, cost, macs, project
+from offramp.cost import Shape, cost, macs
 from offramp.errors import BadOption
 
 TINY = Shape(hidden=8, intermediate=16, heads=2)
@@ -73,33 +73,3 @@ def test_a_histogram_without_examples_is_refused() -> None:
 def test_macs_of_long_texts_do_not_overflow() -> None:
     huge = Shape(hidden=4096, intermediate=16384, heads=32)
     assert macs(huge, 2, np.array([8192], np.int32), 48)[0] > 1e12
-
-
-SEEN = Measured(seconds=36, cores=2, texts=1000, mean_layer=6, mean_tokens=20)  # 72 core-seconds, 600 us
-
-
-def test_a_projection_is_the_measured_core_seconds_times_the_texts() -> None:
-    given = {"mean_tokens": 20, "hours": 10, "cores_per_machine": 8, "price_per_core_hour": 0.04}
-    found = project(SEEN, 1e9, **given)
-    assert SEEN.per_layer_and_token == pytest.approx(600e-6)
-    assert found.core_hours == pytest.approx(1e9 * 0.072 / 3600)  # 20,000
-    assert found.machines == 250
-    assert found.money == pytest.approx(800)
-    longer = project(SEEN, 1e9, **{**given, "mean_tokens": 50, "hours": 24.99})
-    assert longer.core_hours == pytest.approx(50_000)
-    assert longer.machines == 251  # 250.1
-
-
-def test_half_the_layers_at_the_same_cost_for_each_are_half_the_money() -> None:
-    early = Measured(seconds=18, cores=2, texts=1000, mean_layer=3, mean_tokens=20)
-    given = {"mean_tokens": 35, "hours": 1, "cores_per_machine": 1, "price_per_core_hour": 1}
-    assert early.per_layer_and_token == SEEN.per_layer_and_token
-    assert project(early, 5e6, **given).money == pytest.approx(project(SEEN, 5e6, **given).money / 2)
-
-
-@pytest.mark.parametrize("name", ["texts", "mean_tokens", "hours", "cores_per_machine"])
-@pytest.mark.parametrize("value", [0, -1, np.inf, np.nan])
-def test_a_projection_needs_finite_positive_numbers(name: str, value: float) -> None:
-    given = {"texts": 1, "mean_tokens": 1, "hours": 1, "cores_per_machine": 1, "price_per_core_hour": 0}
-    with pytest.raises(BadOption, match=name):
-        project(SEEN, **{**given, name: value})

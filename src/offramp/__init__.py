@@ -4,42 +4,68 @@ Names load on first use, so that measuring and predicting never load torch.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from offramp.errors import MissingExtra, OfframpError, install_hint
+from offramp.errors import MissingExtra, NoSafeThreshold, OfframpError, install_hint
+
+if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
+    from offramp.backbones import BACKBONES
+    from offramp.calibration import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, fit_temperatures
+    from offramp.classifier import Classifier, Prediction
+    from offramp.collector import collect
+    from offramp.config import ExitConfig
+    from offramp.criteria import CRITERIA
+    from offramp.curves import Curve, Sweep, sweep
+    from offramp.export import export
+    from offramp.heads import HeadConfig
+    from offramp.importers import import_checkpoint
+    from offramp.model import ExitModel
+    from offramp.policy import Certificate, Policy
+    from offramp.recipes import RECIPES, Phase, Recipe
+    from offramp.report import report
+    from offramp.store import store_policy
+    from offramp.tasks import TASKS, Task
+    from offramp.trace import Trace
+    from offramp.training import default_arguments, train
 
 __version__ = "0.1.0"
 
-# public name -> the module that holds it, in the order of the data
-_HOMES = {
-    "Task": "offramp.tasks",
-    "TASKS": "offramp.tasks",
-    "BACKBONES": "offramp.backbones",
-    "HeadConfig": "offramp.heads",
-    "ExitConfig": "offramp.config",
-    "ExitModel": "offramp.model",
-    "import_checkpoint": "offramp.importers",
-    "Recipe": "offramp.recipes",
-    "Phase": "offramp.recipes",
-    "RECIPES": "offramp.recipes",
-    "train": "offramp.training",
-    "Trace": "offramp.trace",
-    "CRITERIA": "offramp.criteria",
-    "Policy": "offramp.policy",
-    "Curve": "offramp.curves",
-    "sweep": "offramp.curves",
-    "calibrate": "offramp.calibration",
-    "Guarantee": "offramp.calibration",
-    "MaxLoss": "offramp.calibration",
-    "MinSpeedup": "offramp.calibration",
-    "Budget": "offramp.calibration",
-    "store_policy": "offramp.store",
-    "Classifier": "offramp.classifier",
-    "Prediction": "offramp.classifier",
-    "collect": "offramp.collector",
+# public name -> its module, in the order of the data
+_MODULES = {
+    "Task": "tasks",
+    "TASKS": "tasks",
+    "BACKBONES": "backbones",
+    "HeadConfig": "heads",
+    "ExitConfig": "config",
+    "ExitModel": "model",
+    "import_checkpoint": "importers",
+    "Recipe": "recipes",
+    "Phase": "recipes",
+    "RECIPES": "recipes",
+    "train": "training",
+    "default_arguments": "training",
+    "Trace": "trace",
+    "CRITERIA": "criteria",
+    "Policy": "policy",
+    "Certificate": "policy",
+    "Curve": "curves",
+    "Sweep": "curves",
+    "sweep": "curves",
+    "calibrate": "calibration",
+    "fit_temperatures": "calibration",
+    "Guarantee": "calibration",
+    "MaxLoss": "calibration",
+    "MinSpeedup": "calibration",
+    "Budget": "calibration",
+    "report": "report",
+    "store_policy": "store",
+    "Classifier": "classifier",
+    "Prediction": "classifier",
+    "collect": "collector",
+    "export": "export",
 }
 
-# what a missing module means for the person who sees it
+# imported module -> the extra that installs it
 _EXTRAS = {
     "scipy": "measure",
     "sklearn": "measure",
@@ -57,20 +83,55 @@ _EXTRAS = {
     "ray": "ray",
 }
 
-__all__ = ["MissingExtra", "OfframpError", *_HOMES]
+__all__ = [
+    "BACKBONES",
+    "CRITERIA",
+    "RECIPES",
+    "TASKS",
+    "Budget",
+    "Certificate",
+    "Classifier",
+    "Curve",
+    "ExitConfig",
+    "ExitModel",
+    "Guarantee",
+    "HeadConfig",
+    "MaxLoss",
+    "MinSpeedup",
+    "MissingExtra",
+    "NoSafeThreshold",
+    "OfframpError",
+    "Phase",
+    "Policy",
+    "Prediction",
+    "Recipe",
+    "Sweep",
+    "Task",
+    "Trace",
+    "calibrate",
+    "collect",
+    "default_arguments",
+    "export",
+    "fit_temperatures",
+    "import_checkpoint",
+    "report",
+    "store_policy",
+    "sweep",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'offramp' has no attribute {name!r}")
     try:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(f"offramp.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:
             raise
-        raise MissingExtra(f"offramp.{name} {install_hint(error.name, extra)}") from error
+        raise MissingExtra(f"offramp.{name} {install_hint(str(error.name), extra)}") from error
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

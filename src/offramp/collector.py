@@ -12,8 +12,8 @@ from offramp.classifier import Classifier
 from offramp.classifier.texts import BatchTokenizer
 from offramp.engine import Engine
 from offramp.errors import BadData, BadOption
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from offramp.stages import Array, Tokens, stages_of
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
+from offramp.stages import Tokens, stages_of
 from offramp.trace import Trace
 
 Batch = dict[str, list[Any]]

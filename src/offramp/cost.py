@@ -5,17 +5,14 @@ The older systems report three different figures as a saving or a speed-up. Here
 "speed up") and `layer_ratio` (ElasticBERT's "speed up").
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from offramp.errors import BadOption
-
-Array: TypeAlias = NDArray[Any]
+from offramp.problems import Array
 
 
 @dataclass(frozen=True)
@@ -58,68 +55,6 @@ def cost(histogram: ArrayLike, layers: Sequence[int], depth: int, macs: float | 
     if counts.shape != (len(layers),) or counts.sum() <= 0:
         raise BadOption(f"the histogram must count at least one example over {len(layers)} exits")
     return Cost(float(counts @ np.asarray(layers) / counts.sum()), depth, macs)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A timed run over some texts."""
-
-    seconds: float
-    cores: int
-    """Cores reserved for the run, busy or not."""
-    texts: int
-    mean_layer: float
-    mean_tokens: float
-
-    @property
-    def per_layer_and_token(self) -> float:
-        """Core-seconds for one token in one layer, with the time spent outside the layers spread over them."""
-        return self.seconds * self.cores / (self.texts * self.mean_layer * self.mean_tokens)
-
-
-@dataclass(frozen=True)
-class Projection:
-    """The resources that many texts would take."""
-
-    core_hours: float
-    machines: int
-    money: float
-
-
-def project(
-    measured: Measured,
-    texts: float,
-    *,
-    mean_tokens: float,
-    hours: float,
-    cores_per_machine: int,
-    price_per_core_hour: float,
-) -> Projection:
-    """Core-hours for this many texts, the machines needed to finish within `hours`, and the price.
-
-    Assumes that these texts leave at the same layers as those measured, that time is proportional to tokens and
-    layers, that every core is as fast as those measured and always busy, and that only busy cores are paid for.
-
-    *Example*
-    >>> seen = Measured(seconds=9, cores=2, texts=1000, mean_layer=4, mean_tokens=25)
-    >>> found = project(seen, 1e6, mean_tokens=50, hours=1, cores_per_machine=4, price_per_core_hour=0.25)
-    >>> round(found.core_hours, 6), found.machines, round(found.money, 6)
-    (10.0, 3, 2.5)
-    """
-    needed = {
-        "texts": texts,
-        "mean_tokens": mean_tokens,
-        "hours": hours,
-        "cores_per_machine": cores_per_machine,
-        "measured seconds": measured.seconds,
-    }
-    for name, value in needed.items():
-        if not 0 < value < math.inf:
-            raise BadOption(f"{name}={value:g} must be a finite number above 0")
-    core_hours = measured.per_layer_and_token * measured.mean_layer * mean_tokens * texts / 3600
-    # rounded first, so that float noise does not add a machine
-    machines = math.ceil(round(core_hours / (hours * cores_per_machine), 9))
-    return Projection(core_hours, machines, core_hours * price_per_core_hour)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import numpy as np
 
 from offramp.errors import BadOption
 from offramp.policy import Decision, Policy
-from offramp.stages import Array, Stages, Tokens
+from offramp.problems import Array
+from offramp.stages import Stages, Tokens
 
 WINDOW = 1024
 MAX_MICRO_BATCHES = 64

@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from offramp.atomic import atomic_file
 from offramp.errors import BadData
-from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL, decode
-
-Array = NDArray[Any]
+from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL, Array, decode
 
 FORMAT = 1
 SHAPE = ("hidden", "intermediate", "heads", "layers")

@@ -11,34 +11,13 @@ from transformers import PreTrainedTokenizerFast
 
 from offramp.calibration import Guarantee, calibrate
 from offramp.classifier import Classifier
+from offramp.collector import collect
 from offramp.errors import BadOption, CertificateMismatch, Incompatible
 from offramp.export import export
 from offramp.model import ExitModel
-from offramp.policy import Policy
-from offramp.collector import collect
 
 TEXTS = ["good film", "", "bad bad bad", "a b c d e f g h i j", "unheard", "z " * 100, "[SEP] a"]
 PAIRS = [("good", "bad film"), ("a " * 60, "b " * 50)]
-
-
-@pytest.fixture(scope="module")
-def saved(
-    make_model: Callable[..., ExitModel],
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """A model with its policy, as it is saved."""
-    folder = tmp_path_factory.mktemp("saved") / "model"
-    model = make_model(labels=["red", "green", "blue"])
-    model.config.policy = Policy.parse("confidence:0.775").to_json()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def exported(saved: Path) -> Path:
-    return export(saved, saved.parent / "exported")
 
 
 @pytest.mark.parametrize("texts", [TEXTS, PAIRS])
@@ -103,19 +82,18 @@ def test_what_onnx_runtime_does_not_take_is_refused(exported: Path, option: dict
     ],
 )
 def test_a_classifier_collects_the_trace_that_its_model_has(
-    saved: Path, exported: Path, tokenizer: PreTrainedTokenizerFast, columns: dict[str, Any]
+    saved: Path, any_runtime: Path, tokenizer: PreTrainedTokenizerFast, columns: dict[str, Any]
 ) -> None:
     model, dataset = ExitModel.from_pretrained(saved), Dataset.from_dict(columns)
     expected = collect(model, dataset, tokenizer, metrics=("acc",), data="made up", progress=False)
-    for path, runtime in ((saved, "torch"), (exported, "onnxruntime")):
-        classifier = Classifier.from_pretrained(path, window=2)
-        trace = classifier.collect(dataset, metrics=("acc",), data="made up", progress=False)
-        np.testing.assert_allclose(trace.logits, expected.logits, atol=1e-4)
-        for name in ("labels", "lengths", "ids"):
-            np.testing.assert_array_equal(getattr(trace, name), getattr(expected, name))
-        for name in ("layers", "label_names", "metrics", "fingerprint", "data", "precision", "shape"):
-            assert getattr(trace, name) == getattr(expected, name), name
-        assert trace.runtime.startswith(runtime)
+    classifier = Classifier.from_pretrained(any_runtime, window=2)
+    trace = classifier.collect(dataset, metrics=("acc",), data="made up", progress=False)
+    np.testing.assert_allclose(trace.logits, expected.logits, atol=1e-4)
+    for name in ("labels", "lengths", "ids"):
+        np.testing.assert_array_equal(getattr(trace, name), getattr(expected, name))
+    for name in ("layers", "label_names", "metrics", "fingerprint", "data", "precision", "shape"):
+        assert getattr(trace, name) == getattr(expected, name), name
+    assert trace.runtime.startswith("torch" if any_runtime == saved else "onnxruntime")
 
 
 def test_a_certificate_names_runtime_and_precision_and_is_warned_of_elsewhere(

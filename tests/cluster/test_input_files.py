@@ -1,4 +1,4 @@
-"""Which files and columns a cluster reads, and what it makes of their cells."""
+"""Which files and columns are read, and the tables made of them."""
 
 from pathlib import Path
 
@@ -14,19 +14,19 @@ def test_a_file_gives_its_texts_in_order_with_line_and_id(tmp_path: Path) -> Non
     file = tmp_path / "a.csv"
     file.write_text('ID,Sentence1,Sentence2\n7,"two\nlines",b\n8,c,d\n')
     found, _ = find_texts(file, None, None, None)
-    (piece,) = found.pieces(file)
-    assert piece.to_pylist() == [
+    (table,) = found.tables(file)
+    assert table.to_pylist() == [
         {"file": "a.csv", "row": 2, "text": "two\nlines", "text_pair": "b", "ID": "7"},
         {"file": "a.csv", "row": 4, "text": "c", "text_pair": "d", "ID": "8"},
     ]
     assert found.count(file) == 2
 
 
-def test_pieces_of_a_long_file_join_up(tmp_path: Path) -> None:
+def test_the_tables_of_a_long_file_hold_all_its_rows_in_order(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     rows = [f"text {number}" for number in range(2500)]
     pyarrow.parquet.write_table(pyarrow.table({"text": rows}), file)
-    table = pyarrow.concat_tables(find_texts(file, None, None, None)[0].pieces(file))
+    table = pyarrow.concat_tables(find_texts(file, None, None, None)[0].tables(file))
     assert table["text"].to_pylist() == rows
     assert table["row"].to_pylist() == [*range(1, 2501)]
     assert table.column_names == ["file", "row", "text"]
@@ -35,11 +35,11 @@ def test_pieces_of_a_long_file_join_up(tmp_path: Path) -> None:
 def test_ids_of_any_kind_become_text(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "a", "key": 1}\n{"text": "b", "key": "two"}\n{"text": "c"}\n')
-    (piece,) = find_texts(file, None, None, "key")[0].pieces(file)
-    assert piece["key"].to_pylist() == ["1", "two", None]
+    (table,) = find_texts(file, None, None, "key")[0].tables(file)
+    assert table["key"].to_pylist() == ["1", "two", None]
 
 
-def test_columns_that_are_not_there_are_missed_at_once(tmp_path: Path) -> None:
+def test_missing_columns_are_reported_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,key\na,1\n")
     for named in [("words", None, None), ("text", "other", None), (None, None, "ID")]:
         with pytest.raises(BadData, match=r"a\.csv: no column named .* expected one of text, key"):
@@ -47,7 +47,7 @@ def test_columns_that_are_not_there_are_missed_at_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_may_hold_only_what_can_be_read(tmp_path: Path) -> None:
-    with pytest.raises(BadOption, match="no files there"):
+    with pytest.raises(BadOption, match="no files that end in"):
         find_texts(tmp_path, None, None, None)
     (tmp_path / "a.csv").write_text("text\na\n")
     (tmp_path / ".hidden").write_text("")

@@ -1,4 +1,4 @@
-"""Many workers answer as one process does, every text once, whoever dies; and failures are told."""
+"""Many workers predict as one process does, every text once, even if a worker dies; failures are reported."""
 
 import importlib
 import json
@@ -13,7 +13,7 @@ import pytest
 
 from offramp.classifier import Classifier
 from offramp.cluster import job, predict
-from offramp.cluster.worker import Answering
+from offramp.cluster.worker import Predictor
 from offramp.errors import BadData, BadOption, BadPolicy, Incompatible, MissingExtra, RunFailed
 
 POLICY = "confidence:0.775"
@@ -21,7 +21,7 @@ WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film", "unheard"]
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
-    """Of one to twelve words, no two alike."""
+    """Distinct texts of one to twelve words."""
     return [
         " ".join(WORDS[(7 * row + 11 * place * (row // 30 + seed)) % 30] for place in range(1 + row % 12))
         for row in range(count)
@@ -36,7 +36,7 @@ def write_csv(file: Path, rows: list[str]) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three kinds of files, one of them in a folder of its own, one without rows, and what is no data."""
+    """Files of three formats, one in a subfolder, one without rows, and one that is not data."""
     home = tmp_path / "texts"
     (home / "more").mkdir(parents=True)
     write_csv(home / "a.csv", texts(300))
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def expected(model: Path) -> dict[tuple[str, int], Any]:
-    """Id, label, layer and score of every row, by one process."""
+    """Id, label, layer and score of every row, from one process."""
     read = {
         "a.csv": (texts(300), 2),
         "b.jsonl": ([*texts(40, 1), "", "\ud800 bad"], 1),
@@ -60,53 +60,53 @@ def expected(model: Path) -> dict[tuple[str, int], Any]:
     return {
         (file, first + row): (
             f"{Path(file).stem}-{row}",
-            answer.label,
-            answer.layer,
-            pytest.approx(answer.score, abs=1e-4),
+            prediction.label,
+            prediction.layer,
+            pytest.approx(prediction.score, abs=1e-4),
         )
         for file, (rows, first) in read.items()
-        for row, answer in enumerate(classifier.predict(rows))
+        for row, prediction in enumerate(classifier.predict(rows))
     }
 
 
-def answers(out: Path) -> dict[tuple[str, int], Any]:
+def predictions(out: Path) -> dict[tuple[str, int], Any]:
     rows = pyarrow.parquet.read_table(out).to_pylist()
     found = {(row["file"], row["row"]): (row["id"], row["label"], row["layer"], row["score"]) for row in rows}
-    assert len(found) == len(rows), "a row is answered twice"
+    assert len(found) == len(rows), "a row is predicted twice"
     return found
 
 
 @pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some dozens of pieces from these few texts."""
-    monkeypatch.setattr(job, "PIECE", 2000)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dozens of blocks from these few texts."""
+    monkeypatch.setattr(job, "BLOCK", 2000)
 
 
-@pytest.mark.usefixtures("cluster", "small_pieces")
-def test_when_a_worker_dies_every_text_is_still_answered_once_and_as_by_one_process(
+@pytest.mark.usefixtures("cluster", "small_blocks")
+def test_when_a_worker_dies_every_text_is_still_predicted_once_and_as_in_one_process(
     exported: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died, seen = tmp_path / "died", tmp_path / "seen"
     seen.mkdir()
 
-    class Mortal(Answering):
-        """Two workers; one dies with its third piece answered and not handed over."""
+    class DyingPredictor(Predictor):
+        """One of the two workers dies after its third block, before returning it."""
 
-        def __call__(self, piece: pyarrow.Table) -> pyarrow.Table:
-            answers = super().__call__(piece)
-            (seen / f"{os.getpid()}-{Path(piece['file'][0].as_py()).stem}-{piece['row'][0]}").touch()
+        def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
+            predictions = super().__call__(table)
+            (seen / f"{os.getpid()}-{Path(table['file'][0].as_py()).stem}-{table['row'][0]}").touch()
             if len(list(seen.glob(f"{os.getpid()}-*"))) == 3 and not died.exists():
                 died.touch()
                 os._exit(1)
-            return answers
+            return predictions
 
-    monkeypatch.setattr(job, "Answering", Mortal)
+    monkeypatch.setattr(job, "Predictor", DyingPredictor)
     done = predict(exported, folder, tmp_path / "out", policy=POLICY, workers=2)
     assert died.exists()
-    pieces = [file.name.split("-", 1) for file in seen.iterdir()]
-    assert len({process for process, _ in pieces}) > 1
-    assert len(pieces) > len({piece for _, piece in pieces}) > 5  # the lost piece was done again
-    assert answers(tmp_path / "out") == expected(exported)
+    blocks = [file.name.split("-", 1) for file in seen.iterdir()]
+    assert len({process for process, _ in blocks}) > 1
+    assert len(blocks) > len({block for _, block in blocks}) > 5  # the lost block was run again
+    assert predictions(tmp_path / "out") == expected(exported)
     assert len(set(done.exits)) > 1
     kept = json.loads((tmp_path / "out/_done.json").read_text())
     assert (kept["texts"], kept["files"], kept["workers"], kept["policy"]) == (392, 4, 2, POLICY)
@@ -114,13 +114,13 @@ def test_when_a_worker_dies_every_text_is_still_answered_once_and_as_by_one_proc
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_model_in_pytorch_answers_on_a_cluster_as_in_one_process(
+def test_a_pytorch_model_with_max_layer_predicts_on_a_cluster_as_in_one_process(
     saved: Path, folder: Path, tmp_path: Path
 ) -> None:
     done = predict(saved, folder, tmp_path / "out", policy=POLICY, max_layer=3, workers=1)
     assert max(done.exits) == 3
     early = {place: row for place, row in expected(saved).items() if row[2] < 3}
-    found = answers(tmp_path / "out")
+    found = predictions(tmp_path / "out")
     assert {place: found[place] for place in early} == early
     assert len(found) == 392
 
@@ -134,7 +134,7 @@ def test_a_model_in_pytorch_answers_on_a_cluster_as_in_one_process(
         ("z.csv", "id,words\n1,a\n", "z.csv: no column named 'text'"),
     ],
 )
-def test_a_bad_row_is_named_by_file_and_line_before_anything_is_answered(
+def test_a_bad_row_is_named_by_file_and_line_before_any_prediction(
     saved: Path, folder: Path, tmp_path: Path, name: str, content: str, where: str
 ) -> None:
     (folder / name).write_text(content)
@@ -145,27 +145,27 @@ def test_a_bad_row_is_named_by_file_and_line_before_anything_is_answered(
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("when", ["__init__", "__call__"])
-def test_a_run_that_fails_says_why_and_its_folder_is_not_taken_for_finished(
+def test_a_failed_run_gives_the_reason_and_leaves_no_done_file(
     exported: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    def fail(self: Answering, *given: Any, **named: Any) -> None:
+    def fail(self: Predictor, *given: Any, **named: Any) -> None:
         raise OSError("no such model here")
 
-    monkeypatch.setattr(job, "Answering", type("Failing", (Answering,), {when: fail}))
+    monkeypatch.setattr(job, "Predictor", type("Failing", (Predictor,), {when: fail}))
     out = tmp_path / "out"
-    with pytest.raises(RunFailed, match=r"OSError: no such model here. .*out is not finished; remove it"):
+    with pytest.raises(RunFailed, match=r"OSError: no such model here. .*out is unfinished; delete it"):
         predict(exported, folder, out, workers=1)
     assert not (out / "_done.json").exists()
 
 
-def test_a_folder_that_holds_something_is_left_alone(saved: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_left_alone(saved: Path, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "half.parquet").write_text("")
-    with pytest.raises(BadOption, match=r"no run was finished in it"):
+    with pytest.raises(BadOption, match=r"holds no finished run"):
         predict(saved, folder, out)
     (out / "_done.json").write_text("{}")
-    with pytest.raises(BadOption, match="holds answers"):
+    with pytest.raises(BadOption, match="already holds predictions"):
         predict(saved, folder, out)
     assert sorted(file.name for file in out.iterdir()) == ["_done.json", "half.parquet"]
 
@@ -180,7 +180,7 @@ def test_a_folder_that_holds_something_is_left_alone(saved: Path, folder: Path, 
         ({"max_layer": 9}, Incompatible, "9"),
     ],
 )
-def test_a_mistake_shows_before_any_work(
+def test_a_usage_error_is_raised_before_any_work(
     saved: Path, folder: Path, tmp_path: Path, options: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

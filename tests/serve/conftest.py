@@ -1,4 +1,4 @@
-"""Servers around a tiny model: in threads of the test, on a port of their own."""
+"""Servers for a tiny model, each in a thread of the test and on its own port."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,38 +10,13 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier
-from offramp.export import export
-from offramp.model import ExitModel
 from offramp.policy import Policy
 from offramp.serve.app import Service, create_app
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
 from offramp.serve.ladder import Ladder
-
-POLICY = "confidence:0.775"
-
-
-@pytest.fixture(scope="session")
-def saved(
-    make_model: Callable[..., ExitModel],
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    """A folder with a random model of four layers and three labels, whose exits disagree, and its policy."""
-    folder = tmp_path_factory.mktemp("served") / "colours"
-    model = make_model(labels=["red", "green", "blue"])
-    model.config.policy = Policy.parse(POLICY).to_json()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def exported(saved: Path) -> Path:
-    return export(saved, saved.parent / "exported")
 
 
 @pytest.fixture(scope="session")
@@ -51,10 +26,16 @@ def classifier(saved: Path) -> Classifier:
 
 @dataclass
 class Door:
-    """Before the first layer; the model waits there while it is shut, and fails if there is a fault."""
+    """In front of the first layer: the model waits while it is shut, and raises the fault if there is one."""
 
     is_open: threading.Event = field(default_factory=threading.Event)
+    reached: threading.Event = field(default_factory=threading.Event)
+    """The model has been called since `shut`."""
     fault: Exception | None = None
+
+    def shut(self) -> None:
+        self.is_open.clear()
+        self.reached.clear()
 
 
 @pytest.fixture
@@ -63,6 +44,7 @@ def door(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Do
     found.is_open.set()
 
     def embed_behind_the_door(tokens: Any) -> Any:
+        found.reached.set()
         found.is_open.wait()
         if found.fault:
             raise found.fault
@@ -85,14 +67,14 @@ class Served:
 
 @pytest.fixture
 def serve(classifier: Classifier) -> Iterator[Callable[..., Served]]:
-    """serve(limits=..., rungs=..., api_key=..., ...) -> a server, which stops with the test."""
+    """serve(limits=..., rungs=..., api_key=..., ...) -> a server that stops with the test."""
     with starting(classifier) as start:
         yield start
 
 
 @pytest.fixture(scope="session")
 def server(classifier: Classifier) -> Iterator[Served]:
-    """One that tests share, with its defaults."""
+    """Shared by tests, with default options."""
     with starting(classifier) as start:
         yield start()
 

@@ -1,4 +1,4 @@
-"""What the server answers, and how it refuses: every fault costs its own request at most."""
+"""Responses and errors of the server: a fault never affects another request."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ def until(happened: Callable[[], bool]) -> None:
     pytest.fail("it never happened")
 
 
-def told(predictions: list[Prediction]) -> list[dict[str, Any]]:
+def as_json(predictions: list[Prediction]) -> list[dict[str, Any]]:
     return [
         {
             "label": each.label,
@@ -47,28 +47,21 @@ def told(predictions: list[Prediction]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(params=["torch", "onnx"])
-def either(request: pytest.FixtureRequest, classifier: Classifier, exported: Path) -> Classifier:
-    """The model in PyTorch, and in ONNX Runtime."""
-    return classifier if request.param == "torch" else Classifier.from_pretrained(exported, threads=1)
-
-
-def test_a_text_a_list_and_pairs_are_answered_as_the_classifier_does(
-    serve: Serve, either: Classifier
-) -> None:
-    server = serve(either)
+def test_a_text_a_list_and_pairs_get_the_classifiers_predictions(serve: Serve, any_runtime: Path) -> None:
+    classifier = Classifier.from_pretrained(any_runtime, threads=1)
+    server = serve(classifier)
     for sent, texts in [(TEXTS[0], TEXTS[:1]), (TEXTS, TEXTS), (PAIRS, PAIRS)]:
         response = server.ask(sent)
         assert response.status_code == 200
         assert response.json() == {
-            "predictions": told(either.predict(texts)),
+            "predictions": as_json(classifier.predict(texts)),
             "layers": 4,
-            "policy": str(either.policy),
+            "policy": str(classifier.policy),
             "rung": 0,
         }
 
 
-def test_probabilities_and_a_trace_come_on_request(server: Any, classifier: Classifier) -> None:
+def test_probabilities_and_a_trace_are_optional(server: Any, classifier: Classifier) -> None:
     found = server.ask("good film", probabilities=True, trace=True).json()["predictions"][0]
     expected = classifier.predict("good film", trace=True)
     assert found["probabilities"] == pytest.approx(expected.probabilities)
@@ -78,7 +71,7 @@ def test_probabilities_and_a_trace_come_on_request(server: Any, classifier: Clas
         assert exit["probabilities"] == pytest.approx(wanted.probabilities)
 
 
-def test_a_request_may_name_an_allowed_policy_and_no_other(server: Any) -> None:
+def test_a_request_may_name_only_an_allowed_policy(server: Any) -> None:
     answer = server.ask(TEXTS, policy="never").json()
     assert {each["layer"] for each in answer["predictions"]} == {4}
     assert (answer["policy"], answer["rung"]) == ("never", None)
@@ -98,7 +91,7 @@ def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve) -> None
     assert 'offramp_certificate_broken{rung="1"} 1.0' in server.client.get("/metrics").text
 
 
-def test_what_another_worker_found_broken_is_no_longer_used(serve: Serve, tmp_path: Path) -> None:
+def test_a_rung_that_another_worker_found_broken_is_no_longer_used(serve: Serve, tmp_path: Path) -> None:
     lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
     server = serve(rungs=(Policy.parse("confidence:0.775"), lax), shared_folder=tmp_path)
     (tmp_path / "broken-1").touch()
@@ -106,25 +99,26 @@ def test_what_another_worker_found_broken_is_no_longer_used(serve: Serve, tmp_pa
     assert server.ask(TEXTS, policy="layer:1").status_code == 422
 
 
-def test_nobody_goes_deeper_than_the_request_says(server: Any) -> None:
+def test_no_text_goes_deeper_than_max_layer(server: Any) -> None:
     answer = server.ask(TEXTS, policy="never", max_layer=2).json()
     assert {each["layer"] for each in answer["predictions"]} == {2}
     assert server.ask(TEXTS, max_layer=9).status_code == 422
 
 
-def test_whoever_waited_past_the_deadline_gets_the_first_exits_answer(serve: Serve, door: Any) -> None:
+def test_texts_past_their_deadline_get_the_first_exits_prediction(serve: Serve, door: Any) -> None:
     server = serve()
-    door.is_open.clear()
+    door.shut()
     with ThreadPoolExecutor() as clients:
         first = clients.submit(server.ask, "good")
+        assert door.reached.wait(60)
         late = clients.submit(server.ask, TEXTS, policy="never", deadline_ms=0.001)
-        until(lambda: server.batcher.counters.accepted == 2)
+        until(lambda: server.batcher.waiting.items == len(TEXTS))
         door.is_open.set()
         assert {each["layer"] for each in late.result().json()["predictions"]} == {1}
         assert first.result().status_code == 200
 
 
-def test_a_long_text_is_cut_or_refused_as_the_request_says(server: Any) -> None:
+def test_a_long_text_is_truncated_or_refused(server: Any) -> None:
     assert server.ask("film " * 100).status_code == 200
     refused = server.ask(["film", "film " * 100], truncate=False)
     assert refused.status_code == 422
@@ -164,7 +158,7 @@ def test_a_long_text_is_cut_or_refused_as_the_request_says(server: Any) -> None:
         (b'{"texts": "a", "truncate": "no"}', 422),
     ],
 )
-def test_a_bad_request_is_told_why_in_one_sentence(server: Any, body: bytes, status: int) -> None:
+def test_a_bad_request_gets_the_reason_in_one_sentence(server: Any, body: bytes, status: int) -> None:
     response = server.client.post("/predict", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == status
     problem = response.json()
@@ -175,7 +169,7 @@ def test_a_bad_request_is_told_why_in_one_sentence(server: Any, body: bytes, sta
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_other_methods_kinds_and_paths_are_refused_in_json(server: Any, method: str) -> None:
+def test_other_methods_content_types_and_paths_are_refused_in_json(server: Any, method: str) -> None:
     assert server.client.request(method, "/predict").status_code == 405
     assert server.client.post("/predict", content=b'{"texts": "a"}').status_code == 415
     missing = server.client.get("/models/other")
@@ -186,20 +180,20 @@ def test_other_methods_kinds_and_paths_are_refused_in_json(server: Any, method: 
 def test_a_million_characters_are_answered_and_more_than_the_limit_refused(server: Any) -> None:
     assert server.ask("z" * 10**6).status_code == 200
     assert server.ask("z" * 2**20).status_code == 413
-    pieces = (b" " * 2**16 for _ in range(17))  # of unknown length, so it is counted as it comes
+    pieces = (b" " * 2**16 for _ in range(17))  # no Content-Length, so bytes are counted as they come
     chunked = server.client.post("/predict", content=pieces, headers={"Content-Type": "application/json"})
     assert chunked.status_code == 413
     assert server.ask("good").status_code == 200
 
 
-def test_a_request_that_never_fits_is_not_told_to_come_back(serve: Serve) -> None:
+def test_a_request_that_can_never_fit_is_not_told_to_retry(serve: Serve) -> None:
     refused = serve(limits=Limits(items=4)).ask(["a"] * 5)
     assert refused.status_code == 413
     assert "retry-after" not in refused.headers
 
 
 @pytest.mark.parametrize(("sent", "meant"), [("good \\ud800 film", "good � film"), ("\\ud83d\\ude00", "😀")])
-def test_halves_of_surrogate_pairs_become_what_they_can(server: Any, sent: str, meant: str) -> None:
+def test_lone_surrogates_are_replaced_and_pairs_joined(server: Any, sent: str, meant: str) -> None:
     answer = server.client.post(
         "/predict", content=f'{{"texts": "{sent}"}}', headers={"Content-Type": "application/json"}
     )
@@ -207,14 +201,14 @@ def test_halves_of_surrogate_pairs_become_what_they_can(server: Any, sent: str, 
     assert answer.json() == server.ask(meant).json()
 
 
-def test_too_many_are_refused_at_once_and_all_others_answered_once(
+def test_excess_requests_are_refused_at_once_and_all_others_answered_once(
     serve: Serve, door: Any, classifier: Classifier
 ) -> None:
     server = serve(limits=Limits(items=8, window=2))
-    door.is_open.clear()
+    door.shut()
     with ThreadPoolExecutor(32) as clients:
         asked = [clients.submit(server.ask, [text, text]) for text in TEXTS * 4]
-        until(lambda: sum(each.done() for each in asked) >= 12)  # these are the refused: no other can be done
+        until(lambda: sum(each.done() for each in asked) >= 12)  # the refused ones: no other can be done
         refused = [each.result() for each in asked if each.done()]
         assert {each.status_code for each in refused} == {429}
         assert all(int(each.headers["retry-after"]) >= 1 for each in refused)
@@ -226,15 +220,15 @@ def test_too_many_are_refused_at_once_and_all_others_answered_once(
     assert answered
     for text, response in zip(TEXTS * 4, asked, strict=True):
         if response.result().status_code == 200:
-            assert response.result().json()["predictions"] == told(classifier.predict([text, text]))
+            assert response.result().json()["predictions"] == as_json(classifier.predict([text, text]))
     counted = server.client.get("/metrics").text
     assert f'offramp_requests_total{{status="200"}} {float(len(answered))}' in counted
 
 
-def test_load_steps_down_the_ladder_and_every_answer_tells_its_rung(serve: Serve, door: Any) -> None:
+def test_load_steps_down_the_ladder_and_every_response_names_its_rung(serve: Serve, door: Any) -> None:
     lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
     server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), lax))
-    door.is_open.clear()
+    door.shut()
     with ThreadPoolExecutor(16) as clients:
         asked = [clients.submit(server.ask, "good") for _ in range(16)]
         until(lambda: server.batcher.waiting.items >= 15)
@@ -244,21 +238,47 @@ def test_load_steps_down_the_ladder_and_every_answer_tells_its_rung(serve: Serve
     assert seen <= {(0, "never"), (1, "layer:1")}
 
 
-def test_a_client_that_goes_frees_its_place(serve: Serve, door: Any) -> None:
+def test_scraping_metrics_never_moves_the_ladder(serve: Serve, door: Any) -> None:
+    lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
+    server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), lax))
+    door.shut()
+    with ThreadPoolExecutor(16) as clients:
+        running = clients.submit(server.ask, "good")
+        assert door.reached.wait(60)
+        waiting = [clients.submit(server.ask, "good") for _ in range(12)]
+        until(lambda: server.batcher.waiting.items == 12)
+        scraped = [server.client.get("/metrics").text for _ in range(5)]
+        info = server.client.get("/info").json()
+        door.is_open.set()
+    assert all("offramp_rung 0.0" in text for text in scraped)
+    assert info["rung"] == 0
+    assert running.result().json()["rung"] == 0
+    assert waiting[0].result().json()["rung"] == 1  # the worker steps when it takes a window
+
+
+def test_an_idle_server_steps_back_up_the_ladder_by_itself(serve: Serve, door: Any) -> None:
+    lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
+    server = serve(limits=Limits(items=20), rungs=(Policy.parse("never"), lax))
+    server.batcher.ladder.rise = 0.01
+    assert server.ask(["good"] * 10).json()["rung"] == 1
+    until(lambda: "offramp_rung 0.0" in server.client.get("/metrics").text)
+
+
+def test_a_disconnected_client_leaves_the_queue(serve: Serve, door: Any) -> None:
     server = serve(limits=Limits(items=4, window=1))
-    door.is_open.clear()
+    door.shut()
     with ThreadPoolExecutor() as clients:
         running = clients.submit(server.ask, "good")
-        until(lambda: server.batcher.counters.accepted == 1)
+        assert door.reached.wait(60)
         host, port = server.url.removeprefix("http://").split(":")
         body = json.dumps({"texts": ["a", "b", "c"]})
         with socket.create_connection((host, int(port))) as client:
             head = ["POST /predict HTTP/1.1", "Host: here", "Content-Type: application/json"]
             client.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
             until(lambda: server.batcher.waiting.items >= 3)
-        until(lambda: server.batcher.waiting.items <= 1)
+        until(lambda: server.batcher.waiting.items == 0)
         next_one = clients.submit(server.ask, ["d", "e", "f"])
-        until(lambda: server.batcher.counters.accepted == 3)
+        until(lambda: server.batcher.waiting.items == 3)
         door.is_open.set()
         assert running.result().status_code == next_one.result().status_code == 200
 
@@ -284,15 +304,15 @@ def test_a_bug_is_a_500_in_json_too(serve: Serve, monkeypatch: pytest.MonkeyPatc
     assert server.ask("good").status_code == 200
 
 
-def test_a_server_that_drains_says_so(serve: Serve) -> None:
+def test_a_draining_server_answers_503(serve: Serve) -> None:
     server = serve()
-    assert server.batcher.drain(10)
+    server.batcher.drain(10)
     refused = server.ask("good")
     assert refused.status_code == 503
     assert refused.json()["error"].endswith(".")
 
 
-def test_nan_in_weights_that_few_texts_meet_makes_the_server_not_ready(
+def test_an_infinite_weight_that_few_texts_use_makes_the_server_not_ready(
     serve: Serve, saved: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = ExitModel.from_pretrained(saved)
@@ -318,7 +338,7 @@ def test_nan_in_the_weights_makes_the_server_not_ready(
     assert (found["label"], found["score"], found["finite"]) == (None, None, False)
 
 
-def test_the_key_opens_all_but_what_is_open_to_everybody(serve: Serve) -> None:
+def test_the_key_is_required_for_all_but_the_open_endpoints(serve: Serve) -> None:
     server = serve(api_key="sésame")
     for path in ("/", "/health", "/ready", "/docs"):
         assert server.client.get(path).status_code == 200
@@ -333,7 +353,7 @@ def test_the_key_opens_all_but_what_is_open_to_everybody(serve: Serve) -> None:
     assert server.client.post("/predict", json={"texts": "good"}, headers=right).status_code == 200
 
 
-def test_info_tells_what_is_served(serve: Serve, classifier: Classifier) -> None:
+def test_info_describes_what_is_served(serve: Serve, classifier: Classifier) -> None:
     info = serve(audit_share=0.5).client.get("/info").json()
     assert info["model"] == "colours"
     assert info["labels"] == ["red", "green", "blue"]
@@ -344,7 +364,7 @@ def test_info_tells_what_is_served(serve: Serve, classifier: Classifier) -> None
     assert info["ladder"] == [{"policy": "confidence:0.775", "certificate": None}]
 
 
-def test_metrics_count_texts_by_the_layer_at_which_they_left(serve: Serve) -> None:
+def test_metrics_count_texts_by_exit_layer(serve: Serve) -> None:
     server = serve()
     answers = server.ask(TEXTS).json()["predictions"]
     server.ask("good", policy="never")
@@ -359,28 +379,30 @@ def test_metrics_count_texts_by_the_layer_at_which_they_left(serve: Serve) -> No
     assert "offramp_healthy 1.0" in lines
 
 
-@pytest.mark.parametrize("asked_for", [False, True])
-def test_the_log_has_a_line_for_each_request_and_texts_only_if_asked_for(
-    serve: Serve, caplog: pytest.LogCaptureFixture, asked_for: bool
+@pytest.mark.parametrize("log_texts", [False, True])
+def test_the_log_has_a_line_for_each_request_and_texts_only_with_log_texts(
+    serve: Serve, caplog: pytest.LogCaptureFixture, log_texts: bool
 ) -> None:
-    from offramp.serve.logs import Lines
+    from offramp.serve.logs import JsonFormatter
 
-    server = serve(log_texts=asked_for)
+    server = serve(log_texts=log_texts)
     with caplog.at_level(logging.INFO, logger="offramp"):
         answer = server.ask(["a secret", "another"])
         server.ask([5, "a secret"])
         server.client.get("/health")
-    lines = [json.loads(Lines().format(record)) for record in caplog.records if hasattr(record, "fields")]
+    lines = [
+        json.loads(JsonFormatter().format(record)) for record in caplog.records if hasattr(record, "fields")
+    ]
     good, bad = [line for line in lines if line.get("path")]
     assert good["id"] == answer.headers["x-request-id"]
     assert (good["status"], good["items"], good["policy"], good["rung"]) == (200, 2, "confidence:0.775", 0)
     assert good["layers"] == sum(each["layer"] for each in answer.json()["predictions"]) / 2
     assert good["ms"] >= 0
     assert (bad["status"], bad["error"]) == (422, "BadData")
-    assert ("secret" in caplog.text + json.dumps(lines)) is asked_for
+    assert ("secret" in caplog.text + json.dumps(lines)) is log_texts
 
 
-def test_the_callers_id_is_kept_if_it_is_one(server: Any) -> None:
+def test_the_callers_request_id_is_kept_if_it_is_well_formed(server: Any) -> None:
     client: httpx.Client = server.client
     assert client.get("/health", headers={"X-Request-ID": "a-1"}).headers["x-request-id"] == "a-1"
     assert client.get("/health", headers={"X-Request-ID": "a b\tc"}).headers["x-request-id"] != "a b\tc"

@@ -1,4 +1,4 @@
-"""The audit counts as calibration counts, calls certificates broken rarely in error, and soon when they are."""
+"""The audit counts as calibration does, rarely calls a valid certificate broken, and soon finds a broken one."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from offramp.calibration import Guarantee, calibrate
 from offramp.classifier import Prediction
 from offramp.classifier.prediction import predictions
 from offramp.policy import Decision, Policy
-from offramp.serve.audit import DRIFT, ENOUGH, LATELY, RECENT, Account, Audit
+from offramp.serve.audit import BLOCK, DRIFT_LIMIT, DRIFT_MINIMUM, DRIFT_WINDOW, Audit, RungReport
 from offramp.stages import Tokens
 from offramp.trace import Trace
 
@@ -23,8 +23,8 @@ LAYERS = (1, 2, 3, 4)
 DELTA = 0.1
 
 
-def certified(text: str = "entropy:0.2", **told: Any) -> Policy:
-    proof = {"of": "disagreement", "epsilon": 0.05, "tolerance": None, **told}
+def certified(text: str = "entropy:0.2", **fields: Any) -> Policy:
+    proof = {"of": "disagreement", "epsilon": 0.05, "tolerance": None, **fields}
     return replace(Policy.parse(text), certificate=proof)
 
 
@@ -34,7 +34,7 @@ def answer(label: str | None = "yes", layer: int = 1, score: float = 0.9) -> Pre
 
 
 def run(audit: Audit, differs: list[bool], full: str = "yes") -> list[int]:
-    """How many answers were seen each time that a rung broke."""
+    """After how many predictions the rung broke, each time it did."""
     broken, tokens, truth = [], Tokens([1]), answer(full, layer=4)
     same, other = answer(full), answer("no" if full == "yes" else "yes")
     for seen, different in enumerate(differs, 1):
@@ -49,8 +49,8 @@ def drawn(rate: float, number: int, seed: int) -> list[bool]:
     return [draw.random() < rate for _ in range(number)]
 
 
-def account(audit: Audit) -> Account:
-    [only] = audit.accounts()
+def report(audit: Audit) -> RungReport:
+    [only] = audit.reports()
     return only
 
 
@@ -66,17 +66,17 @@ def test_a_certificate_that_holds_is_called_broken_no_more_often_than_delta() ->
 def test_three_times_the_disagreement_is_found_within_hundreds() -> None:
     found = [run(Audit([certified()], LAYERS, share=1), drawn(0.15, 500, seed)) for seed in range(40)]
     assert sum(map(bool, found)) >= 38
-    assert all(len(each) <= 1 for each in found)  # told once
+    assert all(len(each) <= 1 for each in found)  # reported once
 
 
 def test_a_long_good_past_does_not_hide_a_change() -> None:
     audit = Audit([certified()], LAYERS, share=1)
-    assert run(audit, drawn(0.01, 20 * LATELY, 0)) == []
-    assert account(audit).verdict == "holds"
-    assert run(audit, drawn(0.15, LATELY, 1))
-    now = account(audit)
+    assert run(audit, drawn(0.01, 20 * BLOCK, 0)) == []
+    assert report(audit).verdict == "holds"
+    assert run(audit, drawn(0.15, BLOCK, 1))
+    now = report(audit)
     assert now.verdict == "broken"
-    assert now.upper < 0.05  # of all answers since the start it still holds
+    assert now.upper < 0.05  # over all predictions it still holds
 
 
 def problem(make_trace: Make, kind: str) -> tuple[Trace, Guarantee, str]:
@@ -110,9 +110,9 @@ def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -
     audit = Audit([policy], trace.layers, share=1, keep=len(trace))
     for row, prediction in enumerate(given):
         audit.offer(0, Tokens([row]), prediction)
-    while audit.kept:
+    while audit.pending:
         assert audit.examine(lambda tokens: full[tokens.ids[0]]) is None
-    found, proof = account(audit), policy.certificate or {}
+    found, proof = report(audit), policy.certificate or {}
     assert found.examined == len(trace)
     assert found.disagreed / found.examined == pytest.approx(proof["observed_risk"])
     assert 0 < found.lower < proof["observed_risk"] < found.upper
@@ -127,90 +127,85 @@ def test_a_bound_of_one_class_is_broken_by_that_class_alone() -> None:
     assert run(Audit([policy], LAYERS, share=1), drawn(0.2, 500, 0), full="no")
 
 
-def test_accuracy_is_proven_by_few_that_differ_and_never_disproved() -> None:
+def test_few_differences_prove_an_accuracy_certificate_and_none_disprove_it() -> None:
     audit = Audit([certified(of="accuracy")], LAYERS, share=1)
     assert run(audit, drawn(0.01, 500, 0)) == []
-    assert account(audit).verdict == "holds"
+    assert report(audit).verdict == "holds"
     assert run(audit, drawn(0.5, 500, 0)) == []
-    assert account(audit).verdict == "open"
-    assert account(audit).lower > 0.05
+    assert report(audit).verdict == "open"
+    assert report(audit).lower > 0.05
     for unknown in ({"tolerance": 0.1}, {"epsilon": {"yes": 0.9, "no": 0.9}}):
         audit = Audit([certified(of="accuracy", **unknown)], LAYERS, share=1)
         run(audit, [False] * 500)
-        assert account(audit).verdict == "open"
+        assert report(audit).verdict == "open"
 
 
 def test_without_a_certificate_there_are_bounds_and_no_verdict() -> None:
     audit = Audit([Policy.parse("entropy:0.2")], LAYERS, share=1)
     assert run(audit, [True] * 100) == []
-    assert account(audit).verdict is None
-    assert account(audit).lower > 0.8
+    assert report(audit).verdict is None
+    assert report(audit).lower > 0.8
 
 
-def test_who_went_all_the_way_is_not_run_again_unless_others_spoke_too() -> None:
+def test_full_depth_predictions_are_not_run_again_unless_the_rule_combines_exits() -> None:
     for text, ran in (("entropy:0.2", 0), ("ensemble:0.9", 1)):
         audit, runs = Audit([certified(text)], LAYERS, share=1), []
         audit.offer(0, Tokens([1]), answer(layer=4))
         audit.examine(lambda tokens, runs=runs: runs.append(tokens) or answer())  # type: ignore[misc]
         assert len(runs) == ran
-        assert account(audit).examined == 1
+        assert report(audit).examined == 1
 
 
-def test_a_share_is_drawn_and_kept_within_bounds_the_oldest_dropped() -> None:
+def test_a_share_of_predictions_is_kept_and_the_oldest_dropped() -> None:
     audit = Audit([certified()], LAYERS, share=0.1, keep=50, seed=7)
     for row in range(5000):
         audit.offer(0, Tokens([row]), answer())
-    assert audit.kept == 50
-    assert audit.dropped == pytest.approx(450, abs=70)
+    assert audit.pending == 50
     seen: list[int] = []
     audit.examine(lambda tokens: seen.append(tokens.ids[0]) or answer())  # type: ignore[func-returns-value]
     assert seen[0] > 4000
-    again = Audit([certified()], LAYERS, share=0.1, keep=50, seed=7)
-    for row in range(5000):
-        again.offer(0, Tokens([row]), answer())
-    assert (again.kept, again.dropped) == (50, audit.dropped)
 
 
-def test_what_one_rung_answers_does_not_crowd_out_what_another_did() -> None:
+def test_a_busy_rung_does_not_crowd_out_another() -> None:
     audit = Audit([certified(), certified("entropy:0.4")], LAYERS, share=1, keep=5)
     for rung, answers in enumerate((3, 100)):
         for row in range(answers):
             audit.offer(rung, Tokens([row]), answer())
-    assert audit.kept == 3 + 5
+    assert audit.pending == 3 + 5
     for _ in range(6):
         audit.examine(lambda _: answer())
-    assert [each.examined for each in audit.accounts()] == [3, 3]
+    assert [each.examined for each in audit.reports()] == [3, 3]
 
 
-def test_a_failing_run_loses_one_answer_and_nothing_else() -> None:
+def test_a_failing_run_loses_only_one_prediction() -> None:
     audit = Audit([certified()], LAYERS, share=1)
     audit.offer(0, Tokens([1]), answer())
     with pytest.raises(ZeroDivisionError):
         audit.examine(lambda _: answer(score=1 / 0))
-    assert (audit.kept, account(audit).examined) == (0, 0)
+    assert (audit.pending, report(audit).examined) == (0, 0)
     assert audit.examine(lambda _: answer()) is None
 
 
-def test_drift_is_the_distance_of_the_latest_exits_from_those_at_calibration(
+def test_drift_is_the_distance_of_the_latest_exits_from_calibration(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     audit = Audit([certified(exits=[0.5, 0.3, 0.2, 0.0]), certified()], LAYERS, share=0)
     for layer in [1] * 5 + [2] * 3 + [4] * 2:
         audit.offer(0, Tokens([1]), answer(layer=layer))
         audit.offer(1, Tokens([1]), answer(layer=layer))
-    known, unknown = audit.accounts()
+    known, unknown = audit.reports()
     assert known.exits == unknown.exits == (5, 3, 0, 2)
     assert known.drift == pytest.approx(0.2)
-    assert not known.drifted  # ten answers are too few to say
+    assert not known.drifted  # ten predictions are too few
     assert unknown.drift is None
-    for _ in range(ENOUGH):
+    for _ in range(DRIFT_MINIMUM):
         audit.offer(0, Tokens([1]), answer(layer=4))
-    assert audit.accounts()[0].drifted
-    assert audit.accounts()[0].drift > 5 * DRIFT
-    assert caplog.text.count("leave elsewhere than at calibration") == 1
-    for layer in ([1] * 5 + [2] * 3 + [3] * 2) * (RECENT // 10):
+    assert audit.reports()[0].drifted
+    assert audit.reports()[0].drift > 5 * DRIFT_LIMIT
+    assert caplog.text.count("drifted from calibration") == 1
+    for layer in ([1] * 5 + [2] * 3 + [3] * 2) * (DRIFT_WINDOW // 10):
         audit.offer(0, Tokens([1]), answer(layer=layer))
-    mended = audit.accounts()[0]
-    assert mended.exits == (RECENT * 0.5, RECENT * 0.3, RECENT * 0.2, 0)
-    assert mended.drift == pytest.approx(0)
-    assert not mended.drifted
+    recovered = audit.reports()[0]
+    assert recovered.exits == (DRIFT_WINDOW * 0.5, DRIFT_WINDOW * 0.3, DRIFT_WINDOW * 0.2, 0)
+    assert recovered.drift == pytest.approx(0)
+    assert not recovered.drifted

@@ -1,4 +1,4 @@
-"""Bounds that may be looked at after every example: right in numbers, and right as often as they say."""
+"""Bounds that may be checked after every example: correct values, and correct coverage."""
 
 import math
 import random
@@ -44,7 +44,7 @@ def test_bounds_are_where_the_mixture_reaches_one_over_delta(lost: float, exampl
 
 @settings(max_examples=100, deadline=None)
 @given(examples=st.integers(1, 5000), share=st.floats(0, 1), mean=st.floats(0.001, 0.999))
-def test_above_a_mean_is_what_the_lower_bound_says(examples: int, share: float, mean: float) -> None:
+def test_is_above_agrees_with_the_lower_bound(examples: int, share: float, mean: float) -> None:
     lost = round(share * examples)
     low, high = bounds(lost, examples, 0.05)
     assert 0 <= low <= lost / examples <= high <= 1
@@ -62,7 +62,7 @@ def ever_above(mean: float, losses: list[float], delta: float) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["0 or 1", "between"])
-def test_whoever_looks_after_every_example_is_wrong_no_more_often_than_delta(kind: str) -> None:
+def test_checking_after_every_example_errs_no_more_often_than_delta(kind: str) -> None:
     draw, wrong = random.Random(0), 0
     for _ in range(RUNS):
         numbers = [draw.random() for _ in range(STEPS)]
@@ -71,6 +71,6 @@ def test_whoever_looks_after_every_example_is_wrong_no_more_often_than_delta(kin
     assert wrong <= binom.ppf(0.999, RUNS, DELTA)
 
 
-def test_nothing_is_known_of_no_examples() -> None:
+def test_without_examples_the_bounds_are_trivial() -> None:
     assert bounds(0, 0, 0.05) == (0.0, 1.0)
     assert not is_above(0.5, 0, 0, 0.05)

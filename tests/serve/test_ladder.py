@@ -1,4 +1,4 @@
-"""The ladder bends one rung at a time, never past what is proven, and does not flap."""
+"""The ladder moves one rung at a time, never past the last allowed one, and does not flap."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,51 +12,56 @@ from hypothesis import strategies as st
 
 from offramp.errors import BadPolicy
 from offramp.policy import Policy
-from offramp.serve.ladder import FULL_DEPTH, Ladder, share_broken
+from offramp.serve.ladder import FULL_DEPTH, Ladder, sync_broken
 
 
-def proven(text: str, **told: Any) -> Policy:
-    return replace(Policy.parse(text), certificate={"of": "disagreement", "epsilon": 0.1, **told})
+def certified(text: str, **fields: Any) -> Policy:
+    return replace(Policy.parse(text), certificate={"of": "disagreement", "epsilon": 0.1, **fields})
 
 
-RUNGS = [Policy.parse("entropy:0.1"), proven("entropy:0.2"), proven("entropy:0.3"), proven("entropy:0.4")]
+RUNGS = [
+    Policy.parse("entropy:0.1"),
+    certified("entropy:0.2"),
+    certified("entropy:0.3"),
+    certified("entropy:0.4"),
+]
 
 
 def ladder(**options: float) -> Ladder:
     return Ladder(RUNGS, **{"high": 0.5, "low": 0.1, "fall": 1.0, "rise": 10.0, **options})
 
 
-def steps(ladder: Ladder, asked: Iterable[tuple[float, float]]) -> list[int]:
-    """Rungs for (load, now)."""
-    return [ladder.rung(load, now) for load, now in asked]
+def steps(ladder: Ladder, loads: Iterable[tuple[float, float]]) -> list[int]:
+    """The rungs after each (load, now)."""
+    return [ladder.step(load, now) for load, now in loads]
 
 
-def test_load_steps_down_one_rung_at_a_time_and_quiet_up_again() -> None:
+def test_high_load_steps_down_one_rung_at_a_time_and_low_load_up_again() -> None:
     down = steps(ladder(), [(0.0, 0), (0.5, 1), (0.9, 1.5), (0.9, 2), (1.0, 3), (1.0, 9)])
     assert down == [0, 1, 1, 2, 3, 3]
-    bent = ladder()
-    steps(bent, [(0.9, 0), (0.9, 1), (0.9, 2)])
-    up = steps(bent, [(0.0, 3), (0.05, 12.9), (0.0, 13), (0.0, 22), (0.0, 23), (0.0, 33), (0.0, 99)])
+    moving = ladder()
+    steps(moving, [(0.9, 0), (0.9, 1), (0.9, 2)])
+    up = steps(moving, [(0.0, 3), (0.05, 12.9), (0.0, 13), (0.0, 22), (0.0, 23), (0.0, 33), (0.0, 99)])
     assert up == [3, 3, 2, 2, 1, 0, 0]
 
 
-def test_a_long_quiet_in_which_nobody_asks_counts_whole() -> None:
-    bent = ladder()
-    steps(bent, [(0.9, 0), (0.9, 1), (0.9, 2), (0.0, 3)])
-    assert bent.rung(0.0, 24) == 1
+def test_low_load_between_two_steps_counts_in_full() -> None:
+    moving = ladder()
+    steps(moving, [(0.9, 0), (0.9, 1), (0.9, 2), (0.0, 3)])
+    assert moving.step(0.0, 24) == 1
 
 
-def test_between_the_marks_nothing_moves_and_quiet_begins_anew() -> None:
-    bent = ladder()
-    assert steps(bent, [(0.9, 0), (0.3, 1), (0.3, 99)]) == [1, 1, 1]
-    assert steps(bent, [(0.0, 100), (0.2, 109), (0.0, 110), (0.0, 119), (0.0, 120)]) == [1, 1, 1, 1, 0]
+def test_between_low_and_high_nothing_moves_and_the_wait_starts_over() -> None:
+    moving = ladder()
+    assert steps(moving, [(0.9, 0), (0.3, 1), (0.3, 99)]) == [1, 1, 1]
+    assert steps(moving, [(0.0, 100), (0.2, 109), (0.0, 110), (0.0, 119), (0.0, 120)]) == [1, 1, 1, 1, 0]
 
 
-def test_load_that_swings_across_one_mark_does_not_flap() -> None:
-    for mark in (0.1, 0.5):
-        bent = ladder(fall=0.0)
-        bent.rung(0.9, 0)
-        rungs = steps(bent, [(mark + (0.01 if tick % 2 else -0.01), tick / 10) for tick in range(1, 500)])
+def test_load_that_swings_across_a_limit_does_not_flap() -> None:
+    for limit in (0.1, 0.5):
+        moving = ladder(fall=0.0)
+        moving.step(0.9, 0)
+        rungs = steps(moving, [(limit + (0.01 if tick % 2 else -0.01), tick / 10) for tick in range(1, 500)])
         assert sum(a != b for a, b in pairwise(rungs)) <= 3  # down to the last, if at all
 
 
@@ -66,41 +71,41 @@ def test_load_that_swings_across_one_mark_does_not_flap() -> None:
     forbidden=st.integers(0, 4),
     when=st.integers(0, 60),
 )
-def test_no_load_ever_passes_the_last_rung_that_is_allowed(
+def test_no_load_steps_past_the_last_allowed_rung(
     asked: list[tuple[float, float]], forbidden: int, when: int
 ) -> None:
-    bent, now = ladder(), 0.0
+    moving, now = ladder(), 0.0
     for turn, (load, later) in enumerate(asked):
         if turn == when:
-            bent.forbid(forbidden)
+            moving.forbid(forbidden)
         now += later
-        before = bent.current
-        rung = bent.rung(load, now)
+        before = moving.current
+        rung = moving.step(load, now)
         assert rung <= (min(forbidden, 4) - 1 if turn >= when else 3)
         assert rung - before <= 1
 
 
-def test_a_forbidden_rung_takes_all_that_leave_earlier_with_it() -> None:
-    bent = ladder(fall=0.0)
-    steps(bent, [(1.0, now) for now in range(9)])
-    bent.forbid(2)
-    assert bent.rung(1.0, 10) == 1
-    bent.forbid(3)
-    assert bent.last == 1
-    bent.forbid(0)
-    assert bent.rung(1.0, 11) == FULL_DEPTH
-    assert str(bent.policy(FULL_DEPTH)) == "never"
-    assert steps(bent, [(0.0, 12), (0.0, 99)]) == [FULL_DEPTH, FULL_DEPTH]
+def test_forbidding_a_rung_forbids_all_below_it() -> None:
+    moving = ladder(fall=0.0)
+    steps(moving, [(1.0, now) for now in range(9)])
+    moving.forbid(2)
+    assert moving.step(1.0, 10) == 1
+    moving.forbid(3)
+    assert moving.last == 1
+    moving.forbid(0)
+    assert moving.step(1.0, 11) == FULL_DEPTH
+    assert str(moving.policy(FULL_DEPTH)) == "never"
+    assert steps(moving, [(0.0, 12), (0.0, 99)]) == [FULL_DEPTH, FULL_DEPTH]
 
 
-def test_rungs_are_refused_without_proof_or_order() -> None:
+def test_rungs_without_certificate_or_out_of_order_are_refused() -> None:
     with pytest.raises(BadPolicy, match="at least the normal policy"):
         Ladder([])
     with pytest.raises(BadPolicy, match=r"rung 1, entropy:0.3, has no certificate.*offramp calibrate"):
         Ladder([RUNGS[1], Policy.parse("entropy:0.3")])
-    early, late = proven("entropy:0.4", mean_layer=3.0), proven("entropy:0.2", mean_layer=7.5)
+    early, late = certified("entropy:0.4", mean_layer=3.0), certified("entropy:0.2", mean_layer=7.5)
     assert Ladder([RUNGS[0], late, early]).last == 2
-    with pytest.raises(BadPolicy, match="rung 2 leaves later than the one before"):
+    with pytest.raises(BadPolicy, match="rung 2 exits later than the rung before"):
         Ladder([RUNGS[0], early, late])
     with pytest.raises(BadPolicy, match=r"low=0.5 and high=0.5"):
         ladder(low=0.5)
@@ -116,21 +121,21 @@ def test_rungs_are_refused_without_proof_or_order() -> None:
         {"epsilon": 0.1},
     ],
 )
-def test_a_certificate_that_cannot_be_held_against_answers_is_refused(promise: dict[str, Any]) -> None:
+def test_a_certificate_without_a_usable_epsilon_is_refused(promise: dict[str, Any]) -> None:
     lax = replace(Policy.parse("entropy:0.4"), certificate=promise)
-    with pytest.raises(BadPolicy, match=r"rung 1 does not say how many answers may differ"):
+    with pytest.raises(BadPolicy, match=r"rung 1 does not bound how many predictions may differ"):
         Ladder([RUNGS[0], lax])
 
 
-def test_what_proved_wrong_in_one_worker_is_forbidden_in_all_and_in_their_successors(tmp_path: Path) -> None:
+def test_a_rung_broken_in_one_worker_is_forbidden_in_all_and_in_their_successors(tmp_path: Path) -> None:
     first, second, successor = ladder(), ladder(), ladder()
-    share_broken(first, tmp_path)
+    sync_broken(first, tmp_path)
     assert first.last == len(RUNGS) - 1
     first.forbid(2)
-    share_broken(first, tmp_path)
-    share_broken(second, tmp_path)
+    sync_broken(first, tmp_path)
+    sync_broken(second, tmp_path)
     assert (second.last, second.broken, second.forbidden) == (1, {2}, tuple(RUNGS[2:]))
     second.forbid(1)
     for each in (second, first, successor):
-        share_broken(each, tmp_path)
+        sync_broken(each, tmp_path)
     assert first.last == second.last == successor.last == 0

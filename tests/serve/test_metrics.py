@@ -1,25 +1,25 @@
-"""Figures of workers that are gone."""
+"""Metrics of workers that have died."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from offramp.serve.metrics import forget_the_dead
+from offramp.serve.metrics import remove_dead_workers
 
 
-def test_the_dead_are_forgotten_the_living_are_not_and_two_who_forget_at_once_do_not_collide(
+def test_only_dead_workers_are_removed_and_concurrent_removals_do_not_collide(
     tmp_path: Path,
 ) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     for worker in (ended.pid, os.getpid(), 1):
         (tmp_path / f"gauge_livesum_{worker}.db").touch()
-    forgotten = []
+    removed = []
 
-    def forget(worker: int) -> None:
-        forgotten.append(worker)
-        raise FileNotFoundError("somebody else was first")
+    def remove(worker: int) -> None:
+        removed.append(worker)
+        raise FileNotFoundError("another scrape was first")
 
-    forget_the_dead(tmp_path, forget)
-    assert forgotten == [ended.pid]
+    remove_dead_workers(tmp_path, remove)
+    assert removed == [ended.pid]

@@ -38,7 +38,7 @@ def text(browser: webdriver.Chrome, name: str) -> str:
     return browser.find_element(By.ID, name).text
 
 
-def test_the_page_shows_the_answer_its_layer_and_what_every_exit_thought(
+def test_the_page_shows_the_prediction_its_layer_and_every_exit(
     serve: Serve, classifier: Classifier, browser: webdriver.Chrome, wait: Any
 ) -> None:
     browser.get(serve().url)
@@ -48,7 +48,7 @@ def test_the_page_shows_the_answer_its_layer_and_what_every_exit_thought(
     wait.until(lambda _: text(browser, "label"))
     expected = classifier.predict("good film", trace=True)
     assert text(browser, "label").startswith(f"{expected.label}, ")
-    assert text(browser, "depth") == f"left at layer {expected.layer} of 4"
+    assert text(browser, "depth") == f"exit at layer {expected.layer} of 4"
     assert len(browser.find_elements(By.CSS_SELECTOR, "#steps .run")) == expected.layer - 1
     rows = [row.text.split("\n") for row in browser.find_elements(By.CSS_SELECTOR, "#exits tr")]
     assert [row[0] for row in rows] == [f"layer {exit.layer} {exit.label}" for exit in expected.exits]
@@ -59,7 +59,7 @@ def test_the_page_shows_the_answer_its_layer_and_what_every_exit_thought(
     assert shown == pytest.approx([100 * expected.exits[0].probabilities[name] for name in chances], abs=1)
 
 
-def test_figures_on_the_page_follow_the_server(serve: Serve, browser: webdriver.Chrome, wait: Any) -> None:
+def test_traffic_on_the_page_follows_the_server(serve: Serve, browser: webdriver.Chrome, wait: Any) -> None:
     server = serve()
     browser.get(server.url)
     wait.until(lambda _: text(browser, "total") == "0")
@@ -71,7 +71,7 @@ def test_figures_on_the_page_follow_the_server(serve: Serve, browser: webdriver.
     wait.until(lambda _: text(browser, "rate") == "0.0")
 
 
-def test_pairs_and_problems_are_shown(serve: Serve, browser: webdriver.Chrome, wait: Any) -> None:
+def test_pairs_and_errors_are_shown(serve: Serve, browser: webdriver.Chrome, wait: Any) -> None:
     server = serve()
     browser.get(server.url)
     wait.until(lambda _: text(browser, "name") == "colours")
@@ -94,7 +94,7 @@ def test_a_server_with_a_key_asks_for_it(serve: Serve, browser: webdriver.Chrome
     assert not browser.find_element(By.ID, "lock").is_displayed()
 
 
-def test_the_page_asks_nobody_else_and_fits_a_phone(
+def test_the_page_contacts_no_other_host_and_fits_a_phone(
     serve: Serve, browser: webdriver.Chrome, wait: Any
 ) -> None:
     server = serve()

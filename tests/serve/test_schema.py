@@ -1,4 +1,4 @@
-"""The server does what its OpenAPI description says, for requests made up from it."""
+"""The server conforms to its OpenAPI description, for requests generated from it."""
 
 from typing import Any
 
@@ -21,7 +21,9 @@ GOOD, BAD = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
         ("GET", "/metrics", GOOD),
     ],
 )
-def test_answers_are_as_described(server: Any, method: str, path: str, mode: GenerationMode) -> None:
+def test_responses_conform_to_the_description(
+    server: Any, method: str, path: str, mode: GenerationMode
+) -> None:
     described = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
     @given(described[path][method].as_strategy(generation_mode=mode))
@@ -38,7 +40,7 @@ def test_answers_are_as_described(server: Any, method: str, path: str, mode: Gen
     check()
 
 
-def test_everything_is_described_but_the_page(server: Any) -> None:
+def test_every_endpoint_but_the_page_is_described(server: Any) -> None:
     described = server.client.get("/openapi.json").json()
     assert set(described["paths"]) == {"/predict", "/health", "/ready", "/info", "/metrics"}
     asked = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]

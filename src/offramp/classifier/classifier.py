@@ -16,7 +16,8 @@ from offramp.criteria import CRITERIA
 from offramp.engine import WINDOW, Engine
 from offramp.errors import BadOption
 from offramp.policy import Decision, Policy, check_certificate, fold
-from offramp.stages import Array, Stages, Tokens, stages_of
+from offramp.problems import Array
+from offramp.stages import Stages, Tokens, stages_of
 from offramp.store import SavedTokenizer, is_exported, load_model
 
 NEVER = Policy(CRITERIA["never"]())
@@ -172,11 +173,12 @@ class Classifier:
     def resolve_policy(self, policy: Policy | str, max_layer: int | None = None) -> Policy:
         """Parse a policy, resolve class names, apply `max_layer`, and check it against this model."""
         policy = Policy.parse(policy) if isinstance(policy, str) else policy
+        policy = policy.with_fit_of(self.stages.policy)
         policy = policy.for_labels(self.stages.labels) if policy.class_thresholds else policy
         if max_layer is not None:
             own = max_layer if policy.max_layer is None else policy.max_layer
             policy = replace(policy, max_layer=min(max_layer, own))
-        policy.begin(0, self.stages.layers, self.stages.problem_type)
+        policy.check(self.stages.layers, self.stages.problem_type, self.stages.has_gate)
         return policy
 
     def stream(

@@ -10,8 +10,7 @@ from offramp.classifier.classifier import Classifier
 from offramp.classifier.prediction import probabilities
 from offramp.errors import BadOption, NotFinite
 from offramp.policy import Policy
-from offramp.problems import MULTI_LABEL, REGRESSION
-from offramp.stages import Array
+from offramp.problems import MULTI_LABEL, REGRESSION, Array
 
 
 def estimator(

@@ -8,8 +8,8 @@ import numpy as np
 
 from offramp.criteria.base import softmax
 from offramp.policy import Decision
-from offramp.problems import MULTI_LABEL, REGRESSION
-from offramp.stages import Array, Stages
+from offramp.problems import MULTI_LABEL, REGRESSION, Array
+from offramp.stages import Stages
 
 
 @dataclass(frozen=True, slots=True)

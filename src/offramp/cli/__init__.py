@@ -20,6 +20,7 @@ from offramp.cli.import_checkpoint import import_checkpoint
 from offramp.cli.info import info
 from offramp.cli.list_names import list_names
 from offramp.cli.predict import predict
+from offramp.cli.predict_files import predict_files
 from offramp.cli.serve import serve
 from offramp.cli.trace import trace
 from offramp.cli.train import train
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., Result]] = {
     "curve": curve,
     "calibrate": calibrate,
     "predict": predict,
+    "predict-files": predict_files,
     "serve": serve,
     "bench": bench,
     "export": export,

@@ -115,7 +115,14 @@ def calibrate(
     measured = {} if found is None else measure(policy, found)
     if not dry_run:
         store_policy(folder, policy, found)
-    values = {"policy": str(policy), "certificate": policy.certificate, "stored": not dry_run, **measured}
+    record = policy.to_json()
+    values = {
+        "policy": str(policy),
+        "certificate": record["certificate"],
+        "saved_policy": record,
+        "stored": not dry_run,
+        **measured,
+    }
     return Result(values, summary(policy, measured, folder, dry_run))
 
 
@@ -137,8 +144,8 @@ def parse_bounds(text: str) -> float | dict[str, float]:
 
 def check_same_model(folder: Path, trace: "Trace") -> None:
     """Thresholds from the logits of another model would be meaningless."""
-    from offramp.store import Manifest, is_exported, load_model
     from offramp.stages.torch import precision_name
+    from offramp.store import Manifest, is_exported, load_model
 
     if is_exported(folder):
         manifest = Manifest.load(folder)

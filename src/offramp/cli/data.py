@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from offramp.cli.options import TextOption, TextPairOption
 from offramp.errors import BadData, BadOption, UnknownName, did_you_mean
 from offramp.problems import REGRESSION
 
@@ -21,9 +22,9 @@ TASK = "Known task, such as mrpc; see `offramp list tasks`."
 class ColumnOptions:
     """How to read the columns of local files or of a hub dataset."""
 
-    text: Annotated[str | None, Option(help="Text column; found by name by default.")] = None
-    text_pair: Annotated[str | None, Option(help="Column of the second text, for pairs.")] = None
-    label: Annotated[str | None, Option(help="Label column; found by name by default.")] = None
+    text: TextOption = None
+    text_pair: TextPairOption = None
+    label: Annotated[str | None, Option(help="Column of the label; guessed from its name by default.")] = None
     labels: Annotated[
         str | None, Option(help="Comma-separated label names; by default those in the data.")
     ] = None

@@ -100,7 +100,7 @@ def run(encoder: Path, sentences: Path, out: Path, settings: DemoSettings = STAN
         "layers": list(traces["test"].layers),
         "accuracy_by_layer": accuracy_by_layer(traces["test"]),
         "policy": None if policy is None else str(policy),
-        "certificate": None if policy is None else policy.certificate,
+        "certificate": None if policy is None else policy.to_json()["certificate"],
         "no_safe_threshold": refusal,
         "test": [asdict(timing) for timing in timings],
         "seconds": clock.seconds,

@@ -62,7 +62,11 @@ def export(
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]
     if calibrates:
         store_policy(out, policy, trace)
-        values |= {"policy": str(policy), "certificate": policy.certificate, **measure(policy, trace)}
+        values |= {
+            "policy": str(policy),
+            "certificate": policy.to_json()["certificate"],
+            **measure(policy, trace),
+        }
         lines.append(
             f"policy: {short(policy)}, {values['mean_layer']:.2f} of {values['layers']} layers on average"
         )

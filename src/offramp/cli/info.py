@@ -35,7 +35,7 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         "runtime": runtime(folder),
         "parameters": parameters(folder),
         "policy": None if found.policy is None else str(found.policy),
-        "certificate": None if found.policy is None else found.policy.certificate,
+        "certificate": None if found.policy is None else found.policy.to_json()["certificate"],
     }
     shown = values | ({} if found.policy is None else {"policy": short(found.policy)})
     return Result(values, "\n".join(f"{name:12}{format_value(value)}" for name, value in shown.items()))

@@ -1,4 +1,4 @@
-"""Batch prediction on Ray Data, on one machine or on many."""
+"""Batch prediction on Ray Data, on one machine or on a cluster."""
 
 from offramp.errors import MissingExtra, install_hint
 
@@ -6,8 +6,8 @@ try:
     import pyarrow.dataset  # noqa: F401
     import ray.data  # noqa: F401
 except ModuleNotFoundError as error:
-    raise MissingExtra(f"offramp.cluster {install_hint(error.name, 'ray')}") from error
+    raise MissingExtra(f"offramp.cluster {install_hint(str(error.name), 'ray')}") from error
 
-from offramp.cluster.job import Done, predict
+from offramp.cluster.job import RunSummary, predict
 
-__all__ = ["Done", "predict"]
+__all__ = ["RunSummary", "predict"]

@@ -1,4 +1,4 @@
-"""Texts in files -> pieces of them, each text with its file and row. Needs no Ray."""
+"""Input files -> tables of texts, each row with its file and line. Needs no Ray."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,33 +11,33 @@ from offramp.classifier.texts import clean
 from offramp.errors import BadData, BadOption
 from offramp.tasks.files import READERS, ColumnMap, RawTable, guess_columns, read_file
 
-IDS = ("id", "idx")
-TAKEN = ("file", "row", "text", "text_pair", "label", "score", "layer")
-ROWS = 1024
-"""How many rows become a table at once; Ray joins and cuts tables by their size."""
+ID_NAMES = ("id", "idx")
+RESERVED = ("file", "row", "text", "text_pair", "label", "score", "layer")
+ROWS_PER_TABLE = 1024
+"""Ray merges and splits tables by their size."""
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Where in the files of a folder the texts are."""
+class TextFiles:
+    """How to read the files of a folder: which columns hold the texts and the id."""
 
     home: Path
     columns: ColumnMap
 
     def count(self, file: Path) -> int:
-        """How many texts a file has, all of it read as it will be."""
-        return sum(piece.num_rows for piece in self.pieces(file))
+        """The number of texts in a file. Reads and checks all of it."""
+        return sum(table.num_rows for table in self.tables(file))
 
-    def pieces_of(self, batch: Any) -> Iterator[pyarrow.Table]:
-        """Of the files in a batch of Ray's."""
+    def tables_of_batch(self, batch: Any) -> Iterator[pyarrow.Table]:
+        """For Ray's `map_batches`."""
         for file in batch["file"]:
-            yield from self.pieces(Path(file))
+            yield from self.tables(Path(file))
 
-    def pieces(self, file: Path) -> Iterator[pyarrow.Table]:
+    def tables(self, file: Path) -> Iterator[pyarrow.Table]:
         """The texts of a file in order, with `file`, `row` and the id."""
         rows = self.read(file)
-        for first in range(0, len(rows.numbers), ROWS):
-            part = slice(first, first + ROWS)
+        for first in range(0, len(rows.numbers), ROWS_PER_TABLE):
+            part = slice(first, first + ROWS_PER_TABLE)
             numbers = rows.numbers[part]
             yield pyarrow.table(
                 {
@@ -48,7 +48,7 @@ class Texts:
             )
 
     def name(self, role: str) -> str:
-        """Texts go by their role, the id by the name that it has in the file."""
+        """Texts are named by their role, the id keeps its name in the file."""
         return str(self.columns.idx) if role == "idx" else role
 
     def read(self, file: Path) -> RawTable:
@@ -65,26 +65,24 @@ class Texts:
 
 def find_texts(
     source: Path, text: str | None, text_pair: str | None, id: str | None
-) -> tuple[Texts, list[Path]]:
-    """How to read a file, or all files in a folder, and which they are; the first says which columns there are."""
-    files = files_in(source)
+) -> tuple[TextFiles, list[Path]]:
+    """The files at `source`, a file or a folder, and how to read them; columns are those of the first file."""
+    files = list_files(source)
     names = read_file(files[0]).column_names
-    found = guess_columns(
-        str(files[0]), names, text, text_pair, label=""
-    )  # any label will do, as it is not read
-    ids = [id] if id else [name for name in names if name.lower() in IDS]
-    if id in TAKEN:
-        raise BadOption(f"an id cannot be called {id}, as the answers have a column of that name; rename it.")
+    found = guess_columns(str(files[0]), names, text, text_pair, label="")  # labels are not read
+    ids = [id] if id else [name for name in names if name.lower() in ID_NAMES]
+    if id in RESERVED:
+        raise BadOption(f"the id column cannot be called {id}, a column of the output; rename it.")
     columns = ColumnMap(found.text, found.text_pair, idx=ids[0] if ids else None)
     for name in columns.roles().values():
         if name not in names:
             raise BadData(f"{files[0]}: no column named {name!r}, expected one of {', '.join(names)}")
     home = source if source.is_dir() else source.parent
-    return Texts(home, columns), files
+    return TextFiles(home, columns), files
 
 
-def files_in(source: Path) -> list[Path]:
-    """Names that start with a dot or an underscore are not data, as everywhere in this field."""
+def list_files(source: Path) -> list[Path]:
+    """Skips names that start with a dot or an underscore, as Spark and Hive do."""
     if not source.exists():
         raise BadOption(f"{source}: no such file or folder.")
     if source.is_file():
@@ -95,10 +93,10 @@ def files_in(source: Path) -> list[Path]:
     if other:
         raise BadOption(f"{other[0]}: expected only files that end in {', '.join(READERS)}; move it away.")
     if not files:
-        raise BadOption(f"{source}: no files there that end in {', '.join(READERS)}.")
+        raise BadOption(f"{source}: no files that end in {', '.join(READERS)}.")
     return files
 
 
 def strings(cells: list[Any]) -> Any:
-    """A column. Ids become text too, as files may have different kinds of them."""
+    """A column of strings; ids too, as their type may differ between files."""
     return pyarrow.array([None if cell is None else clean(str(cell)) for cell in cells], pyarrow.string())

@@ -1,4 +1,4 @@
-"""A Ray cluster to work on: that of somebody else, or one for the time being."""
+"""A Ray session: connects to a running cluster, or starts a local one that is stopped afterwards."""
 
 import logging
 import os
@@ -11,60 +11,65 @@ import ray
 
 from offramp.errors import BadOption
 
-SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # a cluster of our own tells nobody about itself
-    "RAY_BACKEND_LOG_LEVEL": "fatal",  # what matters comes back as an error
-    "RAY_worker_niceness": "0",  # the workers are the work here, not something in its background
+RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry from a cluster that we start
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # errors come back as exceptions
+    "RAY_worker_niceness": "0",  # the workers are the main job here, not background work
 }
-MEMORY = 256 * 2**20
-"""For what is on its way between processes, in a cluster of our own: a few pieces for each worker."""
+OBJECT_STORE = 256 * 2**20
+"""Bytes of the object store of a local cluster: a few blocks for each worker."""
 
 
 @contextmanager
-def joined(address: str | None, cores: int) -> Iterator[None]:
-    """In touch with a cluster, and out of touch afterwards.
-
-    Without an address it is the one that this process is in touch with already, or else one of so many cores
-    that runs as long as this does.
-    """
+def connect(address: str | None, cores: int) -> Iterator[None]:
+    """Connects to the cluster at an address. Without one, uses the session that this process already has, or starts
+    a local cluster with this many cores."""
     if ray.is_initialized() and address is not None:
-        raise BadOption(f"this process has joined a cluster already; leave {address} out.")
+        raise BadOption(f"this process is already connected to a Ray cluster; leave out address={address!r}.")
     if ray.is_initialized():
-        with quiet():
+        with mute_ray_data():
             yield
         return
     try:
         start(address, cores)
-        with quiet():
+        with mute_ray_data():
             yield
     finally:
         ray.shutdown()
 
 
 def start(address: str | None, cores: int) -> None:
-    own: dict[str, Any] = {"num_cpus": cores, "object_store_memory": MEMORY, "include_dashboard": False}
-    settings = {} if address else own
+    local: dict[str, Any] = {
+        "num_cpus": cores,
+        "object_store_memory": OBJECT_STORE,
+        "include_dashboard": False,
+    }
     try:
         if address:
-            knock(address)
-        with environment(SETTINGS):
-            ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **settings)
+            check_reachable(address)
+        with environment(RAY_VARIABLES):
+            ray.init(
+                address or "local",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **({} if address else local),
+            )
     except (OSError, RuntimeError, ValueError) as error:
-        where = f"no cluster can be joined at {address}" if address else "no cluster can be started here"
-        raise BadOption(f"{where} ({' '.join(str(error).split())}).") from error
+        failure = f"cannot connect to a Ray cluster at {address}" if address else "cannot start Ray"
+        raise BadOption(f"{failure} ({' '.join(str(error).split())}).") from error
 
 
-def knock(address: str) -> None:
-    """An error if nobody listens at a host and port, which Ray would take a minute to find out."""
+def check_reachable(address: str) -> None:
+    """Fails at once if nothing listens at a host and port; Ray would take a minute to find out."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 @contextmanager
-def environment(settings: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -75,8 +80,8 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Ray Data's messages go to its log files alone; what went wrong comes back as an error."""
+def mute_ray_data() -> Iterator[None]:
+    """Ray Data logs to its files only; errors come back as exceptions."""
     handlers = [
         handler
         for handler in logging.getLogger("ray.data").handlers

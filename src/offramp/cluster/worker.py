@@ -1,4 +1,4 @@
-"""What runs in a worker: pieces of texts in, pieces of answers out."""
+"""Predictor: runs in each worker. Tables of texts in, tables of predictions out."""
 
 import os
 from typing import Any
@@ -12,26 +12,27 @@ from offramp.problems import MULTI_LABEL
 TEXTS = ("text", "text_pair")
 
 
-class Answering:
-    """A classifier that keeps to its own cores."""
+class Predictor:
+    """A classifier limited to the worker's cores."""
 
     def __init__(self, model: str, policy: Policy | str | None, max_layer: int | None, threads: int) -> None:
-        os.environ["RAYON_NUM_THREADS"] = str(threads)  # the tokenizer's; read when it starts
+        os.environ["RAYON_NUM_THREADS"] = str(threads)  # for the tokenizer, which reads it when it starts
         self.classifier = Classifier.from_pretrained(model, policy, threads=threads)
         self.max_layer = max_layer
 
-    def __call__(self, piece: pyarrow.Table) -> pyarrow.Table:
-        columns = [piece[name].to_pylist() for name in TEXTS if name in piece.column_names]
+    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
+        names = [name for name in TEXTS if name in table.column_names]
+        columns = [table[name].to_pylist() for name in names]
         texts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-        answers = self.classifier.predict(texts, max_layer=self.max_layer)
-        several = self.classifier.stages.problem_type == MULTI_LABEL
-        label = pyarrow.list_(pyarrow.string()) if several else pyarrow.string()
-        said: dict[str, tuple[list[Any], Any]] = {
-            "label": ([answer.label for answer in answers], label),
-            "score": ([answer.score for answer in answers], pyarrow.float32()),
-            "layer": ([answer.layer for answer in answers], pyarrow.int16()),
+        predictions = self.classifier.predict(texts, max_layer=self.max_layer)
+        multi_label = self.classifier.stages.problem_type == MULTI_LABEL
+        label = pyarrow.list_(pyarrow.string()) if multi_label else pyarrow.string()
+        added: dict[str, tuple[list[Any], Any]] = {
+            "label": ([prediction.label for prediction in predictions], label),
+            "score": ([prediction.score for prediction in predictions], pyarrow.float32()),
+            "layer": ([prediction.layer for prediction in predictions], pyarrow.int16()),
         }
-        kept = piece.drop_columns([name for name in TEXTS if name in piece.column_names])
-        for name, (values, kind) in said.items():
-            kept = kept.append_column(name, pyarrow.array(values, kind))
-        return kept
+        table = table.drop_columns(names)
+        for name, (values, kind) in added.items():
+            table = table.append_column(name, pyarrow.array(values, kind))
+        return table

@@ -1,16 +1,11 @@
 """The best exit for each example, chosen with the labels in hand: where the oracle leaves."""
 
-from typing import Any, TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
 from offramp.criteria.base import finite_rows
-from offramp.problems import MULTI_LABEL
+from offramp.problems import MULTI_LABEL, Array
 from offramp.tasks.metrics import answers as decode
 from offramp.trace import Trace
-
-Array: TypeAlias = NDArray[Any]
 
 
 def best_exits(trace: Trace, metric: str) -> Array:

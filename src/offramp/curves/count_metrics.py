@@ -6,12 +6,10 @@ those of `tasks.metrics`, which the tests check.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array: TypeAlias = NDArray[Any]
+from offramp.problems import Array
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from offramp.cost import Cost
 from offramp.criteria import CRITERIA
 from offramp.errors import BadOption
 from offramp.policy import Policy
-
-Array: TypeAlias = NDArray[Any]
+from offramp.problems import Array
 
 
 @dataclass(frozen=True)

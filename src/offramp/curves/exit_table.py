@@ -6,15 +6,13 @@ which thresholds it has left. Counting over all thresholds takes one pass over (
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from offramp.criteria.base import Criterion
 from offramp.policy import Policy
-
-Array: TypeAlias = NDArray[Any]
+from offramp.problems import Array
 
 SAMPLE = 50_000
 """Examples that automatic thresholds are chosen from."""

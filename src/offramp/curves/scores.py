@@ -5,17 +5,15 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offramp.curves.count_metrics import COUNT_METRICS, Counts
 from offramp.curves.exit_table import ExitTable
 from offramp.errors import BadOption
 from offramp.policy import Policy, fold
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, decode
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, decode
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
 
-Array: TypeAlias = NDArray[Any]
 Interval: TypeAlias = tuple[float, float]
 
 AGREEMENT = "agreement"

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offramp.cost import Shape, cost, macs
 from offramp.criteria.oracle import Oracle
@@ -15,9 +14,9 @@ from offramp.curves.exit_table import ExitTable, build_exit_table, useful_thresh
 from offramp.curves.scores import apply_rule, intervals, metric_names, scores
 from offramp.errors import BadOption, did_you_mean
 from offramp.policy import Policy
+from offramp.problems import Array
 from offramp.trace import Trace
 
-Array: TypeAlias = NDArray[Any]
 Thresholds: TypeAlias = str | Sequence[float] | Mapping[str, Sequence[float]]
 
 

@@ -1,5 +1,5 @@
-"""Serving: a queue that knows no HTTP (`batcher`), and what answers requests with it.
+"""Serving: a batching queue that knows no HTTP (`batcher`), and the HTTP server around it (`app`, `server`).
 
-As what waits grows, requests step down a ladder of policies that are proven (`ladder`). A sample of answers is
-compared with full depth when nothing waits (`audit`).
+Under load, requests step down a ladder of certified policies (`ladder`). While nothing waits, a sample of the
+predictions is compared with full depth (`audit`).
 """

@@ -1,7 +1,7 @@
-"""The HTTP side: endpoints over a `Batcher`.
+"""The HTTP endpoints over a `Batcher`.
 
-Reading, checking and tokenizing a request happen in threads of their own, and waiting is awaited, so that the
-event loop is always free for the next request and for /health.
+Requests are parsed and tokenized in reader threads and their results awaited, so the event loop is always free for
+the next request and for /health.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from offramp.errors import BadOption, Draining, Overloaded
 from offramp.policy import Policy
 from offramp.serve import batcher
 from offramp.serve.batcher import STOPPED, Batcher, Reply
-from offramp.serve.error_responses import EXPLANATIONS, problem, problems
-from offramp.serve.ladder import share_broken
-from offramp.serve.logs import Watched, log
+from offramp.serve.error_responses import HANDLERS, error_models, error_response
+from offramp.serve.ladder import sync_broken
+from offramp.serve.logs import RequestLog, log
 from offramp.serve.metrics import Metrics
-from offramp.serve.schema import Answer, Health, Question, Ready, question_schema
+from offramp.serve.schema import Health, PredictRequest, PredictResponse, Ready, request_schema
 
-CLIENT_GONE = 499
-"""As other servers log it; nobody receives it."""
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status, for the log; no client receives it."""
 READERS = 2
-"""Threads that read and tokenize; more would take the model's cores."""
-FULL_BODIES = 32
-"""As many of the largest size may wait to be read."""
+"""Threads that parse and tokenize; more would take cores from the model."""
+UNREAD_BODIES = 32
+"""How many bodies of the largest size may wait for a reader."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Service:
 
     batcher: Batcher
     name: str
-    """Of the model."""
+    """The model's."""
     allowed: Mapping[str, Policy]
     """Policies that a request may name."""
     api_key: str | None = None
@@ -54,7 +54,7 @@ class Service:
     """Bytes of a request."""
     log_texts: bool = False
     shared_folder: Path | None = None
-    """For what several workers tell one another."""
+    """Where several workers share which rungs are broken."""
 
 
 def create_app(service: Service) -> ASGIApp:
@@ -62,30 +62,33 @@ def create_app(service: Service) -> ASGIApp:
     app = FastAPI(
         title=f"offramp: {service.name}",
         version=offramp.__version__,
-        description="Answers texts, each at a layer of its own.",
-        lifespan=endpoints.running,
+        description="Text classification with early exits.",
+        lifespan=endpoints.lifespan,
     )
     locked = [Depends(endpoints.check_key)] if service.api_key else []
-    refused = [401] if service.api_key else []
+    unauthorized = [401] if service.api_key else []
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(page)
     app.get("/health", response_model=Health)(health)
-    app.get("/ready", response_model=Ready, responses=problems(503))(endpoints.ready)
-    app.get("/info", response_model=dict[str, Any], dependencies=locked, responses=problems(*refused))(
-        endpoints.info
-    )
-    app.get("/metrics", response_class=PlainTextResponse, dependencies=locked, responses=problems(*refused))(
-        endpoints.tell_metrics
-    )
+    app.get("/ready", response_model=Ready, responses=error_models(503))(endpoints.ready)
+    app.get(
+        "/info", response_model=dict[str, Any], dependencies=locked, responses=error_models(*unauthorized)
+    )(endpoints.info)
+    app.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        dependencies=locked,
+        responses=error_models(*unauthorized),
+    )(endpoints.scrape)
     app.post(
         "/predict",
-        response_model=Answer,
+        response_model=PredictResponse,
         dependencies=locked,
-        responses=problems(400, *refused, 413, 415, 422, 429, 500, 503),
+        responses=error_models(400, *unauthorized, 413, 415, 422, 429, 500, 503),
         openapi_extra={"requestBody": endpoints.body_schema()},
     )(endpoints.predict)
-    for kind, explanation in EXPLANATIONS.items():
-        app.exception_handler(kind)(explanation)
-    return Watched(app, endpoints.metrics.request)
+    for kind, handler in HANDLERS.items():
+        app.exception_handler(kind)(handler)
+    return RequestLog(app, endpoints.metrics.count_request)
 
 
 def page() -> Response:
@@ -109,46 +112,47 @@ class Endpoints:
         self.metrics = Metrics()
         self.readers = ThreadPoolExecutor(READERS, "reader")
         self.unread = 0
-        """Bytes that wait to be read."""
+        """Bytes that wait for a reader."""
         self.about = self.batcher.classifier.stages.about()
 
     @asynccontextmanager
-    async def running(self, _: FastAPI) -> AsyncIterator[None]:
-        looking = asyncio.create_task(self.look())
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        refreshing = asyncio.create_task(self.refresh_metrics())
         yield
-        looking.cancel()
-        await asyncio.to_thread(self.batcher.drain, 0)  # the server has waited for requests already
+        refreshing.cancel()
+        await asyncio.to_thread(self.batcher.drain, 0)  # uvicorn has waited for requests already
         self.readers.shutdown(wait=False)
 
-    async def look(self) -> None:
+    async def refresh_metrics(self) -> None:
+        """Every second, for the other workers: any of them may be scraped."""
         while True:
             try:
-                await asyncio.to_thread(self.metrics.look, self.batcher)
+                await asyncio.to_thread(self.metrics.refresh, self.batcher)
                 if self.service.shared_folder:
-                    await asyncio.to_thread(share_broken, self.batcher.ladder, self.service.shared_folder)
+                    await asyncio.to_thread(sync_broken, self.batcher.ladder, self.service.shared_folder)
             except Exception:
-                log.exception("metrics, and what other workers found broken, are not up to date")
+                log.exception("cannot refresh the metrics or the rungs that other workers found broken")
             await asyncio.sleep(1)
 
     async def check_key(
         self, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
     ) -> None:
-        wanted = (self.service.api_key or "").encode()
-        # headers are read as Latin-1, whatever they are
-        if given is None or not hmac.compare_digest(given.credentials.encode("latin-1"), wanted):
+        key = (self.service.api_key or "").encode()
+        # starlette decodes headers as Latin-1, whatever bytes were sent
+        if given is None or not hmac.compare_digest(given.credentials.encode("latin-1"), key):
             raise HTTPException(
                 401,
-                "this needs the server's key, as the header `Authorization: Bearer KEY`.",
+                "send the server's key in the header `Authorization: Bearer KEY`.",
                 {"WWW-Authenticate": "Bearer"},
             )
 
     async def ready(self, request: Request) -> Response:
         if self.batcher.healthy:
             return JSONResponse({"ready": True})
-        return problem(request, 503, "the model is not fit to answer; the server's log says how.")
+        return error_response(request, 503, "the model failed its test; see the server's log.")
 
     def info(self) -> Response:
-        """What is served: model, policies with their certificates, what the audit found, limits."""
+        """The model, its policies with their certificates, the audit, and the limits."""
         stages, ladder, audit = self.batcher.classifier.stages, self.batcher.ladder, self.batcher.audit
         return Response(
             to_json(
@@ -161,14 +165,15 @@ class Endpoints:
                     "labels": stages.labels,
                     "exits": stages.layers,
                     "policy": str(ladder.rungs[0]),
-                    "certificate": ladder.rungs[0].certificate,
+                    "certificate": ladder.rungs[0].to_json()["certificate"],
                     "ladder": [
-                        {"policy": str(policy), "certificate": policy.certificate} for policy in ladder.rungs
+                        {"policy": str(policy), "certificate": policy.to_json()["certificate"]}
+                        for policy in ladder.rungs
                     ],
-                    "rung": self.batcher.rung,
+                    "rung": ladder.current,
                     "forbidden": [str(policy) for policy in ladder.forbidden],
                     "allowed": self.allowed(),
-                    "audit": audit.accounts() if audit else [],
+                    "audit": audit.reports() if audit else [],
                     "limits": {
                         **vars(self.batcher.limits),
                         "body_bytes": self.service.body_limit,
@@ -180,39 +185,39 @@ class Endpoints:
             media_type="application/json",
         )
 
-    def tell_metrics(self) -> Response:
-        """In Prometheus' text form."""
-        self.metrics.look(self.batcher)
-        return PlainTextResponse(self.metrics.text(), media_type="text/plain; version=0.0.4")
+    def scrape(self) -> Response:
+        """Metrics in Prometheus' text format."""
+        self.metrics.refresh(self.batcher)
+        return PlainTextResponse(self.metrics.render(), media_type="text/plain; version=0.0.4")
 
     def body_schema(self) -> dict[str, Any]:
-        schema = question_schema(self.service.allowed, self.batcher.classifier.stages.layers)
+        schema = request_schema(self.service.allowed, self.batcher.classifier.stages.layers)
         return {"required": True, "content": {"application/json": {"schema": schema}}}
 
     async def predict(self, request: Request) -> Response:
-        """Answer one text, a list of texts, or a list of pairs, each at a layer of its own."""
-        told = request.state.told
+        """Classify one text, a list of texts, or a list of pairs, each with its own exit layer."""
+        log_fields = request.state.log_fields
         try:
-            question, future = await self.admitted(await self.body(request), told)
-            reply = await unless_gone(request, future)
+            options, future = await self.enqueue(await self.body(request), log_fields)
+            reply = await reply_or_disconnect(request, future)
         except ClientDisconnect:
-            return Response(status_code=CLIENT_GONE)
-        except asyncio.CancelledError:  # by the server, when there is no more time to drain
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except asyncio.CancelledError:  # by uvicorn, when the time to drain is over
             raise Draining(STOPPED) from None
-        self.metrics.answered(reply.predictions, reply.rung)
-        told |= {
+        self.metrics.count_texts(reply.predictions, reply.rung)
+        log_fields |= {
             "layers": round(sum(each.layer for each in reply.predictions) / len(reply.predictions), 2),
             "policy": reply.policy,
             "rung": reply.rung,
             "waited_ms": round(reply.waited_ms, 2),
         }
-        answer = Answer.of(reply, question.probabilities)
-        return Response(answer.model_dump_json(exclude_unset=True), media_type="application/json")
+        response = PredictResponse.from_reply(reply, options.probabilities)
+        return Response(response.model_dump_json(exclude_unset=True), media_type="application/json")
 
     async def body(self, request: Request) -> bytes:
-        """Whole, unless it is too large or of another kind."""
-        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json":
+        """The whole body, unless it is too large or not declared as JSON."""
+        content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if content_type != "application/json":
             raise HTTPException(415, "send JSON, with the header `Content-Type: application/json`.")
         limit, body = self.service.body_limit, bytearray()
         too_large = HTTPException(413, f"the body is larger than {limit} bytes; send fewer texts at a time.")
@@ -224,56 +229,57 @@ class Endpoints:
                 raise too_large
         return bytes(body)
 
-    async def admitted(self, body: bytes, told: dict[str, Any]) -> tuple[Question, Future[Reply]]:
-        """A place in the queue."""
-        if self.unread > FULL_BODIES * self.service.body_limit:
-            raise Overloaded("there is too much to read; try again.", retry_after=1)
+    async def enqueue(self, body: bytes, log_fields: dict[str, Any]) -> tuple[PredictRequest, Future[Reply]]:
+        if self.unread > UNREAD_BODIES * self.service.body_limit:
+            raise Overloaded("too many requests wait to be read; retry in 1 s.", retry_after=1)
         self.unread += len(body)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.readers, self.admit, body, told)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.readers, self.submit, body, log_fields)
         finally:
             self.unread -= len(body)
 
-    def admit(self, body: bytes, told: dict[str, Any]) -> tuple[Question, Future[Reply]]:
-        question = Question.read(body)
-        texts = question.texts if isinstance(question.texts, list) else [question.texts]
-        told["items"] = len(texts)
+    def submit(self, body: bytes, log_fields: dict[str, Any]) -> tuple[PredictRequest, Future[Reply]]:
+        """Parses a body and queues its texts; runs in a reader thread."""
+        options = PredictRequest.read(body)
+        texts = options.texts if isinstance(options.texts, list) else [options.texts]
+        log_fields["items"] = len(texts)
         if self.service.log_texts:
-            told["texts"] = texts
+            log_fields["texts"] = texts
         request = batcher.Request(
             texts=texts,
-            policy=self.named(question.policy),
-            max_layer=question.max_layer,
-            deadline_ms=question.deadline_ms,
-            trace=question.trace,
-            truncate=question.truncate,
+            policy=self.named_policy(options.policy),
+            max_layer=options.max_layer,
+            deadline_ms=options.deadline_ms,
+            trace=options.trace,
+            truncate=options.truncate,
         )
-        return question, self.batcher.submit(request)
+        return options, self.batcher.submit(request)
 
-    def named(self, policy: str | None) -> Policy | None:
-        if policy is None:
+    def named_policy(self, name: str | None) -> Policy | None:
+        if name is None:
             return None
         allowed = self.allowed()
-        if policy not in allowed:
-            others = f", or take one of {', '.join(allowed)}" if allowed else ""
-            raise BadOption(f"policy {policy} is not allowed here; leave it out{others}.")
-        return self.service.allowed[policy]
+        if name not in allowed:
+            others = f", or use one of {', '.join(allowed)}" if allowed else ""
+            raise BadOption(f"policy {name} is not allowed; omit it{others}.")
+        return self.service.allowed[name]
 
     def allowed(self) -> list[str]:
-        """The policies that a request may name now: not those of forbidden rungs."""
+        """The policies that a request may name now; those of forbidden rungs are left out."""
         forbidden = {str(policy) for policy in self.batcher.ladder.forbidden}
         return [name for name in self.service.allowed if name not in forbidden]
 
 
-async def unless_gone(request: Request, future: Future[Reply]) -> Reply:
-    """The reply; but if the client goes first, its place is given up."""
+async def reply_or_disconnect(request: Request, future: Future[Reply]) -> Reply:
+    """Waits for the reply. If the client disconnects first, its texts leave the queue."""
     reply = asyncio.wrap_future(future)
-    gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can come
+    disconnect = asyncio.ensure_future(request.receive())  # after the body, only a disconnect can come
     try:
-        await asyncio.wait((reply, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((reply, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if not reply.done():
             raise ClientDisconnect
         return reply.result()
     finally:
-        gone.cancel()
-        reply.cancel()  # also in the batcher
+        disconnect.cancel()
+        reply.cancel()  # also cancels it in the batcher

@@ -1,11 +1,11 @@
-"""Audit: how often the answers of each rung are not those of full depth, by bounds that hold at any time.
+"""Audit: how often each rung's predictions differ from full depth, with bounds valid at any time.
 
-A share of the answers, drawn at random, is kept and run to full depth when there is time. When it is certain that
-more of them differ than a certificate allows, the certificate is broken: the data are not what they were.
+A random share of the predictions is kept and run again to full depth when there is time. A certificate is broken
+once the lower bound on the share that differs exceeds what it allows: the data have changed since calibration.
 
-A certificate about accuracy allows right answers to be lost, and no labels tell here which answers are right. Those
-lost are among those that differ, so few that differ prove that it holds; many that differ do not prove that it is
-broken.
+A certificate on accuracy bounds the correct predictions that are lost, and without labels the audit cannot tell
+which predictions are correct. The lost ones are among those that differ, so few differences prove that such a
+certificate holds, but many do not prove it broken.
 """
 
 import logging
@@ -14,7 +14,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from offramp.classifier import Prediction
 from offramp.criteria.base import Criterion
@@ -23,62 +23,63 @@ from offramp.policy.text import class_indices
 from offramp.serve.confidence_sequence import bounds, is_above
 from offramp.stages import Tokens
 
-LATELY = 1000
-"""Answers after which counting begins anew, beside the count of all: a long good past must not hide a change."""
-RECENT = 10_000
-"""Answers whose exits are compared with those at calibration."""
-DRIFT = 0.1
-"""Distance from which on exits have drifted. Chance alone makes about 0.06, of 12 exits and as many answers as:"""
-ENOUGH = 1000
+BLOCK = 1000
+"""Predictions are counted in all and in blocks of this size: a long good past must not hide a change."""
+DRIFT_WINDOW = 10_000
+"""How many of the latest predictions are compared with the exits at calibration."""
+DRIFT_MINIMUM = 1000
+"""Predictions below which no drift is reported: with 12 exits, chance alone gives 0.06 here."""
+DRIFT_LIMIT = 0.1
+"""Total variation distance from which the exits count as drifted."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Account:
-    """What is known of one rung."""
+class RungReport:
+    """What the audit found for one rung."""
 
     rung: int
     policy: str
     examined: int
-    """Answers compared with full depth."""
+    """Predictions compared with full depth."""
     disagreed: int
-    """How many of them were not the same."""
+    """Those of them that differed."""
     lower: float
     upper: float
-    """The share of all answers that are not those of full depth lies between these, with confidence 1 - delta at
-    all times together."""
+    """Bounds on the share of all predictions that differ from full depth, valid at all times together with
+    confidence 1 - delta."""
     by_class: Mapping[str, tuple[float, float]]
-    """The same bounds for the answers that full depth gives a class, if the certificate has a bound for each."""
+    """The same bounds per class that full depth predicts, if the certificate has a bound for each."""
     epsilon: float | None
-    """What the certificate allows, if it speaks of all answers alike."""
+    """The certificate's bound, if it is one for all classes."""
     verdict: str | None
-    """Of the certificate: "holds", "open" or "broken"; None without one."""
+    """On the certificate: "holds", "open" or "broken"; None without one."""
     exits: tuple[int, ...]
-    """How many of the latest answers left at each exit."""
+    """How many of the latest predictions came from each exit."""
     drift: float | None
     """Total variation distance of these from the exits at calibration, 0 to 1; None if those are not known."""
     drifted: bool
-    """Whether that is enough for a warning."""
+    """Whether the drift is large enough for a warning."""
 
 
-class Kept(NamedTuple):
-    """An answer that is to be examined."""
+class Sample(NamedTuple):
+    """A prediction to compare with full depth."""
 
     tokens: Tokens
     prediction: Prediction
 
 
 class Audit:
-    """What is known of all rungs. Threads may share it.
+    """Audits all rungs of a ladder. Thread-safe.
 
     Args:
         policies: the rungs of the ladder.
-        layers: of the model's exits.
-        share: of the answers that are examined.
+        layers: the layers of the model's exits.
+        share: the share of predictions to examine.
         delta: the probability, for each rung, that a certificate which holds is ever called broken.
-        keep: how many answers of each rung may wait to be examined; then the oldest is dropped.
-        seed: of the draw.
+        keep: how many predictions of a rung may wait to be examined; then the oldest is dropped.
+        seed: for drawing the share.
     """
 
     def __init__(
@@ -92,126 +93,126 @@ class Audit:
         seed: int = 0,
     ) -> None:
         self.share = share
-        self.dropped = 0
-        """Answers that were drawn and then dropped for newer ones."""
-        self._watches = [Watch(policy, layers, delta) for policy in policies]
-        self._kept = [deque[Kept](maxlen=keep) for _ in policies]
+        self._rungs = [RungAudit(policy, layers, delta) for policy in policies]
+        self._samples = [deque[Sample](maxlen=keep) for _ in policies]
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
     @property
-    def kept(self) -> int:
-        """Answers that wait to be examined."""
-        return sum(map(len, self._kept))
+    def pending(self) -> int:
+        """Predictions that wait to be examined."""
+        return sum(map(len, self._samples))
 
     def offer(self, rung: int, tokens: Tokens, prediction: Prediction) -> None:
-        """An answer that this rung alone decided, within no limits of its own."""
+        """Counts a prediction made by this rung's policy alone, and maybe keeps it."""
         with self._lock:
-            self._watches[rung].count_exit(prediction.layer)
+            self._rungs[rung].count_exit(prediction.layer)
             if self._random.random() < self.share:
-                kept = self._kept[rung]
-                self.dropped += len(kept) == kept.maxlen
-                kept.append(Kept(tokens, prediction))
+                self._samples[rung].append(Sample(tokens, prediction))
 
     def examine(self, full_depth: Callable[[Tokens], Prediction]) -> int | None:
-        """Compare one answer that was kept, of the rung least is known of. The rung, if this has just broken its
+        """Compares one kept prediction, of the rung with the fewest examined. Returns the rung if this breaks its
         certificate."""
         with self._lock:
-            rungs = [rung for rung, kept in enumerate(self._kept) if kept]
+            rungs = [rung for rung, samples in enumerate(self._samples) if samples]
             if not rungs:
                 return None
-            rung = min(rungs, key=lambda rung: self._watches[rung].all.examined)
-            tokens, prediction = self._kept[rung].popleft()
-        watch = self._watches[rung]
-        full = prediction if watch.is_full_depth(prediction) else full_depth(tokens)
+            rung = min(rungs, key=lambda rung: self._rungs[rung].all.examined)
+            tokens, prediction = self._samples[rung].popleft()
+        audited = self._rungs[rung]
+        full = prediction if audited.is_full_depth(prediction) else full_depth(tokens)
         with self._lock:
-            was_broken = watch.broken
-            watch.see(prediction, full)
-            return rung if watch.broken and not was_broken else None
+            was_broken = audited.broken
+            audited.compare(prediction, full)
+            return rung if audited.broken and not was_broken else None
 
-    def accounts(self) -> list[Account]:
+    def reports(self) -> list[RungReport]:
         with self._lock:
-            return [watch.account(rung) for rung, watch in enumerate(self._watches)]
+            return [audited.report(rung) for rung, audited in enumerate(self._rungs)]
 
 
-class Watch:
-    """One rung."""
+class RungAudit:
+    """The audit of one rung."""
 
     def __init__(self, policy: Policy, layers: Sequence[int], delta: float) -> None:
         self.policy = policy
         self.layers = tuple(layers)
         self.delta = delta
-        self.proven: Mapping[str, Any] = policy.certificate or {}
-        exits = tuple(map(float, self.proven.get("exits", ())))
+        self.certificate = policy.certificate
+        exits = policy.certificate.exits if policy.certificate else ()
         self.calibrated = exits if len(exits) == len(self.layers) else None
-        """Shares of the exits at calibration; certificates did not always tell."""
+        """The fraction that left at each exit at calibration, if known."""
         self.latest: deque[int] = deque()
-        """The layers of the latest answers."""
+        """The layers of the latest predictions."""
         self.exits = Counter[int]()
-        """The same, counted."""
+        """The counts of `latest`."""
         self.drifted = self.broken = False
         self.all = Tally()
         self.by_class: dict[str, Tally] = {}
         self.bounded: list[tuple[Tally, float]] = []
-        """What the certificate bounds and answers without labels can tell of, with the bound."""
-        epsilon, of = self.proven.get("epsilon"), self.proven.get("of")
+        """What the certificate bounds and can be checked without labels, each with its bound."""
+        if policy.certificate is None:
+            return
+        epsilon, of = policy.certificate.epsilon, policy.certificate.of
         if isinstance(epsilon, Mapping):
             if of == "disagreement":
                 self.by_class = {name: Tally() for name in epsilon}
                 self.bounded = [*zip(self.by_class.values(), epsilon.values(), strict=True)]
-        elif of == "disagreement" or (of == "accuracy" and self.proven.get("tolerance") is None):
-            # two numbers within a tolerance of one another may still be a right one and a wrong one
-            self.bounded = [(self.all, float(self.proven["epsilon"]))]
+        elif of == "disagreement" or policy.certificate.tolerance is None:
+            # with a tolerance, a correct and a wrong number may still be within it of each other
+            self.bounded = [(self.all, epsilon)]
 
     def count_exit(self, layer: int) -> None:
-        if len(self.latest) == RECENT:
+        if len(self.latest) == DRIFT_WINDOW:
             self.exits[self.latest.popleft()] -= 1
         self.latest.append(layer)
         self.exits[layer] += 1
         drift = self.drift()
-        if drift is None or len(self.latest) < ENOUGH:
+        if drift is None or len(self.latest) < DRIFT_MINIMUM:
             return
-        if drift > DRIFT and not self.drifted:
-            log.warning("answers of %s leave elsewhere than at calibration: drift %.2f", self.policy, drift)
-        self.drifted = drift > (DRIFT / 2 if self.drifted else DRIFT)  # not back and forth
+        if drift > DRIFT_LIMIT and not self.drifted:
+            log.warning("the exits that %s takes have drifted from calibration by %.2f", self.policy, drift)
+        self.drifted = drift > (DRIFT_LIMIT / 2 if self.drifted else DRIFT_LIMIT)  # hysteresis: warn once
 
     def drift(self) -> float | None:
-        """Total variation distance of the latest exits from calibration's, if those are known."""
+        """Total variation distance of the latest exits from those at calibration, if these are known."""
         if not self.calibrated or not self.latest:
             return None
         now = [self.exits[layer] / len(self.latest) for layer in self.layers]
         return sum(abs(a - b) for a, b in zip(now, self.calibrated, strict=True)) / 2
 
     def is_full_depth(self, prediction: Prediction) -> bool:
-        """Whether it went all the way, and its answer is the last exit's own."""
-        own_answer = type(self.policy.criterion).answer is Criterion.answer
-        return own_answer and prediction.layer == self.layers[-1]
+        """Whether it is the last exit's own prediction, not one combined over exits."""
+        own_logits = type(self.policy.criterion).output is Criterion.output
+        return own_logits and prediction.layer == self.layers[-1]
 
-    def see(self, prediction: Prediction, full: Prediction) -> None:
+    def compare(self, prediction: Prediction, full: Prediction) -> None:
         differs = self.differ(prediction, full)
         self.all.add(differs)
         if self.by_class and full.label is not None:
             names = tuple(full.probabilities)
             which = class_indices(self.by_class, names).index(names.index(str(full.label)))
             [*self.by_class.values()][which].add(differs)
-        if self.proven.get("of") == "disagreement":
+        if self.certificate and self.certificate.of == "disagreement":
             delta = self.delta / len(self.bounded)
             self.broken |= any(tally.is_above(epsilon, delta) for tally, epsilon in self.bounded)
 
     def differ(self, prediction: Prediction, full: Prediction) -> bool:
-        """As calibration tells answers apart; in a regression any difference counts where none is tolerated."""
+        """As in calibration; in a regression any difference counts unless the certificate has a tolerance."""
         if full.probabilities:
             return prediction.label != full.label
-        return not abs(prediction.score - full.score) <= (self.proven.get("tolerance") or 0.0)
+        return not abs(prediction.score - full.score) <= (
+            self.certificate.tolerance or 0.0 if self.certificate else 0.0
+        )
 
-    def account(self, rung: int) -> Account:
+    def report(self, rung: int) -> RungReport:
         lower, upper = self.all.bounds(self.delta)
-        epsilon = self.proven.get("epsilon")
-        return Account(
+        epsilon = self.certificate.epsilon if self.certificate else None
+        return RungReport(
             rung=rung,
             policy=str(self.policy),
             examined=self.all.examined,
-            disagreed=self.all.lost,
+            disagreed=self.all.differing,
             lower=lower,
             upper=upper,
             by_class={
@@ -225,7 +226,7 @@ class Watch:
         )
 
     def verdict(self) -> str | None:
-        if not self.proven:
+        if not self.certificate:
             return None
         if self.broken:
             return "broken"
@@ -236,32 +237,32 @@ class Watch:
 
 
 class Tally:
-    """Answers that differ, of those examined: of all, and lately. Half of delta goes to each."""
+    """Predictions examined, and those of them that differ: in all, and in the current block."""
 
     def __init__(self) -> None:
-        self.examined = self.lost = 0
-        self.late_examined = self.late_lost = 0
-        self.begun = 1
-        """How often counting has begun."""
+        self.examined = self.differing = 0
+        self.block_examined = self.block_differing = 0
+        self.blocks = 1
 
-    def add(self, lost: bool) -> None:
-        if self.late_examined == LATELY:
-            self.late_examined = self.late_lost = 0
-            self.begun += 1
+    def add(self, differs: bool) -> None:
+        if self.block_examined == BLOCK:
+            self.block_examined = self.block_differing = 0
+            self.blocks += 1
         self.examined += 1
-        self.lost += lost
-        self.late_examined += 1
-        self.late_lost += lost
+        self.differing += differs
+        self.block_examined += 1
+        self.block_differing += differs
 
     def bounds(self, delta: float) -> tuple[float, float]:
-        return bounds(self.lost, self.examined, delta / 2)
+        return bounds(self.differing, self.examined, delta / 2)
 
     def is_above(self, epsilon: float, delta: float) -> bool:
-        """Whether the share of answers that differ is certainly above epsilon, or was lately.
+        """Whether the share that differs is certainly above epsilon, in all or in the current block.
 
-        1/2 + 1/6 + 1/12 + ... is 1, so that beginning again and again spends no more than delta.
+        Half of delta is for the total, half for the blocks: 1/2 + 1/6 + 1/12 + ... is 1, so that all blocks
+        together spend no more than their half.
         """
-        late = delta / 2 / (self.begun * (self.begun + 1))
-        return is_above(epsilon, self.lost, self.examined, delta / 2) or is_above(
-            epsilon, self.late_lost, self.late_examined, late
+        block_delta = delta / 2 / (self.blocks * (self.blocks + 1))
+        return is_above(epsilon, self.differing, self.examined, delta / 2) or is_above(
+            epsilon, self.block_differing, self.block_examined, block_delta
         )

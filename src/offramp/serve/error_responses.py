@@ -1,4 +1,4 @@
-"""How requests are refused: a status for each kind of error, and one sentence in JSON."""
+"""Error responses: a status for each kind of error, and one sentence in JSON."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from offramp.errors import (
     TooLarge,
 )
 from offramp.serve.logs import log
-from offramp.serve.schema import MalformedJson, Problem
+from offramp.serve.schema import ErrorResponse, MalformedJson
 
 STATUS: dict[type[OfframpError], int] = {
     MalformedJson: 400,
@@ -35,43 +35,44 @@ STATUS: dict[type[OfframpError], int] = {
 }
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the description of an endpoint."""
-    return {status: {"model": Problem} for status in statuses}
+def error_models(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """For the OpenAPI description of an endpoint."""
+    return {status: {"model": ErrorResponse} for status in statuses}
 
 
-def problem(
-    request: Request, status: int, sentence: str, headers: Mapping[str, str] | None = None
+def error_response(
+    request: Request, status: int, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    # escaped, as a sentence may quote what is not valid Unicode
-    content = json.dumps({"error": sentence, "id": request.state.id})
+    # json.dumps escapes non-ASCII: a message may quote what is not valid Unicode
+    content = json.dumps({"error": message, "id": request.state.id})
     return Response(content, status, headers, "application/json")
 
 
-async def explain_error(request: Request, error: Exception) -> Response:
-    request.state.told["error"] = type(error).__name__
+async def handle_offramp_error(request: Request, error: Exception) -> Response:
+    request.state.log_fields["error"] = type(error).__name__
     if type(error) not in STATUS:
-        log.error("no answer", exc_info=error, extra={"fields": {"id": request.state.id}})
+        log.error("unexpected error", exc_info=error, extra={"fields": {"id": request.state.id}})
     headers = {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    return problem(request, STATUS.get(type(error), 500), str(error), headers)  # type: ignore[arg-type]
+    return error_response(request, STATUS.get(type(error), 500), str(error), headers)  # type: ignore[arg-type]
 
 
-async def explain_status(request: Request, error: Exception) -> Response:
+async def handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    known = {404: "there is nothing here; /docs tells what there is.", 405: "this takes another method."}
-    return problem(request, error.status_code, known.get(error.status_code, error.detail), error.headers)
+    messages = {404: "not found; /docs lists all endpoints.", 405: "method not allowed."}
+    message = messages.get(error.status_code, error.detail)
+    return error_response(request, error.status_code, message, error.headers)
 
 
-async def explain_bug(request: Request, error: Exception) -> Response:
-    """Which is raised again, and logged with its traceback."""
-    request.state.told["error"] = type(error).__name__
-    return problem(request, 500, "the server failed; its log says how.")
+async def handle_bug(request: Request, error: Exception) -> Response:
+    """Starlette raises it again, so that it is logged with its traceback."""
+    request.state.log_fields["error"] = type(error).__name__
+    return error_response(request, 500, "internal error; see the server's log.")
 
 
-EXPLANATIONS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
-    OfframpError: explain_error,
-    HTTPException: explain_status,
-    Exception: explain_bug,
+HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    OfframpError: handle_offramp_error,
+    HTTPException: handle_http_error,
+    Exception: handle_bug,
 }

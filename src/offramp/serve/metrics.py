@@ -1,6 +1,6 @@
-"""What /metrics tells, in Prometheus' form.
+"""Metrics for Prometheus.
 
-With several workers each writes its figures to files of its own, and the one that is asked adds them up.
+With several workers each writes its values to its own files, and the worker that is scraped adds them up.
 """
 
 import os
@@ -24,81 +24,81 @@ class Metrics:
         self.requests = self.counter("requests", "Requests to /predict.", ["status"])
         self.seconds = Histogram(
             "offramp_request_seconds",
-            "From a request to /predict to its answer.",
+            "Duration of a request to /predict.",
             buckets=SECONDS,
             registry=self.registry,
         )
-        self.texts = self.counter(
-            "texts", "Texts answered, by the layer at which they left.", ["layer", "rung"]
-        )
-        self.not_finite = self.counter("texts_not_finite", "Texts whose answer was NaN or infinite.", [])
-        self.waiting_texts = self.gauge("waiting_texts", "Texts that wait.", [], "livesum")
+        self.texts = self.counter("texts", "Texts answered, by exit layer.", ["layer", "rung"])
+        self.not_finite = self.counter("texts_not_finite", "Texts with NaN or infinite logits.", [])
+        self.waiting_texts = self.gauge("waiting_texts", "Texts in the queue.", [], "livesum")
         self.waiting_tokens = self.gauge(
-            "waiting_tokens", "Tokens that wait, padding included.", [], "livesum"
+            "waiting_tokens", "Tokens in the queue, padding included.", [], "livesum"
         )
-        self.rung = self.gauge("rung", "The rung of the ladder; with workers the lowest.", [], "livemax")
-        self.healthy = self.gauge("healthy", "1 if the model answers a test.", [], "livemin")
-        self.examined = self.gauge("audit_examined", "Answers compared with full depth.", ["rung"], "livesum")
-        self.disagreed = self.gauge("audit_disagreed", "Of these, not the same.", ["rung"], "livesum")
-        self.lower = self.gauge("audit_lower", "At least so many disagree, as a share.", ["rung"], "livemax")
-        self.upper = self.gauge("audit_upper", "At most so many disagree, as a share.", ["rung"], "livemin")
+        self.rung = self.gauge("rung", "Current rung; the lowest of all workers.", [], "livemax")
+        self.healthy = self.gauge("healthy", "1 if the model passes its test.", [], "livemin")
+        self.examined = self.gauge(
+            "audit_examined", "Predictions compared with full depth.", ["rung"], "livesum"
+        )
+        self.disagreed = self.gauge("audit_disagreed", "Those of them that differed.", ["rung"], "livesum")
+        self.lower = self.gauge("audit_lower", "Lower bound on the share that differs.", ["rung"], "livemax")
+        self.upper = self.gauge("audit_upper", "Upper bound on the share that differs.", ["rung"], "livemin")
         self.broken = self.gauge("certificate_broken", "1 if the audit disproved it.", ["rung"], "livemax")
         self.drift = self.gauge(
-            "exit_drift", "Total variation distance of exits to calibration's.", ["rung"], "livemax"
+            "exit_drift", "Total variation distance of the exits from calibration.", ["rung"], "livemax"
         )
 
     def counter(self, name: str, help: str, labels: list[str]) -> Counter:
         return Counter(f"offramp_{name}", help, labels, registry=self.registry)
 
-    def gauge(self, name: str, help: str, labels: list[str], workers: str) -> Gauge:
-        """`workers` says what several make of it."""
-        return Gauge(f"offramp_{name}", help, labels, registry=self.registry, multiprocess_mode=workers)  # type: ignore[arg-type]
+    def gauge(self, name: str, help: str, labels: list[str], mode: str) -> Gauge:
+        """`mode` is how the values of several workers are combined."""
+        return Gauge(f"offramp_{name}", help, labels, registry=self.registry, multiprocess_mode=mode)  # type: ignore[arg-type]
 
-    def request(self, path: str, status: int, seconds: float) -> None:
+    def count_request(self, path: str, status: int, seconds: float) -> None:
         if path == "/predict":
             self.requests.labels(status).inc()
             self.seconds.observe(seconds)
 
-    def answered(self, predictions: Iterable[Prediction], rung: int | None) -> None:
+    def count_texts(self, predictions: Iterable[Prediction], rung: int | None) -> None:
         for prediction in predictions:
             self.texts.labels(prediction.layer, "none" if rung is None else rung).inc()
             if not prediction.finite:
                 self.not_finite.inc()
 
-    def look(self, batcher: Batcher) -> None:
-        """How things stand now."""
+    def refresh(self, batcher: Batcher) -> None:
+        """Sets the gauges to the batcher's current state."""
         waiting = batcher.waiting
         self.waiting_texts.set(waiting.items)
         self.waiting_tokens.set(waiting.tokens)
-        self.rung.set(batcher.rung)
+        self.rung.set(batcher.ladder.current)
         self.healthy.set(batcher.healthy)
-        for account in batcher.audit.accounts() if batcher.audit else ():
-            rung = account.rung
-            self.examined.labels(rung).set(account.examined)
-            self.disagreed.labels(rung).set(account.disagreed)
-            self.lower.labels(rung).set(account.lower)
-            self.upper.labels(rung).set(account.upper)
+        for report in batcher.audit.reports() if batcher.audit else ():
+            rung = report.rung
+            self.examined.labels(rung).set(report.examined)
+            self.disagreed.labels(rung).set(report.disagreed)
+            self.lower.labels(rung).set(report.lower)
+            self.upper.labels(rung).set(report.upper)
             self.broken.labels(rung).set(rung in batcher.ladder.broken)
-            if account.drift is not None:
-                self.drift.labels(rung).set(account.drift)
+            if report.drift is not None:
+                self.drift.labels(rung).set(report.drift)
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         if FOLDER not in os.environ:
             return generate_latest(self.registry)
-        forget_the_dead(Path(os.environ[FOLDER]), multiprocess.mark_process_dead)
+        remove_dead_workers(Path(os.environ[FOLDER]), multiprocess.mark_process_dead)
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 
 
-def forget_the_dead(folder: Path, forget: Callable[[int], object]) -> None:
-    """What a worker had waiting when it was killed waits no more; what it had counted still counts."""
+def remove_dead_workers(folder: Path, remove: Callable[[int], object]) -> None:
+    """Removes the gauges of workers that were killed; their counters stay."""
     workers = {int(file.stem.rpartition("_")[2]) for file in folder.glob("gauge_live*.db")}
     for worker in workers:
         try:
             os.kill(worker, 0)
         except ProcessLookupError:
-            with suppress(FileNotFoundError):  # another request for the metrics forgot it first
-                forget(worker)
+            with suppress(FileNotFoundError):  # a scrape of another worker was first
+                remove(worker)
         except PermissionError:
-            continue  # somebody has its number
+            continue  # the pid now belongs to another user's process

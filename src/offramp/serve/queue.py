@@ -1,4 +1,4 @@
-"""What waits: requests in, windows of texts out. No threads in here; the batcher holds a lock around it."""
+"""Queue: requests in, windows of texts out. Not thread-safe; the batcher holds a lock around it."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from offramp.errors import BadOption, TooLarge
 from offramp.policy import Policy
 from offramp.stages import Tokens
 
-LONG = 64
-"""Tokens for each text of a window, on average, at which it ends; a single longer text still runs."""
+TOKENS_PER_TEXT = 64
+"""A window of N texts holds at most N times this many tokens; a single longer text still runs."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Limits:
     tokens: int = 32_768
     """Tokens that may wait, padding included: texts of a request x the longest of them. 512 texts of 64."""
     window: int = 32
-    """Texts that run together, fewer if they are long: whoever comes while they run waits for them."""
+    """Texts that run together, fewer if they are long. New requests wait until the window is done."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                raise BadOption(f"the limit {name}={value} lets nothing through; it must be at least 1.")
+                raise BadOption(f"the limit {name}={value} must be at least 1.")
 
 
 @dataclass(frozen=True)
 class Request:
-    """Texts, and how to answer them; options as of `Classifier.predict`."""
+    """Texts, with the options of `Classifier.predict`."""
 
     texts: Sequence[Text]
     """Single texts or pairs, at least one."""
@@ -44,19 +44,19 @@ class Request:
     """Instead of the ladder's."""
     max_layer: int | None = None
     deadline_ms: float | None = None
-    """From `submit` on, so that waiting counts."""
+    """Counted from `submit`, so time in the queue is included."""
     trace: bool = False
     truncate: bool = True
-    """Cut texts that are longer than the model takes, rather than refuse them."""
+    """Truncate texts that are longer than the model takes, rather than refuse them."""
 
 
 @dataclass(frozen=True)
 class Reply:
     predictions: list[Prediction]
     policy: str
-    """What decided, for all of them."""
+    """The policy that ran, the same for all texts of a request."""
     rung: int | None
-    """Of the ladder; -1 is full depth, because all rungs are forbidden; None if the request named its policy."""
+    """Of the ladder; -1 is full depth, when every rung is forbidden; None if the request named its policy."""
     waited_ms: float
     """From `submit` until the first of its texts ran."""
 
@@ -74,21 +74,20 @@ class Ticket:
     tokens: list[Tokens]
     rungs: tuple[Policy, ...]
     """Its policy on each rung of the ladder, full depth last; or the one that it named."""
-    named: bool
-    """Whether it named its policy."""
+    names_policy: bool
     limited: bool
-    """Whether texts may leave elsewhere than the policy of a rung says, because of its own limits."""
+    """Whether a `max_layer` or a deadline of its own may override the policy of the rung."""
     trace: bool
     submitted: float
     until: float
     future: Future[Reply] = field(default_factory=Future)
     open: bool = True
-    """Whether nobody has answered it, or begun to."""
+    """Whether its future is still to be resolved."""
     begun: int = 0
     """How many of its texts have been taken."""
     rung: int | None = None
     waited: float = 0.0
-    answers: dict[int, Prediction] = field(default_factory=dict)
+    predictions: dict[int, Prediction] = field(default_factory=dict)
     """By row."""
 
     def __post_init__(self) -> None:
@@ -103,21 +102,22 @@ class Ticket:
         return self.rungs[self.rung or 0]  # FULL_DEPTH is -1, the last
 
     @property
-    def kind(self) -> tuple[str, bool, bool]:
-        """Texts of one kind run together. Deadlines make every exit speak, so they are a kind of their own."""
+    def batch_key(self) -> tuple[str, bool, bool]:
+        """Texts with the same key run together. A deadline makes the engine run every exit's head, so texts with
+        one run separately."""
         return str(self.policy), self.trace, self.until < inf
 
     def begin(self, rung: int, now: float) -> None:
-        """On this rung, for all of its texts."""
-        self.rung = None if self.named else rung
+        """Fixes the rung for all texts of the request."""
+        self.rung = None if self.names_policy else rung
         self.waited = now - self.submitted
 
     def reply(self) -> Reply:
-        predictions = [self.answers[row] for row in range(len(self.tokens))]
+        predictions = [self.predictions[row] for row in range(len(self.tokens))]
         return Reply(predictions, str(self.policy), self.rung, 1000 * self.waited)
 
 
-class Item(NamedTuple):
+class QueuedText(NamedTuple):
     """One text of a request."""
 
     ticket: Ticket
@@ -129,8 +129,8 @@ class Item(NamedTuple):
 
 
 class Queue:
-    """Tickets by turn. A window takes one text of each and then again, so that a small request joins the next
-    window however large those before it are, and a large one goes on beside small ones."""
+    """Tickets, served round robin: a window takes one text of each in turn, so a small request joins the next
+    window however large the requests before it, and a large one keeps moving beside small ones."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -140,16 +140,16 @@ class Queue:
 
     @property
     def load(self) -> float:
-        """The share of what may wait that does."""
+        """How full the queue is, from 0 to 1."""
         return max(self.items / self.limits.items, self.tokens / self.limits.tokens)
 
     def has_room(self, items: int, tokens: int) -> bool:
-        """The one admission, for requests of all shapes; `TooLarge` if there can never be room."""
+        """Whether a request of this size may enter now; `TooLarge` if it never could."""
         limits = self.limits
         if items > limits.items or tokens > limits.tokens:
             raise TooLarge(
-                f"{items} texts with at least {tokens} tokens, padding included, are more than may ever wait here: "
-                f"{limits.items} texts and {limits.tokens} tokens. Send them in parts."
+                f"{items} text{'s' * (items > 1)} with at least {tokens} tokens, padding included, can never fit "
+                f"the queue ({limits.items} texts, {limits.tokens} tokens); split the request."
             )
         return self.items + items <= limits.items and self.tokens + tokens <= limits.tokens
 
@@ -158,20 +158,20 @@ class Queue:
         self._count(ticket, ticket.left)
 
     def remove(self, ticket: Ticket) -> None:
-        """Those of its texts that still wait, if any."""
+        """Drops the texts of a ticket that are still waiting, if any."""
         if ticket in self.tickets:
             self.tickets.remove(ticket)
             self._count(ticket, -ticket.left)
 
-    def take(self, rung: int, now: float) -> list[Item]:
-        """The next window. Requests that had no turn yet begin, on this rung."""
-        window: list[Item] = []
+    def take(self, rung: int, now: float) -> list[QueuedText]:
+        """The next window. Tickets with no text taken yet begin on this rung."""
+        window: list[QueuedText] = []
         tokens = 0
         while self.tickets and len(window) < self.limits.window:
             ticket = self.tickets[0]
-            item = Item(ticket, ticket.begun)
-            tokens += len(item.tokens.ids)
-            if window and tokens > LONG * self.limits.window:
+            text = QueuedText(ticket, ticket.begun)
+            tokens += len(text.tokens.ids)
+            if window and tokens > TOKENS_PER_TEXT * self.limits.window:
                 break
             if not ticket.begun:
                 ticket.begin(rung, now)
@@ -180,7 +180,7 @@ class Queue:
             self._count(ticket, -1)
             if ticket.left:
                 self.tickets.append(ticket)
-            window.append(item)
+            window.append(text)
         return window
 
     def _count(self, ticket: Ticket, items: int) -> None:

@@ -1,4 +1,4 @@
-"""What requests and answers look like; the OpenAPI description at /docs is made from this."""
+"""The JSON of requests and responses; the OpenAPI description at /docs is generated from this."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,38 +10,40 @@ from offramp.classifier import Prediction
 from offramp.errors import BadOption, OfframpError
 from offramp.serve.batcher import Reply
 
-A_TEXT = {"type": "string"}
-A_PAIR = {"type": "array", "items": A_TEXT, "minItems": 2, "maxItems": 2}
+TEXT = {"type": "string"}
+PAIR = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
 TEXTS = {
-    "anyOf": [A_TEXT, *({"type": "array", "items": each, "minItems": 1} for each in (A_TEXT, A_PAIR))],
+    "anyOf": [TEXT, *({"type": "array", "items": each, "minItems": 1} for each in (TEXT, PAIR))],
     "description": "One text, a list of texts, or a list of pairs of texts.",
     "examples": ["a gripping film", ["a gripping film", "a dull one"], [["Is it good?", "It is."]]],
 }
-AN_HOUR = 3_600_000
+HOUR_MS = 3_600_000
 
 
 class MalformedJson(OfframpError):
     """The body of a request is not JSON."""
 
 
-class Question(BaseModel):
-    """Texts, and how to answer them."""
+class PredictRequest(BaseModel):
+    """Texts to classify, with options."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    # of any type here, as the batcher checks texts and names the one that is none
+    # of any type here: the batcher checks texts, and its message names the bad one
     texts: Annotated[Any, WithJsonSchema(TEXTS)]
-    policy: str | None = Field(None, description="Instead of the server's own; one of those that it allows.")
-    max_layer: int | None = Field(None, description="Everybody leaves here at the latest.")
+    policy: str | None = Field(
+        None, description="Replaces the server's policy; one of those that /info lists as allowed."
+    )
+    max_layer: int | None = Field(None, description="Every text exits at this layer at the latest.")
     deadline_ms: float | None = Field(
         None,
         gt=0,
-        le=AN_HOUR,
-        description="When so much time has passed, answer with the last exit passed; not with a trace.",
+        le=HOUR_MS,
+        description="After this time, return the prediction of the last exit passed; not with `trace`.",
     )
-    truncate: bool = Field(True, description="Cut texts that are too long, rather than refuse them.")
-    probabilities: bool = Field(False, description="Tell the probability of every label.")
-    trace: bool = Field(False, description="Tell what every exit says; this runs all layers.")
+    truncate: bool = Field(True, description="Truncate texts that are too long, rather than refuse them.")
+    probabilities: bool = Field(False, description="Return the probability of every label.")
+    trace: bool = Field(False, description="Return the prediction of every exit; this runs all layers.")
 
     @classmethod
     def read(cls, body: bytes) -> Self:
@@ -57,11 +59,11 @@ class Question(BaseModel):
             raise BadOption(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
 
-def question_schema(policies: Iterable[str], layers: Sequence[int]) -> dict[str, Any]:
-    """As JSON schema, with what this server allows."""
-    schema = Question.model_json_schema()
+def request_schema(policies: Iterable[str], layers: Sequence[int]) -> dict[str, Any]:
+    """The JSON schema of a request to a server with these policies and exit layers."""
+    schema = PredictRequest.model_json_schema()
     schema["not"] = {
-        "description": "A trace runs all layers, so it takes no deadline.",
+        "description": "A trace runs all layers, so it cannot have a deadline.",
         "properties": {"trace": {"const": True}, "deadline_ms": {"type": "number"}},
         "required": ["trace", "deadline_ms"],
     }
@@ -71,68 +73,66 @@ def question_schema(policies: Iterable[str], layers: Sequence[int]) -> dict[str,
     return schema
 
 
-class Exit(BaseModel):
-    """What one exit says."""
+class ExitPrediction(BaseModel):
+    """The prediction of one exit."""
 
     label: str | list[str] | None = Field(
-        description="In a multi-label problem a list; null in a regression, and where the model gave NaN."
+        description="A list in a multi-label problem; null in a regression, and where the model gave NaN."
     )
     score: float | None = Field(description="The label's probability; in a regression the value.")
-    layer: int = Field(description="From 1.")
-    finite: bool = Field(description="Whether the model gave no NaN and no infinity.")
-    probabilities: dict[str, float | None] = Field({}, description="If they were asked for.")
+    layer: int = Field(description="The layer of the exit, from 1.")
+    finite: bool = Field(description="False if the model gave NaN or infinity.")
+    probabilities: dict[str, float | None] = Field({}, description="Only with `probabilities`.")
 
 
-class Item(Exit):
-    """The answer to one text: what the exit says at which it left."""
+class TextPrediction(ExitPrediction):
+    """The prediction for one text, by the exit that it took."""
 
-    exits: list[Exit] = Field([], description="What every exit says, if a trace was asked for.")
+    exits: list[ExitPrediction] = Field([], description="The prediction of every exit; only with `trace`.")
 
 
-class Answer(BaseModel):
-    predictions: list[Item] = Field(description="One for each text, in their order.")
-    layers: int = Field(description="How many the model has.")
-    policy: str = Field(description="What decided who leaves where.")
+class PredictResponse(BaseModel):
+    predictions: list[TextPrediction] = Field(description="One per text, in the order of the request.")
+    layers: int = Field(description="The number of layers of the model.")
+    policy: str = Field(description="The policy that chose the exits.")
     rung: int | None = Field(
-        description="Of the server's ladder: 0 is normal, higher is under load, -1 is full depth because the "
-        "others proved wrong. Null if the request named its policy."
+        description="Of the server's ladder: 0 is normal, higher is under load, -1 is full depth because every "
+        "rung proved wrong. Null if the request named its policy."
     )
 
     @classmethod
-    def of(cls, reply: Reply, probabilities: bool) -> Self:
+    def from_reply(cls, reply: Reply, probabilities: bool) -> Self:
         return cls(
-            predictions=[item(each, probabilities) for each in reply.predictions],
+            predictions=[text_prediction(each, probabilities) for each in reply.predictions],
             layers=reply.predictions[0].layers,
             policy=reply.policy,
             rung=reply.rung,
         )
 
 
-def item(prediction: Prediction, probabilities: bool) -> Item:
-    """Fields that were not asked for are left unset, and so are not sent."""
-    fields = said(prediction, probabilities)
+def text_prediction(prediction: Prediction, probabilities: bool) -> TextPrediction:
+    """Optional fields stay unset unless requested, and unset fields are not sent."""
+    fields = exit_fields(prediction, probabilities)
     if prediction.exits:
-        fields["exits"] = [Exit(**said(each, probabilities)) for each in prediction.exits]
-    return Item(**fields)
+        fields["exits"] = [ExitPrediction(**exit_fields(each, probabilities)) for each in prediction.exits]
+    return TextPrediction(**fields)
 
 
-def said(prediction: Prediction, probabilities: bool) -> dict[str, Any]:
+def exit_fields(prediction: Prediction, probabilities: bool) -> dict[str, Any]:
     label = prediction.label
-    chances = {"probabilities": prediction.probabilities} if probabilities else {}
+    optional = {"probabilities": prediction.probabilities} if probabilities else {}
     return {
         "label": list(label) if isinstance(label, tuple) else label,
         "score": prediction.score,
         "layer": prediction.layer,
         "finite": prediction.finite,
-        **chances,
+        **optional,
     }
 
 
-class Problem(BaseModel):
-    """Why there is no answer."""
-
-    error: str = Field(description="In one sentence.")
-    id: str = Field(description="Of the request, as in the server's log.")
+class ErrorResponse(BaseModel):
+    error: str = Field(description="What is wrong, in one sentence.")
+    id: str = Field(description="The id of the request, as in the server's log.")
 
 
 class Ready(BaseModel):

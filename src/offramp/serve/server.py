@@ -1,4 +1,4 @@
-"""Starts a server: one process, or a parent with several workers that each hold the model."""
+"""Starts a server: one process, or a parent and several workers that each load the model."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,71 +29,71 @@ from offramp.serve.ladder import Ladder
 from offramp.serve.logs import LOGGING, log
 
 SLOWEST_START = 60
-"""Seconds after which a worker that does not move is replaced; loading libraries can take a while."""
+"""Seconds after which a worker that does not respond is replaced; loading libraries can take a while."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is served, and how. Worker processes get this whole."""
+class ServerOptions:
+    """What is served, and how; pickled for worker processes."""
 
     model: Path
     name: str
-    """What the model is called in answers to /info, and on the page."""
+    """The model's name in /info and on the page."""
     policy: str | None = None
     ladder: tuple[Path, ...] = ()
-    """Files of policies for more and more load."""
+    """Policy files for more and more load."""
     allow: tuple[str, ...] = ()
     """Further policies that requests may name."""
     threads: int | None = None
-    """Of each worker."""
+    """For each worker."""
     limits: Limits = field(default_factory=Limits)
     max_length: int | None = None
-    """Tokens of a text; by default as many as the model takes."""
+    """Tokens per text; by default as many as the model takes."""
     body_limit: int = 1 << 20
     audit_share: float = 0.01
-    """Of the answers that are compared with full depth."""
+    """The share of predictions that are compared with full depth."""
     api_key: str | None = field(default=None, repr=False)
     log_texts: bool = False
     drain_seconds: float = 30.0
 
 
-def serve(settings: Settings, host: str = "127.0.0.1", port: int = 8000, workers: int = 1) -> None:
-    """Until SIGTERM or SIGINT; then no more is accepted, and what was accepted is answered."""
+def serve(options: ServerOptions, host: str = "127.0.0.1", port: int = 8000, workers: int = 1) -> None:
+    """Serves until SIGTERM or SIGINT, then answers what it has accepted."""
     listener = bind(host, port)
-    options: dict[str, Any] = {
+    uvicorn_options: dict[str, Any] = {
         "log_config": LOGGING,
         "access_log": False,
         "server_header": False,
         "ws": "none",
-        "timeout_graceful_shutdown": math.ceil(settings.drain_seconds),
+        "timeout_graceful_shutdown": math.ceil(options.drain_seconds),
     }
     if workers == 1:
-        config = uvicorn.Config(partial(make_app, settings), factory=True, **options)
+        config = uvicorn.Config(partial(make_app, options), factory=True, **uvicorn_options)
         logging.captureWarnings(True)
-        config.load()  # here, so that an error is the caller's
-        tell_address(listener)
-        with stopping_as_asked():
+        config.load()  # now, so that the caller gets its errors
+        log_address(listener)
+        with ignore_repeated_signal():
             uvicorn.Server(config).run([listener])
         return
     with shared_folder() as folder:
         config = uvicorn.Config(
-            partial(worker_app, settings, folder),
+            partial(worker_app, options, folder),
             factory=True,
             workers=workers,
             timeout_worker_healthcheck=SLOWEST_START,
-            **options,
+            **uvicorn_options,
         )
-        tell_address(listener)
+        log_address(listener)
         supervisor = Multiprocess(config, [listener])
         supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
-        raise CannotLoad("no worker could start; the lines above say why.")
+        raise CannotLoad("no worker could start; see the lines above.")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Not listening yet: whoever comes before the model is there is told so at once."""
+    """Does not listen yet: a connection before the model is loaded is refused rather than kept waiting."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    # with the protocol named, asyncio sends what there is at once; without it, answers wait 40 ms for one another
+    # asyncio sets TCP_NODELAY only if the protocol is named; without it, responses are delayed by 40 ms
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -104,63 +104,60 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def tell_address(listener: socket.socket) -> None:
+def log_address(listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     log.info("serving at %s", url, extra={"fields": {"url": url}})
 
 
-def make_app(settings: Settings, folder: Path | None = None) -> ASGIApp:
-    from offramp.serve.app import Service, create_app  # here, as it loads prometheus_client
+def make_app(options: ServerOptions, folder: Path | None = None) -> ASGIApp:
+    from offramp.serve.app import (  # late: prometheus_client reads the environment when imported
+        Service,
+        create_app,
+    )
 
-    batcher, allowed = load(settings)
+    batcher, allowed = load(options)
     return create_app(
         Service(
             batcher,
-            name=settings.name,
+            name=options.name,
             allowed=allowed,
-            api_key=settings.api_key,
-            body_limit=settings.body_limit,
-            log_texts=settings.log_texts,
+            api_key=options.api_key,
+            body_limit=options.body_limit,
+            log_texts=options.log_texts,
             shared_folder=folder,
         )
     )
 
 
-def worker_app(settings: Settings, folder: Path) -> ASGIApp:
-    """In a process of its own, where nobody catches an error: the exit code tells the parent not to try again."""
+def worker_app(options: ServerOptions, folder: Path) -> ASGIApp:
+    """The app of a worker process. If it cannot start, the exit code stops the parent from trying again."""
     logging.captureWarnings(True)
     try:
-        return make_app(settings, folder)
+        return make_app(options, folder)
     except (OfframpError, OSError) as error:
         log.error("%s", error)
-        os._exit(STARTUP_FAILURE)  # at once: the parent waits long for one who is alive and says nothing
+        os._exit(STARTUP_FAILURE)  # at once: the parent waits long for a worker that is alive but silent
 
 
-def load(settings: Settings) -> tuple[Batcher, dict[str, Policy]]:
-    """The model at work, and the policies that requests may name."""
+def load(options: ServerOptions) -> tuple[Batcher, dict[str, Policy]]:
+    """The batcher, and the policies that requests may name; a policy that the model cannot run is refused here."""
     classifier = Classifier.from_pretrained(
-        settings.model, settings.policy, threads=settings.threads, max_length=settings.max_length
+        options.model, options.policy, threads=options.threads, max_length=options.max_length
     )
-    rungs = [classifier.policy, *(proven(classifier, path) for path in settings.ladder)]
-    share, layers = settings.audit_share, classifier.stages.layers
+    rungs = [classifier.policy, *(load_rung(classifier, path) for path in options.ladder)]
+    allowed = [classifier.resolve_policy(policy) for policy in options.allow]
+    share, layers = options.audit_share, classifier.stages.layers
     audit = Audit(rungs, layers, share=share) if share else None
-    batcher = Batcher(classifier, Ladder(rungs), settings.limits, audit)
-    further = [classifier.resolve_policy(each) for each in settings.allow]
-    return batcher, {str(policy): policy for policy in [*rungs, *further]}
+    batcher = Batcher(classifier, Ladder(rungs), options.limits, audit)
+    return batcher, {str(policy): policy for policy in [*rungs, *allowed]}
 
 
-def proven(classifier: Classifier, path: Path) -> Policy:
-    """The policy in a file, whose certificate must speak of this model."""
+def load_rung(classifier: Classifier, path: Path) -> Policy:
+    """The policy in a file, whose certificate must be for this model."""
     policy = classifier.resolve_policy(read_policy(path))
-    unsaid = [
-        name for name in ("policy", "fingerprint", "precision") if not (policy.certificate or {}).get(name)
-    ]
-    if unsaid:
-        raise BadPolicy(
-            f"{path}: there is no certificate that says for which {' and '.join(unsaid)} it was made; "
-            "make it with `offramp calibrate`."
-        )
+    if policy.certificate is None:
+        raise BadPolicy(f"{path}: the policy has no certificate; create one with `offramp calibrate`.")
     with warnings.catch_warnings():
         warnings.simplefilter("error", CertificateMismatch)
         try:
@@ -171,23 +168,20 @@ def proven(classifier: Classifier, path: Path) -> Policy:
 
 
 def read_policy(path: Path) -> Policy:
-    """From what `offramp calibrate --json` prints, or from `Policy.to_json`."""
+    """Reads the output of `offramp calibrate --json`, or of `Policy.to_json`."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(record["certificate"], dict | None):
-            raise TypeError("its certificate is no object")
-        if "criterion" in record:
-            return Policy.from_json(record)
-        return replace(Policy.parse(record["policy"]), certificate=record["certificate"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Policy.from_json(record.get("saved_policy", record))
+    except (ValueError, TypeError, AttributeError, BadPolicy) as error:
         raise BadPolicy(
-            f"{path} holds no policy ({error}); write it with `offramp calibrate ... --dry-run --json > {path}`."
+            f"{path} is not a policy file ({error}); "
+            f"create it with `offramp calibrate ... --dry-run --json > {path}`."
         ) from error
 
 
 @contextmanager
-def stopping_as_asked() -> Iterator[None]:
-    """uvicorn raises the signal again when it is done; being stopped in order is success."""
+def ignore_repeated_signal() -> Iterator[None]:
+    """uvicorn raises the signal again after a graceful stop; without this the exit code would not be 0."""
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -198,7 +192,7 @@ def stopping_as_asked() -> Iterator[None]:
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """In which workers leave their figures, and what they found broken, for one another."""
+    """A folder in which workers share their metrics and broken rungs."""
     with tempfile.TemporaryDirectory(prefix="offramp-serve-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
         try:

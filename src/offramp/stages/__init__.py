@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offramp.policy import Policy
+from offramp.problems import Array
 
-Array = NDArray[Any]
 State = TypeVar("State")
 
 
@@ -35,6 +34,8 @@ class Stages(Protocol[State]):
     problem_type: str
     precision: str
     """Such as "fp32" or "int8"; thresholds and certificates hold for one precision."""
+    has_gate: bool
+    """Whether exits have learned gate scores."""
     policy: Policy | None
     """The policy stored with the model."""
     max_length: int

@@ -14,7 +14,8 @@ import onnxruntime
 
 from offramp.cpus import available_cpus
 from offramp.errors import BadOption, CannotLoad
-from offramp.stages import Array, Tokens, attention_mask, pad, token_types
+from offramp.problems import Array
+from offramp.stages import Tokens, attention_mask, pad, token_types
 from offramp.store import Manifest, ModelInfo
 
 BUDGET, OVERHEAD = 1024, 16  # as measured for PyTorch
@@ -40,6 +41,7 @@ class OnnxStages:
         self.layers, self.labels = info.exits, info.labels
         self.problem_type, self.policy = info.problem_type, info.policy
         self.precision = self.manifest.precision
+        self.has_gate = bool(info.head.get("gate"))
         self.max_length = self.manifest.max_length
         self.budget, self.overhead = BUDGET, OVERHEAD
         options = session_options(threads)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from offramp.model import ExitModel
 from offramp.policy import Policy
-from offramp.stages import Array, Tokens, attention_mask, pad, token_types
+from offramp.problems import Array
+from offramp.stages import Tokens, attention_mask, pad, token_types
 
 CPU_BUDGET, CPU_OVERHEAD = 1024, 16  # measured by benchmarks/engine.py; the table is in docs/running.md
 GPU_BUDGET, GPU_OVERHEAD = 16_384, 1024
@@ -56,6 +57,7 @@ class TorchStages:
         self.labels = tuple(name for _, name in sorted((config.id2label or {}).items()))
         self.problem_type = str(config.problem_type)
         self.precision = precision_name(autocast or model.dtype)
+        self.has_gate = model.heads.gate is not None
         self.policy = None if config.policy is None else Policy.from_json(config.policy)
         self.max_length = model.max_length
         on_cpu = self.device.type == "cpu"

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from offramp.errors import UnknownName
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
 
-Array: TypeAlias = NDArray[Any]
 Metric: TypeAlias = Callable[[Array, Array], float]
 
 
