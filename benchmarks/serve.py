@@ -401,9 +401,9 @@ def serve_pipeline(model: str, port: int, threads: int) -> None:
             taken = [waiting.get()]
             while len(taken) < BATCH and not waiting.empty():
                 taken.append(waiting.get())
-            answers = pipe([text for text, _ in taken], batch_size=BATCH, truncation=True)
-            for (_, future), answer in zip(taken, answers, strict=True):
-                future.set_result(answer)
+            results = pipe([text for text, _ in taken], batch_size=BATCH, truncation=True)
+            for (_, future), result in zip(taken, results, strict=True):
+                future.set_result(result)
 
     class Question(BaseModel):
         texts: str
@@ -418,9 +418,9 @@ def serve_pipeline(model: str, port: int, threads: int) -> None:
     async def predict(question: Question, request: Request, response: Response) -> dict[str, Any]:
         future: Future[Any] = Future()
         waiting.put((question.texts, future))
-        answer = await asyncio.wrap_future(future)
+        result = await asyncio.wrap_future(future)
         response.headers["X-Request-ID"] = request.headers.get("x-request-id", "")
-        return {"predictions": [{**answer, "layer": depth}], "rung": None}
+        return {"predictions": [{**result, "layer": depth}], "rung": None}
 
     threading.Thread(target=work, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

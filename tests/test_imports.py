@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 
 # Each may import what stands before it. What stands in the first line belongs to no part.
 ORDER = """
-errors problems writing
+errors problems atomic
 tasks backbones heads config model importers
 losses gradients recipes training
 trace criteria policy cost curves calibration report
