@@ -35,7 +35,7 @@ def test_a_local_cluster_predicts_as_one_process_and_is_stopped_afterwards(
 @pytest.mark.parametrize(
     ("line", "parts"),
     {
-        "predict-files films --out x": ["SOURCE"],
+        "predict-files films --out x": ["source"],
         "predict-files films dev.csv": ["--out"],
         "predict-files films dev.csv --out x --workers 0": ["--workers"],
         "predict-files films dev.csv --out films": ["films", "choose another"],

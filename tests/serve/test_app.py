@@ -207,18 +207,18 @@ def test_excess_requests_are_refused_at_once_and_all_others_answered_once(
     server = serve(limits=Limits(items=8, window=2))
     door.shut()
     with ThreadPoolExecutor(32) as clients:
-        asked = [clients.submit(server.ask, [text, text]) for text in TEXTS * 4]
-        until(lambda: sum(each.done() for each in asked) >= 12)  # the refused ones: no other can be done
-        refused = [each.result() for each in asked if each.done()]
+        futures = [clients.submit(server.ask, [text, text]) for text in TEXTS * 4]
+        until(lambda: sum(each.done() for each in futures) >= 12)  # the refused ones: no other can be done
+        refused = [each.result() for each in futures if each.done()]
         assert {each.status_code for each in refused} == {429}
         assert all(int(each.headers["retry-after"]) >= 1 for each in refused)
         assert server.client.get("/health").json() == {"status": "ok"}
         assert server.client.get("/ready").status_code == 200
         door.is_open.set()
-    answered = [each.result() for each in asked if each.result().status_code == 200]
-    assert len(answered) + sum(each.result().status_code == 429 for each in asked) == len(asked)
+    answered = [each.result() for each in futures if each.result().status_code == 200]
+    assert len(answered) + sum(each.result().status_code == 429 for each in futures) == len(futures)
     assert answered
-    for text, response in zip(TEXTS * 4, asked, strict=True):
+    for text, response in zip(TEXTS * 4, futures, strict=True):
         if response.result().status_code == 200:
             assert response.result().json()["predictions"] == as_json(classifier.predict([text, text]))
     counted = server.client.get("/metrics").text
@@ -230,10 +230,10 @@ def test_load_steps_down_the_ladder_and_every_response_names_its_rung(serve: Ser
     server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), lax))
     door.shut()
     with ThreadPoolExecutor(16) as clients:
-        asked = [clients.submit(server.ask, "good") for _ in range(16)]
+        futures = [clients.submit(server.ask, "good") for _ in range(16)]
         until(lambda: server.batcher.waiting.items >= 15)
         door.is_open.set()
-    seen = {(each["rung"], each["policy"]) for each in (done.result().json() for done in asked)}
+    seen = {(each["rung"], each["policy"]) for each in (done.result().json() for done in futures)}
     assert (1, "layer:1") in seen
     assert seen <= {(0, "never"), (1, "layer:1")}
 
@@ -336,6 +336,7 @@ def test_nan_in_the_weights_makes_the_server_not_ready(
         "exits"
     ][2]
     assert (found["label"], found["score"], found["finite"]) == (None, None, False)
+    assert "offramp_texts_not_finite_total 1.0" in server.client.get("/metrics").text
 
 
 def test_the_key_is_required_for_all_but_the_open_endpoints(serve: Serve) -> None:

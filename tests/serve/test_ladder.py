@@ -67,15 +67,15 @@ def test_load_that_swings_across_a_limit_does_not_flap() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    asked=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 5)), max_size=60),
+    loads=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 5)), max_size=60),
     forbidden=st.integers(0, 4),
     when=st.integers(0, 60),
 )
 def test_no_load_steps_past_the_last_allowed_rung(
-    asked: list[tuple[float, float]], forbidden: int, when: int
+    loads: list[tuple[float, float]], forbidden: int, when: int
 ) -> None:
     moving, now = ladder(), 0.0
-    for turn, (load, later) in enumerate(asked):
+    for turn, (load, later) in enumerate(loads):
         if turn == when:
             moving.forbid(forbidden)
         now += later

@@ -109,8 +109,8 @@ def test_the_page_contacts_no_other_host_and_fits_a_phone(
     wait.until(lambda _: text(browser, "label"))
     wide = browser.execute_script("return document.documentElement.scrollWidth")
     assert wide <= 360
-    asked = browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
-    assert asked
-    assert all(each.startswith((server.url, "data:")) for each in asked)
+    loaded = browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)")
+    assert loaded
+    assert all(each.startswith((server.url, "data:")) for each in loaded)
     assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -43,6 +43,6 @@ def test_responses_conform_to_the_description(
 def test_every_endpoint_but_the_page_is_described(server: Any) -> None:
     described = server.client.get("/openapi.json").json()
     assert set(described["paths"]) == {"/predict", "/health", "/ready", "/info", "/metrics"}
-    asked = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert asked["properties"]["policy"]["enum"] == ["confidence:0.775", "never", None]
-    assert asked["properties"]["max_layer"]["enum"] == [1, 2, 3, 4, None]
+    schema = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["properties"]["policy"]["enum"] == ["confidence:0.775", "never", None]
+    assert schema["properties"]["max_layer"]["enum"] == [1, 2, 3, 4, None]

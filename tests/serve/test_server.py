@@ -104,11 +104,11 @@ def test_stopped_under_load_it_answers_all_accepted_requests_and_exits_with_0(
     any_runtime: Path, number: signal.Signals
 ) -> None:
     with running(any_runtime, "--threads", 1) as server, ThreadPoolExecutor(8) as clients:
-        asked = [clients.submit(ask, server.url, ["a b c d e f g h"] * 60) for _ in range(8)]
-        until(lambda: working(server.url) or all(each.done() for each in asked))
+        futures = [clients.submit(ask, server.url, ["a b c d e f g h"] * 60) for _ in range(8)]
+        until(lambda: working(server.url) or all(each.done() for each in futures))
         server.process.send_signal(number)
-        assert [each.result().status_code for each in asked] == [200] * 8
-        assert all(len(each.result().json()["predictions"]) == 60 for each in asked)
+        assert [each.result().status_code for each in futures] == [200] * 8
+        assert all(len(each.result().json()["predictions"]) == 60 for each in futures)
         assert server.process.wait(timeout=60) == 0
         assert not server.answers()
 
@@ -118,11 +118,11 @@ def test_requests_that_there_is_no_time_to_answer_get_503_and_the_server_exits_w
 ) -> None:
     hasty = ["--threads", 1, "--window", 1, "--max-waiting", 8000, "--drain-seconds", 0]
     with running(any_runtime, *hasty) as server, ThreadPoolExecutor() as clients:
-        asked = clients.submit(ask, server.url, ["a"] * 8000)
-        until(lambda: working(server.url) or asked.done())
+        future = clients.submit(ask, server.url, ["a"] * 8000)
+        until(lambda: working(server.url) or future.done())
         server.process.send_signal(signal.SIGTERM)
-        assert asked.result().status_code == 503
-        assert "stopped" in asked.result().json()["error"]
+        assert future.result().status_code == 503
+        assert "stopped" in future.result().json()["error"]
         assert server.process.wait(timeout=60) == 0
         log = [*iter(partial(server.lines.get, timeout=60), THE_END)]
         assert "Traceback" not in str(log)

@@ -76,7 +76,7 @@ class Ticket:
     """Its policy on each rung of the ladder, full depth last; or the one that it named."""
     names_policy: bool
     limited: bool
-    """Whether a `max_layer` or a deadline of its own may override the policy of the rung."""
+    """Whether its `max_layer` or deadline may override the policy of the rung."""
     trace: bool
     submitted: float
     until: float
