@@ -128,7 +128,7 @@ def prepare(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -
     from offramp.calibration import calibrate
     from offramp.classifier import Classifier
     from offramp.collector import collect
-    from offramp.export import export
+    from offramp.onnx_export import export
 
     folder.mkdir(parents=True)
     data = Dataset.from_dict(
@@ -164,10 +164,10 @@ def full_depth_graph(model: str, folder: Path) -> None:
     import onnx
     import torch
 
-    from offramp.export.exporter import plain_copy
-    from offramp.export.graphs import capture, optimize, to_onnx
-    from offramp.export.int8 import quantize
     from offramp.model import ExitModel
+    from offramp.onnx_export.exporter import plain_copy
+    from offramp.onnx_export.graphs import capture, optimize, to_onnx
+    from offramp.onnx_export.int8 import quantize
 
     whole = plain_copy(ExitModel.from_pretrained(model))
     last = len(whole.config.exits) - 1

@@ -21,8 +21,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from offramp.export import export
 from offramp.model import ExitModel
+from offramp.onnx_export import export
 from offramp.policy import Certificate, Policy
 from offramp.trace import Trace
 

@@ -33,6 +33,7 @@ class SumStages:
     gated: bool = False
     layers: tuple[int, ...] = (2, 4)
     precision: str = "fp32"
+    has_gate: bool = False
     policy: Policy | None = None
     max_length: int = 6
     budget: int = 40

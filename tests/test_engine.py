@@ -48,6 +48,7 @@ class NumpyStages:
     labels: tuple[str, ...] = ("a", "b", "c")
     problem_type: str = "single_label_classification"
     precision: str = "fp32"
+    has_gate: bool = False
     policy: Policy | None = None
     max_length: int = 100
     budget: int = 64

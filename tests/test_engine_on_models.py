@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from offramp.criteria import CRITERIA
 from offramp.engine import Engine
-from offramp.export import export
 from offramp.model import ExitModel
+from offramp.onnx_export import export
 from offramp.policy import Policy, fold
 from offramp.stages import Tokens
 from offramp.stages.onnx import OnnxStages

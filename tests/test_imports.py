@@ -15,12 +15,12 @@ ORDER = """
 errors problems atomic cpus
 tasks backbones heads config model importers
 losses gradients recipes training
-trace criteria policy cost curves calibration report store
+trace criteria policy cost curves calibration reports store
 stages engine classifier collector
-export serve cluster cli
+onnx_export serve cluster cli
 """.split()
 
-EDGES = {"cli", "export", "serve", "cluster"}
+EDGES = {"cli", "onnx_export", "serve", "cluster"}
 FOLDERS_OF_EQUALS = {"backbones", "recipes", "criteria"}
 WITHOUT_TORCH = [
     "criteria",
@@ -28,7 +28,7 @@ WITHOUT_TORCH = [
     "cost",
     "curves",
     "calibration",
-    "report",
+    "reports",
     "trace",
     "store",
     "engine",

@@ -13,8 +13,8 @@ from packaging.requirements import Requirement
 from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier
-from offramp.export import export
 from offramp.model import ExitModel
+from offramp.onnx_export import export
 
 ROOT = Path(__file__).parents[1]
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
     from offramp.config import ExitConfig
     from offramp.criteria import CRITERIA
     from offramp.curves import Curve, Sweep, sweep
-    from offramp.export import export
     from offramp.heads import HeadConfig
     from offramp.importers import import_checkpoint
     from offramp.model import ExitModel
+    from offramp.onnx_export import export
     from offramp.policy import Certificate, Policy
     from offramp.recipes import RECIPES, Phase, Recipe
-    from offramp.report import report
+    from offramp.reports import report
     from offramp.store import store_policy
     from offramp.tasks import TASKS, Task
     from offramp.trace import Trace
@@ -57,12 +57,12 @@ _MODULES = {
     "MaxLoss": "calibration",
     "MinSpeedup": "calibration",
     "Budget": "calibration",
-    "report": "report",
+    "report": "reports",
     "store_policy": "store",
     "Classifier": "classifier",
     "Prediction": "classifier",
     "collect": "collector",
-    "export": "export",
+    "export": "onnx_export",
 }
 
 # imported module -> the extra that installs it

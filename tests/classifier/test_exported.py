@@ -13,8 +13,8 @@ from offramp.calibration import Guarantee, calibrate
 from offramp.classifier import Classifier
 from offramp.collector import collect
 from offramp.errors import BadOption, CertificateMismatch, Incompatible
-from offramp.export import export
 from offramp.model import ExitModel
+from offramp.onnx_export import export
 
 TEXTS = ["good film", "", "bad bad bad", "a b c d e f g h i j", "unheard", "z " * 100, "[SEP] a"]
 PAIRS = [("good", "bad film"), ("a " * 60, "b " * 50)]

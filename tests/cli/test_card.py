@@ -9,7 +9,7 @@ import yaml
 
 from offramp import Trace
 from offramp.curves import sweep
-from offramp.report.table import short
+from offramp.reports.table import short
 
 
 def test_training_leaves_a_card_with_the_score_of_every_exit(trained: Path) -> None:

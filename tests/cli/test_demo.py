@@ -12,7 +12,7 @@ import pytest
 from offramp import Classifier, Policy, Trace
 from offramp.cli.demo import DemoSettings, read, split, summary
 from offramp.cli.demo import run as run_demo
-from offramp.report.table import short
+from offramp.reports.table import short
 
 QUICK = DemoSettings(epochs=2, learning_rate=5e-3, epsilon=0.6, repeats=1)
 

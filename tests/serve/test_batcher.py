@@ -45,6 +45,7 @@ class WordStages:
     labels: tuple[str, ...] = ("a", "b", "c")
     problem_type: str = "single_label_classification"
     precision: str = "fp32"
+    has_gate: bool = False
     policy: Policy | None = None
     max_length: int = 300
     budget: int = 64

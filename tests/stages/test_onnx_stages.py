@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from offramp.errors import BadOption, CannotLoad
-from offramp.export import export
 from offramp.model import ExitModel
+from offramp.onnx_export import export
 from offramp.stages import Stages, Tokens
 from offramp.stages.onnx import OnnxStages
 

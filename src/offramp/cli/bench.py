@@ -36,7 +36,7 @@ def bench(
         offramp bench runs/mine --data dev.csv --policy entropy:0.3 --one-by-one
     """
     from offramp.classifier import Classifier
-    from offramp.report.table import count
+    from offramp.reports.table import count
     from offramp.store import ModelInfo, find_model
 
     folder = find_model(model)

@@ -177,7 +177,7 @@ def choose_policy(
 
 
 def summary(policy: "Policy", measured: dict[str, Any], folder: Path, dry_run: bool) -> str:
-    from offramp.report.table import percent, short
+    from offramp.reports.table import percent, short
 
     lines = [f"policy: {short(policy)}"]
     if measured:

@@ -10,7 +10,7 @@ from offramp.cli.settings import parse_numbers
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
-    from offramp.report.report import Report
+    from offramp.reports.report import Report
     from offramp.trace import Trace
 
 
@@ -41,7 +41,7 @@ def curve(
         offramp curve mrpc.trace --out report --plots
         offramp curve mrpc.trace --rule patience --thresholds 3,4,5,6,7,8
     """
-    from offramp.report import report
+    from offramp.reports import report
     from offramp.trace import Trace
 
     if thresholds is not None and rule is None:
@@ -70,7 +70,7 @@ def name_traces(traces: dict[Path, "Trace"]) -> dict[str, "Trace"]:
 
 def points_table(found: "Report") -> str:
     """A table of the thresholds for each rule."""
-    from offramp.report.table import format_table, percent, summary_line
+    from offramp.reports.table import format_table, percent, summary_line
 
     parts = []
     for section in found.sections:

@@ -74,7 +74,7 @@ def check_packages() -> None:
 
 def run(encoder: Path, sentences: Path, out: Path, settings: DemoSettings = STANDARD) -> dict[str, Any]:
     """The demo after its downloads; returns what it saves in results.json."""
-    from offramp.report import report
+    from offramp.reports import report
 
     clock = Clock()
     with clock("split"):
@@ -239,7 +239,7 @@ def accuracy_by_layer(trace: "Trace") -> list[float]:
 
 
 def summary(results: Mapping[str, Any], out: Path) -> str:
-    from offramp.report.table import format_table, percent
+    from offramp.reports.table import format_table, percent
 
     layers, scores = results["layers"], results["accuracy_by_layer"]
     exits = [["layer", *map(str, layers)], ["acc", *map(percent, scores)]]
@@ -256,7 +256,7 @@ def summary(results: Mapping[str, Any], out: Path) -> str:
 
 
 def verdict(results: Mapping[str, Any]) -> str:
-    from offramp.report.table import short
+    from offramp.reports.table import short
 
     if results["no_safe_threshold"]:
         return f"No policy was found: {results['no_safe_threshold']}"

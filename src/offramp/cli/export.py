@@ -37,10 +37,10 @@ def export(
         offramp export runs/mine --out mine-onnx
         offramp export runs/mine --precision int8 --out mine-int8 --data held-out.csv --max-loss 0.5
     """
-    from offramp import export as exporter
     from offramp.curves.measure import measure
+    from offramp.onnx_export import export as export_model
     from offramp.policy.text import criterion_name
-    from offramp.report.table import short
+    from offramp.reports.table import short
     from offramp.store import ModelInfo, find_model, store_policy, write_card
 
     folder = find_model(model)
@@ -53,7 +53,7 @@ def export(
     with atomic_folder(out) as half:
         if calibrates:
             data.load_task(info, columns).load(data.split_name)  # so that bad data fails before the export
-        exporter.export(folder, half, precision)
+        export_model(folder, half, precision)
         if calibrates:
             trace = collect_trace(half, data, columns)
             rules = rule or [criterion_name(info.policy.criterion) if info.policy else "entropy"]

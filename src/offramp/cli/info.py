@@ -19,7 +19,7 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
     Example:
         offramp info runs/mrpc
     """
-    from offramp.report.table import short
+    from offramp.reports.table import short
     from offramp.store import ModelInfo, find_model
 
     folder = find_model(model)

@@ -79,7 +79,7 @@ def time_policies(
 
 
 def timing_table(rows: Sequence[Timing]) -> str:
-    from offramp.report.table import format_table, percent, short
+    from offramp.reports.table import format_table, percent, short
 
     header = ["", *rows[0].scores, "mean layer", "seconds", "texts/s", "speed-up"]
     body = [

@@ -35,7 +35,7 @@ def trace(
         offramp trace runs/mrpc --task mrpc --data glue --out mrpc.trace
         offramp trace runs/mine --data dev.csv --out dev.trace
     """
-    from offramp.report.table import count
+    from offramp.reports.table import count
     from offramp.store import find_model
 
     found = collect_trace(find_model(model), data, columns, max_length, batch_tokens)

@@ -187,7 +187,7 @@ def parse_exits(text: str) -> int | list[int]:
 
 def scores_table(layers: list[int], scores: dict[str, list[float]]) -> str:
     """Each metric at each layer, in per cent."""
-    from offramp.report.table import format_table, percent
+    from offramp.reports.table import format_table, percent
 
     if not scores:
         return "no scores: there are no validation examples"

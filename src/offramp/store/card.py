@@ -12,7 +12,7 @@ from offramp.curves import sweep
 from offramp.curves.measure import measure
 from offramp.policy import Policy
 from offramp.policy.text import criterion_name
-from offramp.report.table import percent, short
+from offramp.reports.table import percent, short
 from offramp.store.folder import ModelInfo, is_path
 from offramp.store.manifest import CONFIG, read_json
 from offramp.trace import Trace

@@ -58,7 +58,7 @@ class ModelInfo:
         """The policy, with its classes resolved; one that this model cannot run is an error."""
         policy = Policy.parse(policy) if isinstance(policy, str) else policy
         policy = policy.for_labels(self.labels) if policy.class_thresholds else policy
-        policy.begin(0, self.exits, self.problem_type)
+        policy.check(self.exits, self.problem_type, bool(self.head.get("gate")))
         return policy
 
 

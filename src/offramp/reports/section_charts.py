@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from offramp.curves import Point, Sweep
-from offramp.report.chart import Band, Bars, Chart, Line, padded_range
-from offramp.report.sections import Readiness
-from offramp.report.style import FRONT, FULL_DEPTH, RIGHT, WRONG, style
+from offramp.reports.chart import Band, Bars, Chart, Line, padded_range
+from offramp.reports.sections import Readiness
+from offramp.reports.style import FRONT, FULL_DEPTH, RIGHT, WRONG, style
 
 TICKS = 12
 

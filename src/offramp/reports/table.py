@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from offramp.curves import Curve, Point, Sweep
-from offramp.report.sections import Section
+from offramp.reports.sections import Section
 
 LOSSES = (0.5, 1.0, 2.0)
 NONE = "-"

@@ -16,10 +16,10 @@ import offramp
 from offramp.atomic import atomic_folder
 from offramp.classifier.texts import BatchTokenizer
 from offramp.errors import Incompatible
-from offramp.export.graphs import graphs
-from offramp.export.int8 import quantize
-from offramp.export.weights import WeightsFile
 from offramp.model import ExitModel
+from offramp.onnx_export.graphs import graphs
+from offramp.onnx_export.int8 import quantize
+from offramp.onnx_export.weights import WeightsFile
 from offramp.policy import Policy, check_certificate
 from offramp.stages import Tokens
 from offramp.stages.onnx import OnnxStages

@@ -12,10 +12,10 @@ import numpy as np
 
 from offramp.atomic import write_files
 from offramp.problems import REGRESSION
-from offramp.report.page import page
-from offramp.report.plots import save_plots
-from offramp.report.sections import Section, measure
-from offramp.report.table import report_text
+from offramp.reports.page import page
+from offramp.reports.plots import save_plots
+from offramp.reports.sections import Section, measure
+from offramp.reports.table import report_text
 from offramp.trace import Trace
 
 RULES = ("entropy", "confidence", "margin", "patience", "layer", "oracle")

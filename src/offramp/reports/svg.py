@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-from offramp.report.chart import Band, Bars, Chart, Line, Series
-from offramp.report.style import Style
+from offramp.reports.chart import Band, Bars, Chart, Line, Series
+from offramp.reports.style import Style
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 42
 

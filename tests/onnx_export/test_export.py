@@ -15,8 +15,8 @@ import torch
 
 from offramp.backbones import BACKBONES
 from offramp.errors import CannotLoad, CertificateMismatch, Incompatible, OutputExists
-from offramp.export import export, exporting
 from offramp.model import ExitModel
+from offramp.onnx_export import export, exporting
 from offramp.policy import Policy
 from offramp.stages import Tokens
 from offramp.stages.onnx import OnnxStages

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from offramp.report.style import Style
+from offramp.reports.style import Style
 
 Range: TypeAlias = tuple[float, float]
 

@@ -1,5 +1,5 @@
 """Exports a model to ONNX, one graph per stage, so that it runs without torch, in fp32 or int8 (docs/runtimes.md)."""
 
-from offramp.export.exporter import export
+from offramp.onnx_export.exporter import export
 
 __all__ = ["export"]

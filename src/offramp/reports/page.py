@@ -8,21 +8,21 @@ from importlib.resources import files
 from typing import Any
 
 from offramp.curves import Point, Sweep
-from offramp.report.chart import Chart
-from offramp.report.section_charts import (
+from offramp.reports.chart import Chart
+from offramp.reports.section_charts import (
     curves_chart,
     exits_chart,
     histogram_chart,
     position,
     readiness_chart,
 )
-from offramp.report.sections import Section
-from offramp.report.svg import Drawing, key
-from offramp.report.table import exit_rows, percent, policy_text, rule_rows, summary_line
+from offramp.reports.sections import Section
+from offramp.reports.svg import Drawing, key
+from offramp.reports.table import exit_rows, percent, policy_text, rule_rows, summary_line
 
 
 def page(sections: Sequence[Section]) -> str:
-    parts = files("offramp.report")
+    parts = files("offramp.reports")
     names = ", ".join(section.name for section in sections)
     return f"""<!DOCTYPE html>
 <html lang="en">

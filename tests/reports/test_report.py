@@ -13,12 +13,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from offramp.errors import MissingExtra
-from offramp.report import report
-from offramp.report.plots import draw
-from offramp.report.section_charts import curves_chart, histogram_chart, points_near_half
-from offramp.report.style import style
-from offramp.report.svg import Drawing
-from offramp.report.table import format_table
+from offramp.reports import report
+from offramp.reports.plots import draw
+from offramp.reports.section_charts import curves_chart, histogram_chart, points_near_half
+from offramp.reports.style import style
+from offramp.reports.svg import Drawing
+from offramp.reports.table import format_table
 from offramp.trace import Trace
 
 Make = Callable[..., Trace]

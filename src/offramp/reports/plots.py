@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from offramp.errors import MissingExtra, install_hint
-from offramp.report.chart import Band, Bars, Chart, Line, Series
-from offramp.report.section_charts import (
+from offramp.reports.chart import Band, Bars, Chart, Line, Series
+from offramp.reports.section_charts import (
     curves_chart,
     exits_chart,
     histogram_chart,
     points_near_half,
     readiness_chart,
 )
-from offramp.report.sections import Section
+from offramp.reports.sections import Section
 
 DPI = 150
 
