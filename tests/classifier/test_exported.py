@@ -99,5 +99,5 @@ def test_a_certificate_records_runtime_and_precision_and_warns_in_another(saved:
     assert policy.certificate.precision == "int8"
     assert policy.certificate.runtime.startswith("onnxruntime")
     Classifier.from_pretrained(fast, policy)
-    with pytest.warns(CertificateMismatch, match="int8, which is fp32 here"):
+    with pytest.warns(CertificateMismatch, match=r"precision int8 \(here: fp32\)"):
         Classifier.from_pretrained(saved, policy)
