@@ -27,6 +27,7 @@ NOISE = 1e-4
 
 # rules as their options; the threshold is put between what is observed
 RULES = {
+    "agreement": {"coefficients": [(0.1, 0.5, 0.3, -0.2, 0.4, 0.1, 0.2 * exit) for exit in range(5)]},
     "entropy": {},
     "confidence": {},
     "margin": {},
