@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp import engine
+from offramp.criteria.agreement import Agreement
 from offramp.engine import Engine
 from offramp.errors import BadOption, Incompatible
 from offramp.policy import Policy
@@ -22,7 +23,12 @@ from offramp.stages import Tokens, pad
 POISON = 666
 PAD = -1
 
+FITTED = Policy(
+    Agreement(coefficients=tuple((0.1, 0.5, 0.3, -0.2, 0.4, 0.1, 0.3 * exit) for exit in range(4)))
+)
 POLICIES = [
+    "agreement:0.6",
+    "agreement:0.8,min_layer=4,class.1=0.3",
     "entropy:0.4",
     "entropy:0.1/0.5/0.6/0.2",
     "confidence:0.7,min_layer=4",
@@ -117,7 +123,8 @@ def assert_same(left: Any, right: Any) -> None:
 def test_no_window_budget_or_neighbour_changes_a_result(
     text: str, lengths: list[int], window: int, budget: int, overhead: int, seed: int
 ) -> None:
-    stages, texts, policy = NumpyStages(overhead=overhead), examples(lengths, seed), Policy.parse(text)
+    policy = Policy.parse(text).with_fit_of(FITTED)
+    stages, texts = NumpyStages(overhead=overhead), examples(lengths, seed)
     assert_same(Engine(stages, window, budget).run(texts, policy), offline(texts, policy, stages))
 
 
@@ -193,7 +200,7 @@ def test_a_failing_stage_leaves_the_engine_usable() -> None:
 
 
 def test_threads_share_an_engine() -> None:
-    stages, policies = NumpyStages(), [Policy.parse(text) for text in POLICIES]
+    stages, policies = NumpyStages(), [Policy.parse(text).with_fit_of(FITTED) for text in POLICIES]
     engine, texts, found = Engine(stages, 8), examples(range(1, 30)), {}
 
     def work(index: int) -> None:

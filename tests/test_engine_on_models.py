@@ -27,6 +27,7 @@ NOISE = 1e-4
 
 # the options of each rule; `policy_between` chooses the threshold
 RULES = {
+    "agreement": {"coefficients": [(0.1, 0.5, 0.3, -0.2, 0.4, 0.1, 0.2 * exit) for exit in range(5)]},
     "entropy": {},
     "confidence": {},
     "margin": {},

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from offramp.cost import Shape, macs
-from offramp.curves import exit_table, sweep
+from offramp.criteria.agreement import Agreement
+from offramp.curves import exit_table, scores, sweep
+from offramp.curves.fitting import fit_rule
 from offramp.errors import BadOption, BadPolicy
-from offramp.policy import Policy
+from offramp.policy import Policy, fold
 from offramp.problems import MULTI_LABEL, SINGLE_LABEL
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
@@ -45,6 +47,56 @@ def test_every_point_equals_running_its_policy(rule: str, make_trace: Make) -> N
         expected["agreement"] = np.mean(predictions == trace.logits[:, -1].argmax(-1))
         assert point.scores == pytest.approx(expected)
         assert point.cost.mean_layer == pytest.approx(np.mean(done.exits + 1))
+
+
+def test_no_example_is_scored_by_a_rule_that_was_fitted_on_it(
+    make_trace: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, fits = make_trace(300), []
+
+    def fit_and_record(policy: Policy, part: Trace) -> Policy:
+        fits.append(part.ids)
+        return fit_rule(policy, part)
+
+    monkeypatch.setattr(scores, "fit_rule", fit_and_record)
+    readiness = scores.apply_rule(trace, Policy.parse("agreement:0"), seed=5).readiness
+    assert sorted(np.concatenate(fits)) == trace.ids.tolist()
+    assert len(fits) == 2
+    for rows, others in (fits, fits[::-1]):
+        rule = Agreement.fit(trace[others])
+        np.testing.assert_allclose(readiness[rows], fold(rule, trace.logits[rows]).readiness)
+
+
+def test_a_curve_of_a_rule_that_learns_gives_policies_fitted_on_the_whole_trace(make_trace: Make) -> None:
+    trace = make_trace(300)
+    curve = sweep(trace, "agreement", points=20).curves["agreement"]
+    assert (curve.points[0].cost.mean_layer, curve.points[-1].cost.mean_layer) == (1, 6)
+    point = curve.points[10]
+    assert curve.policy(point) == Policy(Agreement.fit(trace), point.threshold)
+    layers = curve.policy(point).exits(trace.logits).mean() + 1
+    assert layers == pytest.approx(point.cost.mean_layer, abs=0.4)
+
+
+def test_in_regression_a_rule_that_learns_needs_a_tolerance(make_trace: Make) -> None:
+    truth = np.random.default_rng(0).normal(size=200)
+    trace = make_trace(200, classes=1, labels=truth, problem_type="regression", metrics=())
+    rule = "agreement:0,tolerance=0.5"
+    curve = sweep(trace, rule, points=5).curves[rule]
+    assert curve.policy(curve.points[1]).criterion == Agreement.fit(trace, tolerance=0.5)
+    with pytest.raises(BadOption, match="agreement:0,tolerance="):
+        sweep(trace, "agreement")
+
+
+def test_a_policy_is_swept_like_its_text(make_trace: Make) -> None:
+    trace, policy = make_trace(100), Policy.parse("entropy:0.3,min_layer=2")
+    text = str(policy)
+    assert sweep(trace, policy).curves == sweep(trace, text).curves
+    fitted = Policy(Agreement.fit(make_trace(200, seed=1)), 0.9)
+    curve = sweep(trace, [policy, fitted], {str(fitted): [0.5, 0.8]}).curves["agreement:0.9"]
+    for point in curve.points:
+        done = curve.policy(point).decide(trace.logits)
+        assert curve.policy(point).criterion == fitted.criterion
+        assert point.exits == tuple(np.bincount(done.exits, minlength=6))
 
 
 def test_a_gate_is_swept_by_gate_scores(make_trace: Make) -> None:

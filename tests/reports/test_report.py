@@ -207,11 +207,17 @@ def test_every_problem_type_has_default_rules(problem_type: str, gates: bool, ma
     )
     curves = report(trace, bootstrap=3, points=5).sections[0].sweep.curves
     names = [rule.split(":")[0] for rule in curves]
-    expected = ["entropy", "confidence", "margin", "patience", "layer", "oracle"]
+    expected = ["agreement", "entropy", "confidence", "margin", "patience", "layer", "oracle"]
     if problem_type == "regression":
-        expected = ["patience", "layer"]
+        expected = ["agreement", "patience", "layer"]
         assert len({point.cost.mean_layer for point in next(iter(curves.values())).points}) > 1
     assert names == expected + ["gate"] * gates
+
+
+def test_a_report_holds_the_coefficients_of_a_rule_that_learns(make_trace: Make) -> None:
+    found = json.loads(json.dumps(report(make_trace(60), ["agreement"], bootstrap=0).to_json()))
+    fitted = found["sections"][0]["sweep"]["curves"]["agreement"]["fitted"]
+    assert len(fitted["criterion"]["coefficients"]) == 6
 
 
 def test_a_section_without_rules_is_reported_beside_others(make_trace: Make, tmp_path: Path) -> None:

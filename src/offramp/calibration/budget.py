@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from offramp.calibration.candidate import Found
 from offramp.calibration.targets import Budget
 from offramp.criteria.base import Criterion, softmax
 from offramp.curves.exit_table import ExitTable, short_number_between, unreachable_threshold
@@ -19,40 +20,60 @@ STEEPEST = 20.0
 """The logarithm of the ratio of neighbouring fractions at which all examples leave at one end."""
 
 
-def spend(trace: Trace, policies: Sequence[Policy], target: Budget) -> Policy:
-    """The policy with the best score within the budget on this trace."""
-    candidates = [fit_budget(trace, policy, target) for policy in policies]
-    return max(candidates, key=lambda each: each.score).policy
-
-
-@dataclass(frozen=True)
-class Candidate:
-    policy: Policy
-    score: float
-
-
-def fit_budget(trace: Trace, policy: Policy, target: Budget) -> Candidate:
-    """The fractions form a geometric series; bisect its ratio until the mean cost meets the budget."""
-    read = apply_rule(trace, policy)
-    prices = prices_of(trace, policy, target.of)
-    every_row = np.arange(len(trace))
-
-    def mean(slope: float) -> float:
-        return float(prices[split(policy, read.readiness, trace.layers, slope).exits, every_row].mean())
-
-    early, late = -STEEPEST, STEEPEST
-    if mean(early) > target.mean:
+def spend(trace: Trace, policies: Sequence[Policy], target: Budget) -> list[Found]:
+    """For each rule its policy within the budget on this trace, the best score first; or `NoSafeThreshold`."""
+    found, least = [], np.inf
+    for policy in policies:
+        prices = prices_of(trace, policy, target.of)
+        output = apply_rule(trace, policy)
+        if policy.criterion.reads == "layer":
+            splits = [static(trace, exit) for exit in range(len(trace.layers))]
+        else:
+            splits = [bisect(trace, policy, output.readiness, prices, target.mean)]
+        costs = [mean_price(prices, each) for each in splits]
+        least = min(least, *costs)
+        within = [each for each, cost in zip(splits, costs, strict=True) if cost <= target.mean]
+        if within:
+            best = max(within, key=lambda each: score_of(trace, output.predictions, each))
+            found.append(
+                Found(
+                    replace(policy, threshold=best.thresholds),
+                    trace,
+                    mean_layer=float(np.asarray(trace.layers)[best.exits].mean()),
+                    score=score_of(trace, output.predictions, best),
+                )
+            )
+    if not found:
         raise NoSafeThreshold(
             f"a mean of {target.mean:g} {target.of} is out of reach: leaving as early as the rule can takes "
-            f"{mean(early):g}. Allow that much, or add earlier exits to the model."
+            f"{least:g}. Allow that much, or add earlier exits to the model."
         )
+    return sorted(found, key=lambda each: -(each.score or 0.0))
+
+
+def bisect(trace: Trace, policy: Policy, readiness: Array, prices: Array, mean: float) -> "Split":
+    """The fractions form a geometric series; bisect its ratio until the mean cost meets the budget."""
+    early, late = -STEEPEST, STEEPEST
     for _ in range(40):
         middle = (early + late) / 2
-        early, late = (middle, late) if mean(middle) <= target.mean else (early, middle)
-    chosen = split(policy, read.readiness, trace.layers, early)
-    left = ExitTable(np.zeros(1), (chosen.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
-    reach = scores(trace, left, read.predictions)[metric_names(trace)[0]]
-    return Candidate(replace(policy, threshold=chosen.thresholds), float(reach[0]))
+        affordable = mean_price(prices, split(policy, readiness, trace.layers, middle)) <= mean
+        early, late = (middle, late) if affordable else (early, middle)
+    return split(policy, readiness, trace.layers, early)
+
+
+def static(trace: Trace, exit: int) -> "Split":
+    """Every example leaves at one exit."""
+    return Split((float(trace.layers[exit]),), np.full(len(trace), exit))
+
+
+def mean_price(prices: Array, split: "Split") -> float:
+    return float(prices[split.exits, np.arange(prices.shape[1])].mean())
+
+
+def score_of(trace: Trace, predictions: Array, split: "Split") -> float:
+    """The headline score."""
+    left = ExitTable(np.zeros(1), (split.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
+    return float(scores(trace, left, predictions)[metric_names(trace)[0]][0])
 
 
 def prices_of(trace: Trace, policy: Policy, of: str) -> Array:
@@ -66,7 +87,7 @@ def prices_of(trace: Trace, policy: Policy, of: str) -> Array:
 
 @dataclass(frozen=True)
 class Split:
-    """A threshold per exit, and the exit that each example takes."""
+    """A threshold per exit, or for all exits, and the exit that each example takes."""
 
     thresholds: tuple[float, ...]
     exits: Array

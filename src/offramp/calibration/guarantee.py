@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from offramp.calibration.bounds import Bound, binomial, examples_needed, hoeffding_bentkus
+from offramp.calibration.candidate import Candidate, Found
 from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
 from offramp.curves.exit_table import ExitTable, build_exit_table
@@ -35,26 +36,22 @@ LARGEST_LEAD = 25.0
 """The lead of the top logit at the safest end of the grid: a probability of 1 - 1e-11."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A rule, and the examples that its threshold may be tested on: none of those that it was fitted on."""
-
-    policy: Policy
-    trace: Trace
-    fitted_on: int = 0
-    """The number of examples that the rule was fitted on."""
-
-
-def certify(candidates: Sequence[Candidate], target: Guarantee, origin: dict[str, str | None]) -> Policy:
-    """The earliest-leaving policy that is proven safe, with its certificate; or `NoSafeThreshold`."""
+def certify(candidates: Sequence[Candidate], target: Guarantee, origin: dict[str, str | None]) -> list[Found]:
+    """The policies that are proven safe, with certificates, the earliest-leaving first; or `NoSafeThreshold`."""
     for each in candidates:
         check_target(each.trace, target)
     outcomes = [prove(each, target, target.delta / len(candidates)) for each in candidates]
     proven = [outcome for outcome in outcomes if outcome.proven]
     if not proven:
         raise no_safe_threshold(target, outcomes)
-    best = min(proven, key=lambda outcome: outcome.mean_layer)
-    return replace(best.policy, certificate=issue(best, target, len(candidates), origin))
+    return [
+        Found(
+            replace(each.policy, certificate=issue(each, target, len(candidates), origin)),
+            each.candidate.trace,
+            each.mean_layer,
+        )
+        for each in sorted(proven, key=lambda outcome: outcome.mean_layer)
+    ]
 
 
 def check_target(trace: Trace, target: Guarantee) -> None:

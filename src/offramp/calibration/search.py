@@ -2,19 +2,22 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from offramp.calibration.budget import spend
-from offramp.calibration.guarantee import Candidate, certify
+from offramp.calibration.candidate import Candidate, Found
+from offramp.calibration.guarantee import certify
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
 from offramp.calibration.temperatures import Temperatures
-from offramp.criteria.agreement import Agreement
-from offramp.curves import Point, Sweep, sweep
+from offramp.criteria import CRITERIA
+from offramp.curves import Curve, Point, Sweep, sweep
 from offramp.curves.curve import parse_rule
+from offramp.curves.fitting import default_tolerance, fit_rule
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.policy import Policy
+from offramp.problems import REGRESSION
 from offramp.trace import Trace
 
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "layer")
@@ -22,11 +25,15 @@ FIT_SHARE, FIT_MOST = 3, 2000
 """A rule that learns is fitted on a third of the examples, at most this many: it has few coefficients."""
 POINTS = 400
 """Thresholds tried where no statistical test limits them."""
+AS_GOOD = 1.02
+"""A static cut is as good if its mean layer is at most this many times that of the best policy."""
+
+Rules = str | Policy | Sequence[str | Policy] | None
 
 
 def calibrate(
     trace: Trace,
-    rule: str | Sequence[str] | None,
+    rule: Rules,
     target: Target,
     *,
     seed: int = 0,
@@ -35,10 +42,11 @@ def calibrate(
 ) -> Policy:
     """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
 
-    `rule` is a name or the text form of a policy, whose threshold is replaced; None tries agreement, entropy,
-    confidence, margin and layer. Of several rules the best for the target is returned; a guarantee pays for that
-    choice by splitting delta among them, other targets warn. A rule that learns is fitted on a third of the
-    examples, drawn with `seed`, and its threshold is calibrated on the others.
+    `rule` is a name, or a policy or its text, whose threshold is replaced; None tries those of agreement, entropy,
+    confidence, margin and layer that work for this problem. Of several rules the best for the target is returned;
+    a guarantee pays for that choice by splitting delta among them, other targets warn. A rule that learns is fitted
+    on a third of the examples, drawn with `seed`, and its threshold is calibrated on the others; a policy whose
+    rule is already fitted keeps its fit, which must be to other examples.
     `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` is the trace, or the name
     of the data, that the rule and its options were chosen on. A warning says if the rule or the temperatures were
     chosen on examples of this trace.
@@ -52,12 +60,48 @@ def calibrate(
     >>> policy.certificate.examples, policy.certificate.observed_risk
     (400, 0.005)
     """
-    rules = [rule] if isinstance(rule, str) else list(DEFAULT_RULES if rule is None else rule)
-    if not rules:
-        raise BadOption("name at least one rule to calibrate")
+    return find_policy(trace, rule, target, seed=seed, temperatures=temperatures, chosen_on=chosen_on).policy
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A policy that reaches a target, and how it was found."""
+
+    policy: Policy
+    trace: Trace
+    """The examples that its threshold was chosen on."""
+    rules: tuple[str, ...]
+    """The rules that were tried."""
+    fitted: tuple[str, ...]
+    """Those of them that were fitted to examples of the trace."""
+    fitted_on: int
+    """The number of examples that they were fitted on."""
+    calibrated_on: int
+    """The number of other examples, which their thresholds were chosen on."""
+    seed: int
+    """Of this split."""
+    static_cut: Found | None
+    """A fixed layer that is as good as the policy, see `as_good`."""
+
+
+def find_policy(
+    trace: Trace,
+    rule: Rules,
+    target: Target,
+    *,
+    seed: int = 0,
+    temperatures: Temperatures | Sequence[float] | None = None,
+    chosen_on: Trace | str | None = None,
+) -> Calibration:
+    """Like `calibrate`, with the rules that were tried and the examples that were used."""
     if not len(trace):
         raise BadOption("the trace is empty; there is nothing to calibrate on")
-    policies = [parse_rule(text) for text in rules]
+    rules = (
+        default_rules(trace, target) if rule is None else [rule] if isinstance(rule, str | Policy) else rule
+    )
+    if not rules:
+        raise BadOption("name at least one rule to calibrate")
+    policies = [parse_rule(each) for each in rules]
     fitted_on = None
     if isinstance(temperatures, Temperatures):
         fitted_on = temperatures.fitted_on
@@ -65,20 +109,43 @@ def calibrate(
     if temperatures is not None:
         policies = [replace(policy, temperatures=tuple(temperatures)) for policy in policies]
     if any(not policy.criterion.takes_threshold for policy in policies):
-        raise BadOption(f"{', '.join(rules)}: has no threshold to calibrate")
+        raise BadOption(f"{', '.join(map(str, rules))}: has no threshold to calibrate")
     for what, source in (("rule was chosen", chosen_on), ("temperatures were fitted", fitted_on)):
         if source is not None and reuses(trace, source):
             warn(f"the {what} on {name_of(source)!r} and the threshold is calibrated on it")
 
+    tolerance = target.tolerance if isinstance(target, Guarantee) else None
+    candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
     if isinstance(target, Guarantee):
         origin = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
-        return certify([fit(trace, policy, target.tolerance, seed) for policy in policies], target, origin)
-    if len(policies) > 1:
-        warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
-    if isinstance(target, Budget):
-        return spend(trace, policies, target)
-    found = sweep(trace, [str(policy) for policy in policies], points=POINTS)
-    return within_loss(found, target) if isinstance(target, MaxLoss) else fast_enough(found, target)
+        found = certify(candidates, target, origin)
+    else:
+        if len(policies) > 1:
+            warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
+        found = reach(candidates, target)
+    learned = [each for each in candidates if each.fitted_on]
+    return Calibration(
+        policy=found[0].policy,
+        trace=found[0].trace,
+        rules=tuple(map(str, rules)),
+        fitted=tuple(str(each) for each, of in zip(rules, candidates, strict=True) if of.fitted_on),
+        fitted_on=learned[0].fitted_on if learned else 0,
+        calibrated_on=len(learned[0].trace) if learned else len(trace),
+        seed=seed,
+        static_cut=next((each for each in found if as_good(each, found[0], target)), None),
+    )
+
+
+def default_rules(trace: Trace, target: Target) -> list[str]:
+    """Those of `DEFAULT_RULES` that work for this problem; agreement also needs examples to be fitted on."""
+    rules = [*DEFAULT_RULES]
+    if len(trace) < 2 * FIT_SHARE:
+        rules.remove("agreement")
+    if trace.problem_type != REGRESSION:
+        return rules
+    tolerance = target.tolerance if isinstance(target, Guarantee) else default_tolerance(trace)
+    options = {"agreement": f"agreement:0,tolerance={tolerance}"} if tolerance else {"agreement": ""}
+    return [text for name in rules if CRITERIA[name].regression and (text := options.get(name, name))]
 
 
 def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Candidate:
@@ -89,9 +156,34 @@ def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Can
     count = min(len(trace) // FIT_SHARE, FIT_MOST)
     if count < 2:
         raise BadOption(f"{len(trace)} examples are too few to fit agreement and calibrate its threshold")
-    assert isinstance(policy.criterion, Agreement)  # the only rule that learns
-    rule = Agreement.fit(trace[np.sort(order[:count])], tolerance or policy.criterion.tolerance)
-    return Candidate(replace(policy, criterion=rule), trace[np.sort(order[count:])], count)
+    fitted = fit_rule(policy, trace[np.sort(order[:count])], tolerance)
+    return Candidate(fitted, trace[np.sort(order[count:])], count)
+
+
+def reach(candidates: Sequence[Candidate], target: MaxLoss | MinSpeedup | Budget) -> list[Found]:
+    """The policies that reach a target without a guarantee, the best first.
+
+    All rules are compared on the same examples, those that none of them was fitted on.
+    """
+    trace = min((each.trace for each in candidates), key=len)
+    policies = [each.policy for each in candidates]
+    if isinstance(target, Budget):
+        return spend(trace, policies, target)
+    found = sweep(trace, policies, points=POINTS)
+    chosen = within_loss(found, target) if isinstance(target, MaxLoss) else fast_enough(found, target)
+    return [
+        Found(curve.policy(point), trace, point.cost.mean_layer, found.score(point))
+        for curve, point in chosen
+    ]
+
+
+def as_good(static: Found, best: Found, target: Target) -> bool:
+    """Whether this is a static cut that costs about as little as the best policy, or for a cost scores as high."""
+    if static.policy.criterion.reads != "layer":
+        return False
+    if isinstance(target, Guarantee | MaxLoss):
+        return static.mean_layer <= AS_GOOD * best.mean_layer
+    return (static.score or 0.0) >= (best.score or 0.0)
 
 
 def reuses(trace: Trace, source: Trace | str) -> bool:
@@ -110,12 +202,12 @@ def name_of(source: Trace | str | None) -> str | None:
 
 def warn(what: str) -> None:
     warnings.warn(
-        f"{what}: expect a worse score on new data, or hold examples out.", ReusedData, stacklevel=3
+        f"{what}: expect a worse score on new data, or hold examples out.", ReusedData, stacklevel=4
     )
 
 
-def within_loss(found: Sweep, target: MaxLoss) -> Policy:
-    """The policy with the fewest layers within the allowed loss."""
+def within_loss(found: Sweep, target: MaxLoss) -> list[tuple[Curve, Point]]:
+    """For each rule the point with the fewest layers within the allowed loss, the fewest first."""
     metric = target.metric or found.headline
     if metric not in found.metrics:
         raise BadOption(f"the trace is not scored by {metric!r}; it has {', '.join(found.metrics)}")
@@ -132,12 +224,12 @@ def within_loss(found: Sweep, target: MaxLoss) -> Policy:
             f"no threshold saves a layer and loses at most {target.points:g} points of {metric}: "
             f"the smallest loss is {least:.2f}. Allow that, or train the exits further."
         )
-    curve, point = min(allowed, key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
-    return curve.policy(point)
+    allowed.sort(key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
+    return first_of_each(allowed)
 
 
-def fast_enough(found: Sweep, target: MinSpeedup) -> Policy:
-    """The policy with the best score within the allowed cost."""
+def fast_enough(found: Sweep, target: MinSpeedup) -> list[tuple[Curve, Point]]:
+    """For each rule the point with the best score within the allowed cost, the best first."""
 
     def ratio(point: Point) -> float:
         return expense(found.full, target.of) / expense(point, target.of)
@@ -149,8 +241,16 @@ def fast_enough(found: Sweep, target: MinSpeedup) -> Policy:
         raise NoSafeThreshold(
             f"no threshold reduces {target.of} {target.ratio:g} times; the most is {most:.2f} times."
         )
-    curve, point = max(allowed, key=lambda item: (found.score(item[1]), ratio(item[1])))
-    return curve.policy(point)
+    allowed.sort(key=lambda item: (-found.score(item[1]), -ratio(item[1])))
+    return first_of_each(allowed)
+
+
+def first_of_each(points: Sequence[tuple[Curve, Point]]) -> list[tuple[Curve, Point]]:
+    """The first point of each rule."""
+    firsts: dict[str, tuple[Curve, Point]] = {}
+    for curve, point in points:
+        firsts.setdefault(curve.rule, (curve, point))
+    return [*firsts.values()]
 
 
 def expense(point: Point, of: str) -> float:

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 
 from offramp.criteria.base import FITTED, Criterion, PerExample, Shape, as_choices, finite_rows, log_softmax
-from offramp.errors import BadOption, Incompatible
+from offramp.errors import BadOption, BadPolicy, Incompatible
 from offramp.problems import REGRESSION, Array
 from offramp.trace import Trace
 
@@ -14,6 +14,8 @@ DIGITS = 6
 """Of a coefficient: more would only lengthen the saved policy."""
 CLIP = 20.0
 """Log-odds beyond this are saturated; clipped so that one extreme logit does not decide."""
+WIDTHS = {7}, {5}
+"""Coefficients of an exit: of classes, and of regression."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Agreement(Criterion):
     def __post_init__(self) -> None:
         if self.coefficients is not None:
             rows = tuple(tuple(map(float, row)) for row in self.coefficients)
+            if {len(row) for row in rows} not in WIDTHS:
+                raise BadPolicy("the coefficients of agreement are incomplete; calibrate it again.")
             object.__setattr__(self, "coefficients", rows)
 
     @classmethod
@@ -73,7 +77,10 @@ class Agreement(Criterion):
         `tolerance` is for regression: numbers no further apart are the same prediction.
         """
         if trace.problem_type == REGRESSION and not tolerance:
-            raise BadOption("for regression, set the tolerance within which two numbers count as equal")
+            raise BadOption(
+                "in regression, agreement needs the tolerance within which two numbers count as equal: "
+                "agreement:0,tolerance=0.1"
+            )
         rule = cls(tolerance or 0.0)
         state, rows = None, []
         for exit in range(len(trace.layers)):
@@ -82,20 +89,23 @@ class Agreement(Criterion):
             rows.append(fit_exit(features, trace.agreement(exit, tolerance)))
         return cls(rule.tolerance, tuple(rows))
 
+    def check(self, exits: int) -> None:
+        if self.coefficients is None:
+            raise Incompatible("agreement is not fitted; calibrate it on a trace first (offramp calibrate).")
+        if len(self.coefficients) != exits:
+            raise Incompatible(
+                f"agreement was fitted for {len(self.coefficients)} exits and there are {exits}; calibrate it again."
+            )
+
     def start(self, examples: Shape) -> History:
         none = np.zeros(examples)
         empty = none[..., None]
         return History(empty, empty, empty, empty, none - 1, none, none, none)
 
     def step(self, seen: History, logits: Array) -> tuple[History, Array]:
+        assert self.coefficients is not None  # see `check`
         state, features = self.observe(seen, logits)
-        if self.coefficients is None:
-            raise Incompatible("agreement is not fitted; calibrate it on a trace first (offramp calibrate).")
         exit = int(state.exits.max(initial=1)) - 1
-        if exit >= len(self.coefficients):
-            raise Incompatible(
-                f"agreement was fitted for {len(self.coefficients)} exits; calibrate it again."
-            )
         intercept, *weights = self.coefficients[exit]
         probability = 1 / (1 + np.exp(-(intercept + features @ np.array(weights))))
         return state, np.broadcast_to(probability.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])

@@ -46,6 +46,9 @@ class Criterion:
     regression: ClassVar[bool] = False
     """Whether it works for a single real-valued output."""
 
+    def check(self, exits: int) -> None:
+        """Raise `Incompatible` if the rule cannot run on this many exits."""
+
     def start(self, examples: Shape) -> Any:
         """The state before the first exit; rules with memory override this."""
         return PerExample()

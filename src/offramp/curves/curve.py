@@ -34,6 +34,8 @@ class Curve:
 
     rule: str
     points: tuple[Point, ...]
+    fitted: Policy | None = None
+    """For a rule that learns: fitted to the whole trace. The points come from rules fitted to its halves."""
 
     @property
     def attainable(self) -> bool:
@@ -42,7 +44,7 @@ class Curve:
 
     def policy(self, point: Point) -> Policy:
         """The policy that runs at this point."""
-        policy = parse_rule(self.rule)
+        policy = parse_rule(self.rule).with_fit_of(self.fitted)
         return policy if point.threshold is None else replace(policy, threshold=point.threshold)
 
 
@@ -116,13 +118,16 @@ class Sweep:
         return np.array(rows)
 
 
-def parse_rule(rule: str) -> Policy:
-    """The policy of a rule, given by its name or by the text of a policy, with threshold 0."""
-    known = CRITERIA.get(rule)
-    policy = Policy(known()) if known and rule != "oracle" else Policy.parse(rule)
+def parse_rule(rule: str | Policy) -> Policy:
+    """The policy of a rule, given by its name, or by a policy or its text, with threshold 0."""
+    if isinstance(rule, Policy):
+        policy = rule
+    else:
+        known = CRITERIA.get(rule)
+        policy = Policy(known()) if known and rule != "oracle" else Policy.parse(rule)
     if policy.class_thresholds:
         raise BadOption(f"a sweep varies one threshold for all classes; remove class.* from {rule}")
-    return replace(policy, threshold=0.0)
+    return replace(policy, threshold=0.0, certificate=None)
 
 
 def elue_score(points: ArrayLike | Iterable[tuple[float, float]], reference: ArrayLike) -> float:

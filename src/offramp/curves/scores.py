@@ -8,6 +8,7 @@ import numpy as np
 
 from offramp.curves.count_metrics import COUNT_METRICS, Counts
 from offramp.curves.exit_table import ExitTable
+from offramp.curves.fitting import fit_rule
 from offramp.errors import BadOption
 from offramp.policy import Policy, fold
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, decode
@@ -30,11 +31,28 @@ class RuleOutput:
     """(exits, examples) classes or numbers, or (exits, examples, labels) 0 or 1."""
 
 
-def apply_rule(trace: Trace, policy: Policy) -> RuleOutput:
+def apply_rule(trace: Trace, policy: Policy, seed: int = 0) -> RuleOutput:
+    """The output of a rule; one that is not fitted is fitted here, see `cross_fit`."""
+    if not policy.criterion.is_fitted:
+        return cross_fit(trace, policy, seed)
     logits = policy.tempered(trace.logits)
     folded = fold(policy.criterion, logits, trace.gates, trace.layers, trace.problem_type)
     predictions = np.moveaxis(decode(folded.logits, trace.problem_type), 1, 0)
     return RuleOutput(folded.readiness, np.ascontiguousarray(predictions))
+
+
+def cross_fit(trace: Trace, policy: Policy, seed: int) -> RuleOutput:
+    """Each half of the examples with a rule fitted on the other half, so that no example scores its own fit."""
+    order = np.random.default_rng(seed).permutation(len(trace))
+    halves = np.array_split(order, 2)
+    outputs = [
+        apply_rule(trace[rows], fit_rule(policy, trace[others])) for rows, others in (halves, halves[::-1])
+    ]
+    back = np.argsort(order)
+    return RuleOutput(
+        readiness=np.concatenate([output.readiness for output in outputs])[back],
+        predictions=np.concatenate([output.predictions for output in outputs], axis=1)[:, back],
+    )
 
 
 def metric_names(trace: Trace) -> tuple[str, ...]:

@@ -11,9 +11,11 @@ from offramp.criteria.oracle import Oracle
 from offramp.curves.best_exits import best_exits
 from offramp.curves.curve import Curve, Point, Sweep, parse_rule
 from offramp.curves.exit_table import ExitTable, build_exit_table, useful_thresholds
+from offramp.curves.fitting import fit_rule
 from offramp.curves.scores import apply_rule, intervals, metric_names, scores
 from offramp.errors import BadOption, did_you_mean
 from offramp.policy import Policy
+from offramp.policy.text import fitted_names
 from offramp.problems import Array
 from offramp.trace import Trace
 
@@ -22,7 +24,7 @@ Thresholds: TypeAlias = str | Sequence[float] | Mapping[str, Sequence[float]]
 
 def sweep(
     trace: Trace,
-    rules: str | Sequence[str],
+    rules: str | Policy | Sequence[str | Policy],
     thresholds: Thresholds = "auto",
     *,
     points: int = 100,
@@ -32,11 +34,14 @@ def sweep(
 ) -> Sweep:
     """Score and cost of every rule at every threshold, from one trace.
 
-    A rule is a name ("entropy", "patience", "layer", "never", "oracle") or the text of a policy, whose options are
-    kept and whose threshold is replaced. `thresholds` are given for all rules, by rule, or as "auto": up to `points`
-    that give different exits. With `bootstrap` resamples each point gets an interval. That costs next to nothing for
-    accuracy and agreement, one sort per point for other metrics of one label per example, and one evaluation of the
-    metric per resample otherwise. MACs are counted for the real lengths, or with all texts `padded_to` one length.
+    A rule is a name ("entropy", "patience", "layer", "never", "oracle"), or a policy or its text, whose options are
+    kept and whose threshold is replaced. A rule that learns and is not fitted ("agreement") is fitted here: each
+    half of the examples, drawn with `seed`, is scored by a rule fitted on the other half.
+
+    `thresholds` are given for all rules, by rule, or as "auto": up to `points` that give different exits. With
+    `bootstrap` resamples each point gets an interval. That costs next to nothing for accuracy and agreement, one
+    sort per point for other metrics of one label per example, and one evaluation of the metric per resample
+    otherwise. MACs are counted for the real lengths, or with all texts `padded_to` one length.
 
     *Example*
     >>> logits = np.array([[[2.0, 0.0], [3.0, 0.0]], [[0.5, 0.0], [0.0, 3.0]]], np.float32)
@@ -51,9 +56,10 @@ def sweep(
         raise BadOption("the trace has no examples")
     metrics = metric_names(trace)
 
-    def curve(rule: str, given: str | Sequence[float]) -> Curve:
+    def curve(rule: str | Policy, given: str | Sequence[float]) -> Curve:
         policy = policy_for(rule, trace)
-        output = apply_rule(trace, policy)
+        output = apply_rule(trace, policy, seed)
+        policy = fit_rule(policy, trace)
         values = thresholds_for(policy, given, output.readiness, trace.layers, points)
         table = build_exit_table(policy, output.readiness, trace.layers, values)
         by_metric = scores(trace, table, output.predictions)
@@ -74,11 +80,13 @@ def sweep(
                 interval=None if around is None else around[index],
             )
 
-        return Curve(rule, tuple(map(point, range(len(table.thresholds)))))
+        learned = policy if fitted_names(type(policy.criterion)) else None
+        return Curve(str(rule), tuple(map(point, range(len(table.thresholds)))), learned)
 
-    by_rule = thresholds_by_rule(thresholds, [rules] if isinstance(rules, str) else rules)
+    by_text = {str(rule): rule for rule in ([rules] if isinstance(rules, str | Policy) else rules)}
+    by_rule = thresholds_by_rule(thresholds, [*by_text])
     return Sweep(
-        curves={rule: curve(rule, given) for rule, given in by_rule.items()},
+        curves={rule: curve(by_text[rule], given) for rule, given in by_rule.items()},
         per_exit=curve("layer", "auto").points,
         layers=tuple(trace.layers),
         metrics=metrics,
@@ -99,7 +107,7 @@ def thresholds_by_rule(thresholds: Thresholds, rules: Sequence[str]) -> dict[str
     return {rule: by_rule.get(rule, "auto") for rule in rules}
 
 
-def policy_for(rule: str, trace: Trace) -> Policy:
+def policy_for(rule: str | Policy, trace: Trace) -> Policy:
     """The policy whose threshold is swept."""
     if rule != "oracle":
         return parse_rule(rule)

@@ -36,6 +36,7 @@ def fold(
     """
     every = Exits(logits, gates, layers)
     examples, exits, _ = every.logits.shape
+    criterion.check(exits)
     own_logits = type(criterion).output is Criterion.output
     folded = Folded(
         readiness=np.empty((examples, exits)),

@@ -317,6 +317,7 @@ def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
         )
     if policy.temperatures is not None and len(policy.temperatures) != len(layers):
         raise Incompatible(f"the policy has {len(policy.temperatures)} temperatures for {len(layers)} exits.")
+    policy.criterion.check(len(layers))
     limits = {"min_layer": policy.min_layer, "max_layer": policy.max_layer}
     if policy.criterion.reads == "layer":
         limits["layer"] = int(np.max(policy.threshold))

@@ -4,13 +4,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from offramp.atomic import write_files
+from offramp.curves.fitting import default_tolerance
 from offramp.problems import REGRESSION
 from offramp.reports.page import page
 from offramp.reports.plots import save_plots
@@ -18,7 +18,7 @@ from offramp.reports.sections import Section, measure
 from offramp.reports.table import report_text
 from offramp.trace import Trace
 
-RULES = ("entropy", "confidence", "margin", "patience", "layer", "oracle")
+RULES = ("agreement", "entropy", "confidence", "margin", "patience", "layer", "oracle")
 
 
 def report(
@@ -31,7 +31,7 @@ def report(
     """Measure one trace, or several by name; `bootstrap` and other options are those of `sweep`.
 
     The default rules depend on the kind of problem. The oracle is left out of regression and where there are no
-    labels.
+    labels, and agreement where scikit-learn is not installed.
 
     *Example*
 
@@ -50,12 +50,14 @@ def report(
 
 
 def default_rules(trace: Trace) -> list[str]:
-    """In regression, patience tolerates differences of a tenth of the predictions' standard deviation."""
+    """In regression, differences of a tenth of the predictions' standard deviation are tolerated."""
     rules = list(RULES)
     if trace.problem_type == REGRESSION:
-        values = trace.logits[:, -1]
-        spread = float(np.std(values, where=np.isfinite(values))) if np.isfinite(values).any() else 0.0
-        rules = [f"patience:1,tolerance={spread / 10:.2g}", "layer"]
+        tolerance = default_tolerance(trace)
+        rules = [f"agreement:0,tolerance={tolerance:g}"] if tolerance else []
+        rules += [f"patience:1,tolerance={tolerance:g}", "layer"]
+    if find_spec("sklearn") is None:  # which fits agreement
+        rules = [rule for rule in rules if not rule.startswith("agreement")]
     return rules if trace.gates is None else [*rules, "gate"]
 
 

@@ -38,7 +38,8 @@ class Section:
 
 
 def measure(name: str, trace: Trace, rules: Sequence[str], bootstrap: int, **options: Any) -> Section:
-    readiness = {rule: measure_readiness(trace, rule) for rule in rules if is_graded(rule)}
+    seed = options.get("seed", 0)
+    readiness = {rule: measure_readiness(trace, rule, seed) for rule in rules if is_graded(rule)}
     return Section(
         name,
         sweep(trace, rules, bootstrap=bootstrap, **options),
@@ -52,12 +53,12 @@ def is_graded(rule: str) -> bool:
     return not criterion.needs_labels and not criterion.counts_exits and criterion.takes_threshold
 
 
-def measure_readiness(trace: Trace, rule: str) -> Readiness | None:
+def measure_readiness(trace: Trace, rule: str, seed: int) -> Readiness | None:
     """Without labels, a prediction is right if full depth gives the same; None where there is nothing to count."""
     if trace.problem_type == REGRESSION or len(trace.layers) == 1:
         return None
     policy = parse_rule(rule)
-    output = apply_rule(trace, policy)
+    output = apply_rule(trace, policy, seed)
     truth = trace.reference_predictions() if trace.labels is None else trace.labels
     right = output.predictions[:-1] == truth
     right = (right.all(-1) if right.ndim == 3 else right).T
