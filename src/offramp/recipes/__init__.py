@@ -11,6 +11,8 @@ from offramp.recipes.elasticbert import elasticbert
 from offramp.recipes.elbert import elbert
 from offramp.recipes.fastbert import fastbert
 from offramp.recipes.final import final
+from offramp.recipes.frozen import frozen
+from offramp.recipes.mixed import mixed
 from offramp.recipes.pabee import pabee
 from offramp.recipes.romebert import romebert
 
@@ -23,6 +25,8 @@ RECIPES: dict[str, RecipeMaker] = {
     "elasticbert": elasticbert,
     "berxit": berxit,
     "fastbert": fastbert,
+    "frozen": frozen,
+    "mixed": mixed,
 }
 
 

@@ -37,6 +37,12 @@ class Phase:
     """Learning rates of parameters whose names start with the key; all others use the training arguments'."""
     momentum: float | None = None
     """Decay of a momentum teacher, a moving average of the model; None for no teacher."""
+    frozen_teacher: bool = False
+    """Whether the model at the start of the phase is the teacher: the logits of its last exit are computed once."""
+    standardise: bool = False
+    """With trainable="exits", whether heads are trained on features of mean 0 and deviation 1."""
+    unlabelled: bool = False
+    """Whether text without labels is used too; the loss must allow for it."""
     needs_labels: bool = True
 
     def __post_init__(self) -> None:
