@@ -33,6 +33,8 @@ class ExitConfig(PreTrainedConfig):
     """The fields of `HeadConfig`."""
     policy: dict[str, Any] | None = None
     """The default policy of predictions, as JSON."""
+    fine_tuned: bool = False
+    """Whether the last exit is a trained classifier, which training keeps unless a recipe is named."""
     learned_weights: bool = False
     """Whether the loss of each exit has a learned weight (ELBERT)."""
     initializer_range: float = 0.02

@@ -178,6 +178,7 @@ class ExitModel(PreTrainedModel):
             "exits": place_exits(exits, base.config.num_hidden_layers),
             "head": head_config(head, final).to_dict(),
             "problem_type": problem_type or (source.config.problem_type if final else None),
+            "fine_tuned": final is not None,
             "initializer_range": getattr(base.config, "initializer_range", 0.02),
             "id2label": label_names(labels, source.config if final else None, num_labels),
         }

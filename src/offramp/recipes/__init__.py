@@ -37,4 +37,9 @@ def recipe_named(name: str) -> Recipe:
     return RECIPES[name]()
 
 
-__all__ = ["RECIPES", "Phase", "Recipe", "recipe_named"]
+def default_recipe(fine_tuned: bool) -> str:
+    """A fine-tuned model is not trained again unless asked for."""
+    return "frozen" if fine_tuned else "mixed"
+
+
+__all__ = ["RECIPES", "Phase", "Recipe", "default_recipe", "recipe_named"]

@@ -28,7 +28,7 @@ from transformers import (
 from offramp.atomic import write_files
 from offramp.model import ExitModel
 from offramp.problems import decode
-from offramp.recipes import Phase, Recipe, recipe_named
+from offramp.recipes import Phase, Recipe, default_recipe, recipe_named
 from offramp.tasks import Task
 from offramp.tasks.metrics import compute
 from offramp.training.data import add_teacher, has_labels, load_tokenizer, tokenize_splits, train_rows
@@ -76,7 +76,7 @@ def default_arguments(output_dir: str | Path, **changes: Any) -> TrainingArgumen
 def train(
     model: ExitModel,
     task: Task,
-    recipe: str | Recipe = "pabee",
+    recipe: str | Recipe | None = None,
     args: TrainingArguments | None = None,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -93,7 +93,8 @@ def train(
     Args:
         model: an encoder with exits.
         task: train and validation splits, labels and metrics.
-        recipe: a name in `RECIPES`, or a `Recipe`.
+        recipe: a name in `RECIPES`, or a `Recipe`. By default "mixed", or "frozen" for a model that is fine-tuned
+            already, whose backbone and last exit then stay as they are.
         args: transformers' TrainingArguments, used for every phase; see `default_arguments`. The best checkpoint
             is the one with the best headline metric, averaged over exits; pass
             metric_for_best_model="eval_loss" to use the loss instead.
@@ -104,6 +105,7 @@ def train(
             for recipes that can use it (`mixed`, `frozen`).
         callbacks: transformers' TrainerCallbacks.
     """
+    recipe = recipe or default_recipe(model.config.fine_tuned)
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
     args = args or default_arguments("offramp-run")
     home = Path(args.output_dir or "offramp-run")
@@ -204,6 +206,7 @@ class Training:
         scores = {}
         if has_labels(self.data, "validation"):
             scores = exit_scores(self.task, trainer.predict(self.data["validation"]))
+        self.model.config.fine_tuned = True
         save_finished(trainer, folder, scores)
         return scores
 
