@@ -220,7 +220,7 @@ class ExitModel(PreTrainedModel):
 
         The policy is not copied: its thresholds and its certificate are valid only for the deeper model.
         """
-        if layers not in self.config.exits:
+        if layers < 1 or layers not in self.config.exits:
             raise BadConfig(f"layer {layers} has no exit; there are exits at {self.config.exits}")
         kept = [layer for layer in self.config.exits if layer <= layers]
         values = self.config.to_dict() | {"exits": kept, "policy": None}

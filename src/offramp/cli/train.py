@@ -48,7 +48,7 @@ def train(
     exits: Annotated[
         str,
         Option(
-            help="Layers that get an exit, such as 0,2,4,6 (0 is before the first layer); or k for every k-th."
+            help="Layers with an exit, such as 0,2,4,6 (0 is before the first layer), or k for every k-th."
         ),
     ] = "1",
     layers: Annotated[int | None, Option(help="Keep only the first LAYERS layers of the encoder.")] = None,
