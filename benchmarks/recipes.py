@@ -2,14 +2,14 @@
 
     python benchmarks/recipes.py ENCODER GLUE_FOLDER --out runs --tasks sst2 cola --recipes mixed pabee --seeds 42 43
 
-Every recipe starts from the same encoder and has EPOCHS epochs of updates to the backbone, which the phases of a recipe
+Every recipe starts from the same encoder and has EPOCHS epochs of updates to the backbone, which its phases
 share equally; training heads on stored features comes on top and takes seconds. `frozen` follows `final`. `sst2` is
 8,000 labelled rows of the train file, with 24,000 others as text without labels for recipes that can use it, 4,000 to
 calibrate on and 6,000 to test on. On other tasks the development set is measured, with thresholds chosen on its other
 half. The published recipes have exits after every layer, `frozen` and `mixed` also one before the first.
 
-Finished runs in --out are read and interrupted ones resume, so the command can be repeated. Prints Markdown tables and
-writes OUT/recipes.json and OUT/recipes.svg:
+Finished runs in --out are read and interrupted ones resume, so the command can be repeated. Prints Markdown tables
+and writes OUT/recipes.json and OUT/recipes.svg:
 
 - the headline metric at every layer;
 - area: the mean headline metric over all budgets of MACs, from none (the majority class) to full depth, under the
