@@ -1,4 +1,4 @@
-"""The engine on stages made of numpy: it needs no framework, and no arrangement changes an answer."""
+"""The engine on numpy stages: batching never changes a result, and no framework is needed."""
 
 import math
 import threading
@@ -42,7 +42,7 @@ POLICIES = [
 
 @dataclass
 class NumpyStages:
-    """Answers that depend on an example's own tokens, exactly: no neighbour and no padding can leak in."""
+    """Logits that depend on the example's own tokens only, exactly, so that any leak from neighbours shows."""
 
     layers: tuple[int, ...] = (2, 4, 6, 8)
     labels: tuple[str, ...] = ("a", "b", "c")
@@ -54,7 +54,7 @@ class NumpyStages:
     budget: int = 64
     overhead: int = 4
     batches: list[tuple[int, np.ndarray]] = field(default_factory=list)
-    """(exit, lengths) of all that was run, padding as the longest."""
+    """(exit, lengths of the rows) of every micro-batch that ran."""
 
     def embed(self, tokens: Sequence[Tokens]) -> np.ndarray:
         return pad([example.ids for example in tokens], PAD)
@@ -65,8 +65,8 @@ class NumpyStages:
         lengths = (state != PAD).sum(1)
         assert lengths.max() == state.shape[1], "padding was not trimmed"
         self.batches.append((exit, lengths))
-        said = [answers(tuple(row[row != PAD]), exit, len(self.labels)) for row in state]
-        return state, np.stack([logits for logits, _ in said]), np.array([gate for _, gate in said])
+        outputs = [draw_outputs(tuple(row[row != PAD]), exit, len(self.labels)) for row in state]
+        return state, np.stack([logits for logits, _ in outputs]), np.array([gate for _, gate in outputs])
 
     def keep(self, state: np.ndarray, rows: np.ndarray) -> np.ndarray:
         kept = state[rows]
@@ -82,7 +82,7 @@ class NumpyStages:
         return {"fingerprint": "numpy"}
 
 
-def answers(ids: tuple[int, ...], exit: int, labels: int) -> tuple[np.ndarray, np.float32]:
+def draw_outputs(ids: tuple[int, ...], exit: int, labels: int) -> tuple[np.ndarray, np.float32]:
     draw = np.random.default_rng([*map(int, ids), exit])
     return draw.normal(size=labels).astype(np.float32) * (exit + 1), np.float32(draw.random())
 
@@ -93,15 +93,15 @@ def examples(lengths: Sequence[int], seed: int = 0) -> list[Tokens]:
 
 
 def offline(texts: list[Tokens], policy: Policy, stages: NumpyStages) -> Any:
-    said = [[answers(tuple(t.ids), exit, len(stages.labels)) for exit in range(4)] for t in texts]
-    logits = np.array([[logits for logits, _ in row] for row in said])
-    gates = np.array([[gate for _, gate in row] for row in said])
+    outputs = [[draw_outputs(tuple(t.ids), exit, len(stages.labels)) for exit in range(4)] for t in texts]
+    logits = np.array([[logits for logits, _ in row] for row in outputs])
+    gates = np.array([[gate for _, gate in row] for row in outputs])
     return policy.decide(logits, gates, stages.layers, stages.problem_type)
 
 
 def assert_same(left: Any, right: Any) -> None:
     np.testing.assert_array_equal(left.exits, right.exits)
-    np.testing.assert_array_equal(left.answers, right.answers)
+    np.testing.assert_array_equal(left.logits, right.logits)
     np.testing.assert_array_equal(left.finite, right.finite)
 
 
@@ -114,7 +114,7 @@ def assert_same(left: Any, right: Any) -> None:
     overhead=st.integers(0, 30),
     seed=st.integers(0, 9),
 )
-def test_no_window_budget_or_neighbour_changes_an_answer(
+def test_no_window_budget_or_neighbour_changes_a_result(
     text: str, lengths: list[int], window: int, budget: int, overhead: int, seed: int
 ) -> None:
     stages, texts, policy = NumpyStages(overhead=overhead), examples(lengths, seed), Policy.parse(text)
@@ -123,11 +123,17 @@ def test_no_window_budget_or_neighbour_changes_an_answer(
 
 @settings(max_examples=25)
 @given(order=st.permutations(range(30)))
-def test_order_moves_answers_and_does_not_change_them(order: list[int]) -> None:
+def test_the_order_of_examples_does_not_change_their_results(order: list[int]) -> None:
     engine, texts, policy = Engine(NumpyStages(), 8), examples(range(1, 31)), Policy.parse("entropy:0.4")
     given_order, moved = engine.run(texts, policy), engine.run([texts[i] for i in order], policy)
     np.testing.assert_array_equal(moved.exits, given_order.exits[order])
-    np.testing.assert_array_equal(moved.answers, given_order.answers[order])
+    np.testing.assert_array_equal(moved.logits, given_order.logits[order])
+
+
+@pytest.mark.parametrize("text", ["entropy:0.4", "patience:1", "never"])
+def test_an_exit_at_layer_0_is_an_exit_like_any_other(text: str) -> None:
+    stages, texts, policy = NumpyStages(layers=(0, 2, 4, 6)), examples(range(1, 20)), Policy.parse(text)
+    assert_same(Engine(stages).run(texts, policy), offline(texts, policy, stages))
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), budget=st.integers(1, 100))
@@ -139,7 +145,7 @@ def test_micro_batches_keep_to_the_budget_unless_one_text_is_longer(lengths: lis
         assert len(batch) * batch.max() <= budget or len(batch) == 1
 
 
-def test_nobody_runs_on_after_leaving() -> None:
+def test_examples_stop_running_after_leaving() -> None:
     stages, texts, policy = NumpyStages(), examples([*range(1, 21)] * 5), Policy.parse("entropy:0.4")
     decision = Engine(stages).run(texts, policy)
     for exit in range(4):
@@ -148,15 +154,15 @@ def test_nobody_runs_on_after_leaving() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "asked"), [("never", [3]), ("layer:6", [2]), ("margin:2,min_layer=4", [1, 2, 3])]
+    ("text", "run"), [("never", [3]), ("layer:6", [2]), ("margin:2,min_layer=4", [1, 2, 3])]
 )
-def test_exits_that_cannot_matter_are_not_asked(text: str, asked: list[int]) -> None:
+def test_exits_that_cannot_matter_are_skipped(text: str, run: list[int]) -> None:
     stages, texts, policy = NumpyStages(), examples([5] * 3), Policy.parse(text)
     assert_same(Engine(stages).run(texts, policy), offline(texts, policy, stages))
-    assert [exit for exit, _ in stages.batches] == asked
+    assert [exit for exit, _ in stages.batches] == run
 
 
-def test_neighbours_that_fit_one_budget_run_as_one() -> None:
+def test_neighbours_that_fit_the_budget_run_as_one() -> None:
     stages = NumpyStages(budget=64)
     Engine(stages).run(examples([8] * 64), Policy.parse("entropy:0.4"))
     for exit in range(4):
@@ -165,7 +171,7 @@ def test_neighbours_that_fit_one_budget_run_as_one() -> None:
         assert all((left + right) * 8 > 64 for left, right in pairwise(rows))
 
 
-def test_padding_is_never_more_than_a_call_is_worth() -> None:
+def test_padding_never_exceeds_the_overhead() -> None:
     stages = NumpyStages(budget=10_000, overhead=0)
     Engine(stages).run(examples([*range(1, 21)] * 3), Policy.parse("entropy:0.4"))
     assert all(batch.min() == batch.max() for _, batch in stages.batches)
@@ -203,22 +209,22 @@ def test_threads_share_an_engine() -> None:
             assert_same(decision, offline(texts, policy, stages))
 
 
-def test_trace_holds_what_every_exit_says() -> None:
+def test_trace_returns_the_outputs_of_every_exit() -> None:
     stages, texts = NumpyStages(), examples([3, 1, 9, 4, 4])
     logits, gates = Engine(stages, 2).trace(texts)
     assert gates is not None
     for row, text in enumerate(texts):
         for exit in range(4):
-            expected, gate = answers(tuple(text.ids), exit, 3)
+            expected, gate = draw_outputs(tuple(text.ids), exit, 3)
             np.testing.assert_array_equal(logits[row, exit], expected)
             assert gates[row, exit] == gate
 
 
-def test_after_the_deadline_the_last_exit_passed_answers() -> None:
+def test_after_the_deadline_the_last_exit_passed_counts() -> None:
     stages, texts, never = NumpyStages(), examples([5] * 3), Policy.parse("never")
-    decision = Engine(stages).run(texts, never, until=-math.inf)
+    decision = Engine(stages).run(texts, never, deadline=-math.inf)
     assert decision.exits.tolist() == [0, 0, 0]
-    np.testing.assert_array_equal(decision.answers[0], answers(tuple(texts[0].ids), 0, 3)[0])
+    np.testing.assert_array_equal(decision.logits[0], draw_outputs(tuple(texts[0].ids), 0, 3)[0])
 
 
 def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exit(
@@ -227,26 +233,26 @@ def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exi
     stages, texts = NumpyStages(budget=8, overhead=0), examples([8, 4])
     tick = SimpleNamespace(monotonic=count().__next__)  # once for each micro-batch
     monkeypatch.setattr(engine, "time", tick)
-    decision = Engine(stages).run(texts, Policy.parse("never"), until=0)
+    decision = Engine(stages).run(texts, Policy.parse("never"), deadline=0)
     assert decision.exits.tolist() == [0, 1]
     for row, exit in enumerate(decision.exits):
-        np.testing.assert_array_equal(decision.answers[row], answers(tuple(texts[row].ids), exit, 3)[0])
+        np.testing.assert_array_equal(decision.logits[row], draw_outputs(tuple(texts[row].ids), exit, 3)[0])
 
 
-def test_each_example_has_its_own_deadline_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_example_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     stages, texts = NumpyStages(overhead=0), examples([5, 3, 5, 5, 9])
     policy, ticks = Policy.parse("entropy:0.4"), count()
     tick = SimpleNamespace(monotonic=lambda: next(ticks) // 3)  # three lengths are three micro-batches
     monkeypatch.setattr(engine, "time", tick)
     never_late = offline(texts, policy, stages)
     assert never_late.exits.tolist() == [3, 3, 1, 3, 2]
-    decision = Engine(stages).run(texts, policy, until=np.array([-1, 0, math.inf, math.inf, math.inf]))
+    decision = Engine(stages).run(texts, policy, deadline=np.array([-1, 0, math.inf, math.inf, math.inf]))
     assert decision.exits.tolist() == [0, 1, 1, 3, 2]
     for row, exit in enumerate(decision.exits.tolist()):
-        np.testing.assert_array_equal(decision.answers[row], answers(tuple(texts[row].ids), exit, 3)[0])
+        np.testing.assert_array_equal(decision.logits[row], draw_outputs(tuple(texts[row].ids), exit, 3)[0])
 
 
-def test_answers_that_are_not_finite_never_leave_early_and_are_flagged() -> None:
+def test_logits_that_are_not_finite_never_leave_early_and_are_flagged() -> None:
     class Broken(NumpyStages):
         def run(self, exit: int, state: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             state, logits, gates = super().run(exit, state)
@@ -257,17 +263,17 @@ def test_answers_that_are_not_finite_never_leave_early_and_are_flagged() -> None
     decision = Engine(Broken()).run(texts, Policy.parse("confidence:0.0"))
     assert decision.exits.tolist() == [0, 3, 0]
     assert decision.finite.tolist() == [True, False, True]
-    assert np.isnan(decision.answers[1, 0])
+    assert np.isnan(decision.logits[1, 0])
 
 
-def test_no_examples_give_no_answers() -> None:
-    assert Engine(NumpyStages()).run([], Policy.parse("never")).answers.shape == (0, 3)
+def test_no_examples_give_an_empty_decision() -> None:
+    assert Engine(NumpyStages()).run([], Policy.parse("never")).logits.shape == (0, 3)
 
 
-def test_mistakes_are_named() -> None:
+def test_bad_arguments_are_named() -> None:
     with pytest.raises(BadOption, match="window=0"):
         Engine(NumpyStages(), window=0)
     with pytest.raises(BadOption, match="example 1 has no tokens"):
         Engine(NumpyStages()).run([Tokens([1]), Tokens([])], Policy.parse("never"))
-    with pytest.raises(Incompatible, match="layer 3 has no exit"):
+    with pytest.raises(Incompatible, match="layer=3"):
         Engine(NumpyStages()).run([Tokens([1])], Policy.parse("layer:3"))

@@ -1,5 +1,5 @@
-"""The engine on tiny real encoders, in PyTorch and in ONNX Runtime: live decisions are those of the trace, and
-`never` is the plain model."""
+"""The engine on tiny encoders in both runtimes: it decides as a policy does on the trace, and `never` is the plain
+model."""
 
 from collections.abc import Callable
 from functools import cache
@@ -25,7 +25,7 @@ RUNS = [*((backbone, "torch") for backbone in BACKBONES), ("albert", "onnx"), ("
 EXAMPLES = 24
 NOISE = 1e-4
 
-# rules as their options; the threshold is put between what is observed
+# the options of each rule; `policy_between` chooses the threshold
 RULES = {
     "entropy": {},
     "confidence": {},
@@ -47,10 +47,10 @@ def texts() -> list[Tokens]:
 
 
 @pytest.fixture(scope="module")
-def traced(
+def load(
     tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, str], tuple[Any, np.ndarray, np.ndarray]]:
-    """Stages of a model, and logits and gates of every exit from its own forward, one text at a time."""
+    """load("bert", "torch") -> the stages of a model, and logits and gates of its forward, one text at a time."""
 
     @cache
     def of(backbone: str, runtime: str) -> tuple[Any, np.ndarray, np.ndarray]:
@@ -72,11 +72,11 @@ def traced(
 
 
 def policy_between(rule: str, levels: np.ndarray, share: float) -> Policy:
-    """A policy whose threshold lets about this share of the exits be taken and is not close to any readiness."""
+    """A policy with a threshold at about this quantile of readiness, but not close to any value."""
     criterion: Any = CRITERIA[rule](**RULES[rule])
-    if criterion.bare:
+    if not criterion.takes_threshold:
         return Policy(criterion)
-    if not criterion.strict:
+    if criterion.counts_exits:
         return Policy(criterion, 4 if rule == "layer" else 1 + round(2 * share))
     observed = np.unique(levels[np.isfinite(levels)])
     middles, gaps = (observed[1:] + observed[:-1]) / 2, np.diff(observed)
@@ -95,7 +95,7 @@ def policy_between(rule: str, levels: np.ndarray, share: float) -> Policy:
     share=st.floats(0, 1),
 )
 def test_engine_agrees_with_trace(
-    traced: Callable[[str, str], Any],
+    load: Callable[[str, str], Any],
     backbone: str,
     runtime: str,
     rule: str,
@@ -105,7 +105,7 @@ def test_engine_agrees_with_trace(
     overhead: int,
     share: float,
 ) -> None:
-    stages, logits, gates = traced(backbone, runtime)
+    stages, logits, gates = load(backbone, runtime)
     stages.overhead = overhead
     criterion: Any = CRITERIA[rule](**RULES[rule])
     policy = policy_between(rule, fold(criterion, logits, gates, stages.layers).readiness, share)
@@ -113,8 +113,8 @@ def test_engine_agrees_with_trace(
     chosen = [texts()[row] for row in order]
     decision = Engine(stages, window, budget).run(chosen, policy)
     np.testing.assert_array_equal(decision.exits, expected.exits[order])
-    np.testing.assert_allclose(decision.answers, expected.answers[order], atol=1e-3)
-    np.testing.assert_array_equal(decision.answers.argmax(-1), expected.answers[order].argmax(-1))
+    np.testing.assert_allclose(decision.logits, expected.logits[order], atol=1e-3)
+    np.testing.assert_array_equal(decision.logits.argmax(-1), expected.logits[order].argmax(-1))
 
 
 def test_rules_cover_the_registry() -> None:
@@ -123,9 +123,9 @@ def test_rules_cover_the_registry() -> None:
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_exits_are_spread_so_that_agreement_means_something(
-    traced: Callable[[str, str], Any], backbone: str
+    load: Callable[[str, str], Any], backbone: str
 ) -> None:
-    stages, logits, _ = traced(backbone, "torch")
+    stages, logits, _ = load(backbone, "torch")
     levels = fold(CRITERIA["confidence"](), logits).readiness
     exits = Engine(stages).run(texts(), policy_between("confidence", levels, 0.8)).exits
     assert len(set(exits.tolist())) >= 3
@@ -140,10 +140,10 @@ def test_never_equals_the_plain_model(tiny_classifier: Callable[..., Any], backb
     with torch.inference_mode():
         for row, text in enumerate(texts()):
             truth = plain(input_ids=torch.tensor([text.ids])).logits[0].numpy()
-            np.testing.assert_allclose(decision.answers[row], truth, atol=2e-5)
+            np.testing.assert_allclose(decision.logits[row], truth, atol=2e-5)
 
 
-def test_nan_weights_are_flagged_and_leave_at_the_end(tiny_encoder: Callable[..., Any]) -> None:
+def test_nan_logits_are_flagged_and_leave_at_the_last_exit(tiny_encoder: Callable[..., Any]) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert"), num_labels=2)
     model.backbone.encoder.layer[1].output.dense.weight.data[0, 0] = torch.nan
     engine = Engine(TorchStages(model))

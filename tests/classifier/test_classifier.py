@@ -1,4 +1,4 @@
-"""The classifier: texts in, predictions out."""
+"""Classifier: texts in, predictions out."""
 
 import threading
 import warnings
@@ -25,7 +25,7 @@ from offramp.errors import (
     UnknownName,
 )
 from offramp.model import ExitModel
-from offramp.policy import Policy
+from offramp.policy import Certificate, Policy
 
 TEXTS = ["good film", "bad", "", "a b c d e", "z", "good good bad", "q r s", "film", "c a b", "unheard of"]
 
@@ -71,7 +71,7 @@ def test_one_text_a_list_and_a_stream_agree(classifier: Classifier) -> None:
     assert_alike(several, [classifier.predict(text) for text in TEXTS])
 
 
-def test_pairs_are_predicted_as_the_model_sees_them(
+def test_pairs_are_tokenized_as_pairs(
     classifier: Classifier, make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     logits = logits_of(make_model(labels=["red", "green", "blue"]), tokenizer, "good film", "bad")
@@ -81,13 +81,13 @@ def test_pairs_are_predicted_as_the_model_sees_them(
     assert_alike([listed], [one])
 
 
-def test_a_prediction_is_a_record(classifier: Classifier) -> None:
+def test_a_prediction_is_immutable(classifier: Classifier) -> None:
     prediction = classifier.predict("good")
     with pytest.raises(FrozenInstanceError):
         prediction.label = "other"  # type: ignore[misc]
 
 
-def test_nothing_gives_nothing(classifier: Classifier) -> None:
+def test_no_texts_give_no_predictions(classifier: Classifier) -> None:
     assert classifier.predict([]) == []
     assert [*classifier.predict(iter([]))] == []
 
@@ -106,7 +106,7 @@ def test_a_stream_is_read_a_window_at_a_time(classifier: Classifier) -> None:
     assert len(read) == classifier.engine.window
 
 
-def test_a_bad_item_of_a_list_stops_it_before_anything_runs(
+def test_a_bad_item_in_a_list_raises_before_anything_runs(
     classifier: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(classifier.engine, "run", None)
@@ -114,7 +114,7 @@ def test_a_bad_item_of_a_list_stops_it_before_anything_runs(
         classifier.predict([*TEXTS[:9], None])
 
 
-def test_a_bad_item_of_a_stream_comes_after_the_predictions_before_it(classifier: Classifier) -> None:
+def test_a_bad_item_in_a_stream_raises_after_the_predictions_before_it(classifier: Classifier) -> None:
     seen: list[Prediction] = []
     stream = classifier.predict(iter([*TEXTS[:6], 7, "good"]))
     with pytest.raises(BadData, match="item 6 is int 7"):
@@ -123,7 +123,7 @@ def test_a_bad_item_of_a_stream_comes_after_the_predictions_before_it(classifier
 
 
 @pytest.mark.parametrize("odd", ["", " ", "\n", "a", "\ud800", "\x00", "x" * 1_000_000, "a " * 500_000])
-def test_odd_texts_get_an_answer(classifier: Classifier, odd: str) -> None:
+def test_odd_texts_get_a_prediction(classifier: Classifier, odd: str) -> None:
     assert classifier.predict(odd).label in ("red", "green", "blue")
 
 
@@ -137,14 +137,14 @@ def test_the_policy_may_change_from_call_to_call(classifier: Classifier) -> None
     assert any(p.layer < 4 for p in by_name)
 
 
-def test_a_deadline_that_has_passed_answers_from_the_first_exit(classifier: Classifier) -> None:
+def test_a_passed_deadline_predicts_from_the_first_exit(classifier: Classifier) -> None:
     for prediction in classifier.predict(TEXTS, policy="never", deadline_ms=-1):
         assert prediction.layer == 1
         assert prediction.label in ("red", "green", "blue")
     assert classifier.predict("good", policy="never", deadline_ms=1e6).layer == 4
 
 
-def test_trace_shows_what_every_exit_says_beside_the_same_prediction(
+def test_trace_adds_the_prediction_of_every_exit(
     classifier: Classifier, make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = make_model(labels=["red", "green", "blue"])
@@ -159,7 +159,7 @@ def test_trace_shows_what_every_exit_says_beside_the_same_prediction(
     assert classifier.predict("good").exits == ()
 
 
-def test_several_labels_are_all_those_above_a_half(
+def test_multi_labels_are_those_above_one_half(
     make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = make_model(labels=["x", "y", "z"], problem_type="multi_label_classification")
@@ -172,7 +172,7 @@ def test_several_labels_are_all_those_above_a_half(
     assert len({prediction.label for prediction in predictions}) > 1
 
 
-def test_a_regression_gives_its_value(
+def test_a_regression_predicts_a_value(
     make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = make_model(num_labels=1)
@@ -228,15 +228,18 @@ def test_a_saved_model_brings_its_tokenizer_and_policy(
     assert str(Classifier.from_pretrained(tmp_path, "patience:1").policy) == "patience:1"
 
 
-def test_a_stored_policy_whose_certificate_is_of_something_else_warns(
-    make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+def test_a_certificate_for_another_model_or_policy_warns(
+    make_model: Callable[..., ExitModel],
+    make_certificate: Callable[..., Certificate],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
 ) -> None:
     model = make_model(labels=["no", "yes"])
     tokenizer.save_pretrained(tmp_path)
 
-    def load(**certificate: str) -> None:
-        proven = {"policy": "entropy:0.3", "fingerprint": model.fingerprint(), "precision": "fp32"}
-        model.config.policy = Policy(Entropy(), 0.3, certificate=proven | certificate).to_json()
+    def load(**changes: str) -> None:
+        certificate = make_certificate(**{"fingerprint": model.fingerprint()} | changes)
+        model.config.policy = Policy(Entropy(), 0.3, certificate=certificate).to_json()
         model.save_pretrained(tmp_path)
         Classifier.from_pretrained(tmp_path)
 
@@ -248,7 +251,7 @@ def test_a_stored_policy_whose_certificate_is_of_something_else_warns(
             load(**{name: "another"})
 
 
-def test_what_cannot_be_loaded_says_why(tiny_encoder: Callable[..., Any], tmp_path: Path) -> None:
+def test_load_errors_give_the_reason(tiny_encoder: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(CannotLoad, match="nowhere"):
         Classifier.from_pretrained(tmp_path / "nowhere")
     tiny_encoder("bert").save_pretrained(tmp_path)
@@ -261,7 +264,7 @@ def test_what_cannot_be_loaded_says_why(tiny_encoder: Callable[..., Any], tmp_pa
     [
         ({"policy": "entropi:0.3"}, BadPolicy, "entropy"),
         ({"policy": "layer:9"}, Incompatible, "exits are at"),
-        ({"max_layer": 7}, Incompatible, "max_layer 7"),
+        ({"max_layer": 7}, Incompatible, "max_layer=7"),
         ({"policy": "confidence:0.5,class.pink=1"}, UnknownName, "pink"),
         ({"policy": "gate:0.5"}, Incompatible, "gate"),
         ({"trace": True, "deadline_ms": 5}, BadOption, "deadline"),
@@ -274,7 +277,7 @@ def test_bad_options_are_named(
         classifier.predict(TEXTS, **options)
 
 
-def test_texts_are_cut_at_the_length_asked_for(make_model: Any, tokenizer: Any) -> None:
+def test_texts_are_truncated_at_max_length(make_model: Any, tokenizer: Any) -> None:
     model = make_model()
     short = Classifier(model, tokenizer, max_length=8).predict("good bad film " * 9)
     assert short == Classifier(model, tokenizer).predict("good bad film good bad film")

@@ -1,4 +1,4 @@
-"""The classifier in evaluation code that is written for scikit-learn."""
+"""The classifier in evaluation code written for scikit-learn."""
 
 from collections.abc import Callable
 
@@ -31,7 +31,7 @@ def test_a_policy_and_other_class_names_can_be_given(classifier: Classifier) -> 
     labels = ["red", "green", "blue"]
     expected = [labels.index(record.label) for record in classifier.predict(TEXTS, policy="never")]
     assert estimator.predict(TEXTS).tolist() == expected
-    with pytest.raises(BadOption, match="2 classes for 3 labels"):
+    with pytest.raises(BadOption, match="2 classes given for 3 labels"):
         classifier.sklearn(classes=[0, 1])
 
 
@@ -49,7 +49,7 @@ def test_scorers_and_cross_validation_take_it(classifier: Classifier) -> None:
     assert estimator.fit(TEXTS, truth) is estimator
 
 
-def test_several_labels_are_columns_and_a_regression_is_numbers(
+def test_multi_labels_are_columns_and_a_regression_is_numbers(
     make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     several = Classifier(make_model(num_labels=3, problem_type="multi_label_classification"), tokenizer)

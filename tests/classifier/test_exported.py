@@ -1,6 +1,5 @@
-"""Classifiers of exported models: the same answers as in PyTorch."""
+"""Classifiers of exported models: the same predictions as in PyTorch."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,19 @@ from transformers import PreTrainedTokenizerFast
 
 from offramp.calibration import Guarantee, calibrate
 from offramp.classifier import Classifier
+from offramp.classifier.texts import BatchTokenizer
 from offramp.collector import collect
 from offramp.errors import BadOption, CertificateMismatch, Incompatible
 from offramp.model import ExitModel
 from offramp.onnx_export import export
+from offramp.store import SavedTokenizer
 
 TEXTS = ["good film", "", "bad bad bad", "a b c d e f g h i j", "unheard", "z " * 100, "[SEP] a"]
 PAIRS = [("good", "bad film"), ("a " * 60, "b " * 50)]
 
 
 @pytest.mark.parametrize("texts", [TEXTS, PAIRS])
-def test_an_exported_model_answers_as_the_saved_one(saved: Path, exported: Path, texts: list[Any]) -> None:
+def test_an_exported_model_predicts_as_the_saved_one(saved: Path, exported: Path, texts: list[Any]) -> None:
     expected = Classifier.from_pretrained(saved).predict(texts)
     found = Classifier.from_pretrained(exported, threads=1).predict(texts)
     assert [(each.label, each.layer, each.layers) for each in found] == [
@@ -33,17 +34,12 @@ def test_an_exported_model_answers_as_the_saved_one(saved: Path, exported: Path,
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("types", [True, False])
 def test_tokens_are_those_of_the_transformers_tokenizer(
-    make_model: Callable[..., ExitModel],
     tokenizer: PreTrainedTokenizerFast,
-    exported: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     side: str,
     types: bool,
 ) -> None:
-    from offramp.classifier.texts import BatchTokenizer
-    from offramp.store import SavedTokenizer
-
     names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     monkeypatch.setattr(tokenizer, "truncation_side", side)
     monkeypatch.setattr(tokenizer, "model_input_names", names)
@@ -59,16 +55,14 @@ def test_tokens_are_those_of_the_transformers_tokenizer(
             assert tokens.types == (expected["token_type_ids"] if types else None)
 
 
-def test_a_damaged_tokenizer_is_refused_with_advice(tmp_path: Path) -> None:
-    from offramp.store import SavedTokenizer
-
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(Incompatible, match="export the model again"):
         SavedTokenizer.load(tmp_path, {})
 
 
 @pytest.mark.parametrize("option", [{"device": "cpu"}, {"autocast": "bfloat16"}, {"revision": "main"}])
-def test_what_onnx_runtime_does_not_take_is_refused(exported: Path, option: dict[str, Any]) -> None:
+def test_options_that_onnx_runtime_lacks_are_refused(exported: Path, option: dict[str, Any]) -> None:
     with pytest.raises(BadOption, match=next(iter(option))):
         Classifier.from_pretrained(exported, **option)
 
@@ -81,13 +75,13 @@ def test_what_onnx_runtime_does_not_take_is_refused(exported: Path, option: dict
         {"input_ids": [[2, 5, 3, 1], [2, 3, 1, 1]], "attention_mask": [[1, 1, 1, 0], [1, 1, 0, 0]]},
     ],
 )
-def test_a_classifier_collects_the_trace_that_its_model_has(
+def test_a_classifier_collects_the_trace_of_its_model(
     saved: Path, any_runtime: Path, tokenizer: PreTrainedTokenizerFast, columns: dict[str, Any]
 ) -> None:
     model, dataset = ExitModel.from_pretrained(saved), Dataset.from_dict(columns)
     expected = collect(model, dataset, tokenizer, metrics=("acc",), data="made up", progress=False)
     classifier = Classifier.from_pretrained(any_runtime, window=2)
-    trace = classifier.collect(dataset, metrics=("acc",), data="made up", progress=False)
+    trace = collect(classifier, dataset, metrics=("acc",), data="made up", progress=False)
     np.testing.assert_allclose(trace.logits, expected.logits, atol=1e-4)
     for name in ("labels", "lengths", "ids"):
         np.testing.assert_array_equal(getattr(trace, name), getattr(expected, name))
@@ -96,16 +90,14 @@ def test_a_classifier_collects_the_trace_that_its_model_has(
     assert trace.runtime.startswith("torch" if any_runtime == saved else "onnxruntime")
 
 
-def test_a_certificate_names_runtime_and_precision_and_is_warned_of_elsewhere(
-    saved: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_a_certificate_records_runtime_and_precision_and_warns_in_another(saved: Path) -> None:
     fast = export(saved, saved.parent / "int8", "int8")
     dataset = Dataset.from_dict({"text": ["good film", "bad", "a b"] * 40})
-    trace = Classifier.from_pretrained(fast).collect(dataset, progress=False)
+    trace = collect(Classifier.from_pretrained(fast), dataset, progress=False)
     policy = calibrate(trace, "confidence", Guarantee(epsilon=0.9, delta=0.2))
     assert policy.certificate is not None
-    assert policy.certificate["precision"] == "int8"
-    assert policy.certificate["runtime"].startswith("onnxruntime")
+    assert policy.certificate.precision == "int8"
+    assert policy.certificate.runtime.startswith("onnxruntime")
     Classifier.from_pretrained(fast, policy)
-    with pytest.warns(CertificateMismatch, match="int8, which is fp32 here"):
+    with pytest.warns(CertificateMismatch, match=r"precision int8 \(here: fp32\)"):
         Classifier.from_pretrained(saved, policy)

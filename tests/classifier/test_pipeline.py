@@ -16,7 +16,7 @@ TEXTS = ["good film", "bad", "", "a b c d e", "z", "good good bad", "q r s", "a 
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_the_pipeline_says_what_the_classifier_says(
+def test_the_pipeline_agrees_with_the_classifier(
     make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, batch_size: int
 ) -> None:
     model = make_model(labels=["red", "green", "blue"])

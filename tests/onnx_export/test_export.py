@@ -1,9 +1,10 @@
-"""Exported graphs against the model they come from, and folders that are whole or not there."""
+"""Exported graphs against the model they come from, and exports that fail."""
 
 import ast
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ import torch
 from offramp.backbones import BACKBONES
 from offramp.errors import CannotLoad, CertificateMismatch, Incompatible, OutputExists
 from offramp.model import ExitModel
-from offramp.onnx_export import export, exporting
-from offramp.policy import Policy
+from offramp.onnx_export import export, exporter
+from offramp.policy import Certificate, Policy
 from offramp.stages import Tokens
 from offramp.stages.onnx import OnnxStages
 
-tracing = exporting.graphs
+make_graphs = exporter.graphs
 
 
 @pytest.fixture(scope="module")
@@ -42,29 +43,29 @@ def models(tiny_encoder: Callable[..., Any]) -> Callable[[str], ExitModel]:
 
 
 @pytest.fixture(scope="module")
-def traced(models: Callable[[str], ExitModel]) -> Callable[[str], list[onnx.ModelProto]]:
-    """The graphs of such a model, traced once for all tests."""
-    return cache(lambda backbone: [*tracing(exporting.prepared(models(backbone)))])
+def graphs(models: Callable[[str], ExitModel]) -> Callable[[str], list[onnx.ModelProto]]:
+    """The graphs of such a model, made once for all tests."""
+    return cache(lambda backbone: [*make_graphs(exporter.plain_copy(models(backbone)))])
 
 
 @pytest.fixture
 def exported(
     models: Callable[[str], ExitModel],
-    traced: Callable[[str], list[onnx.ModelProto]],
+    graphs: Callable[[str], list[onnx.ModelProto]],
     tokenizer: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., Path]:
-    """exported("bert", "int8") -> the folder of an exported model, quickly."""
+    """exported("bert", "int8") -> the folder of an exported model, from graphs made before."""
 
     def of(backbone: str, precision: str = "fp32") -> Path:
-        def known(model: ExitModel) -> Iterator[onnx.ModelProto]:
-            for graph in traced(backbone):
+        def made_before(model: ExitModel) -> Iterator[onnx.ModelProto]:
+            for graph in graphs(backbone):
                 copied = onnx.ModelProto()
                 copied.CopyFrom(graph)
                 yield copied
 
-        monkeypatch.setattr(exporting, "graphs", known)
+        monkeypatch.setattr(exporter, "graphs", made_before)
         return export(models(backbone), tmp_path / f"{backbone}-{precision}", precision, tokenizer)
 
     return of
@@ -75,13 +76,13 @@ def tokens(lengths: list[int]) -> list[Tokens]:
     return [Tokens(draw.integers(2, 60, length).tolist()) for length in lengths]
 
 
-def said(stages: Any, texts: list[Tokens]) -> np.ndarray:
+def all_logits(stages: Any, texts: list[Tokens]) -> np.ndarray:
     """(texts, exits, labels), all texts as one batch."""
-    batch, answers = stages.embed(texts), []
+    batch, every_exit = stages.embed(texts), []
     for exit in range(len(stages.layers)):
         batch, logits, _ = stages.run(exit, batch)
-        answers.append(logits)
-    return np.stack(answers, axis=1)
+        every_exit.append(logits)
+    return np.stack(every_exit, axis=1)
 
 
 def truth(model: ExitModel, texts: list[Tokens]) -> np.ndarray:
@@ -92,22 +93,22 @@ def truth(model: ExitModel, texts: list[Tokens]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_graphs_say_what_the_model_says_for_any_batch_and_length(
+def test_graphs_agree_with_the_model_for_any_batch_and_length(
     models: Callable[[str], ExitModel], exported: Callable[..., Path], backbone: str
 ) -> None:
     stages = OnnxStages(exported(backbone), threads=1)
     for lengths in ([1], [2, 1], [7, 3, 11, 1, 5, 7], [stages.max_length]):
         texts = tokens(lengths)
-        np.testing.assert_allclose(said(stages, texts), truth(models(backbone), texts), atol=1e-4)
+        np.testing.assert_allclose(all_logits(stages, texts), truth(models(backbone), texts), atol=1e-4)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_int8_says_roughly_the_same(
+def test_int8_logits_are_close(
     models: Callable[[str], ExitModel], exported: Callable[..., Path], backbone: str
 ) -> None:
     texts = tokens([9, 4, 12, 1, 6, 6, 8, 3])
     found, expected = (
-        said(OnnxStages(exported(backbone, "int8"), threads=1), texts),
+        all_logits(OnnxStages(exported(backbone, "int8"), threads=1), texts),
         truth(models(backbone), texts),
     )
     assert not np.array_equal(found, expected)
@@ -124,15 +125,15 @@ def test_gates_come_out_with_the_logits(
     np.testing.assert_allclose(gates, torch.stack(expected).numpy(), atol=1e-5)
 
 
-def places(file: Path) -> set[tuple[str, ...]]:
-    """Where in the file of weights a graph reads."""
+def external_places(file: Path) -> set[tuple[str, ...]]:
+    """The places in the weights file that a graph reads."""
     graph = onnx.load(file, load_external_data=False).graph
     return {tuple(entry.value for entry in tensor.external_data) for tensor in graph.initializer} - {()}
 
 
 def test_weights_that_layers_share_are_stored_once(exported: Callable[..., Path]) -> None:
     folder = exported("albert")  # three layers in two groups: the first two are the same
-    first, second, third = (places(folder / f"stage-0{stage}.onnx") for stage in (1, 2, 3))
+    first, second, third = (external_places(folder / f"stage-0{stage}.onnx") for stage in (1, 2, 3))
     assert first == second
     assert len(first & third) == 1  # the pooler, which starts as the pretrained one at every exit
 
@@ -140,7 +141,7 @@ def test_weights_that_layers_share_are_stored_once(exported: Callable[..., Path]
 def test_stages_that_are_the_same_share_a_graph(
     tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path: Path
 ) -> None:
-    """ELBERT: the layers share their weights, and so do the heads."""
+    """ELBERT shares the weights of layers and of heads."""
     model = ExitModel.from_encoder(
         tiny_encoder("albert", num_hidden_groups=1),
         num_labels=2,
@@ -149,7 +150,7 @@ def test_stages_that_are_the_same_share_a_graph(
     stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
     assert set(stages.manifest.stages) == {"stage-01.onnx"}
     assert len({id(graph) for graph in stages.graphs}) == 1
-    np.testing.assert_allclose(said(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
+    np.testing.assert_allclose(all_logits(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 
 
 def test_a_stage_of_several_layers_is_one_graph(
@@ -159,12 +160,10 @@ def test_a_stage_of_several_layers_is_one_graph(
     stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
     assert stages.layers == (2, 4)
     assert len(stages.graphs) == 2
-    np.testing.assert_allclose(said(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
+    np.testing.assert_allclose(all_logits(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 
 
-def test_the_model_is_left_as_it_was(
-    tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path: Path
-) -> None:
+def test_the_model_is_not_changed(tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert", layers=1), num_labels=2).to(torch.bfloat16).train()
     before = model.fingerprint(), model.dtype, model.backbone.config._attn_implementation
     stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
@@ -173,70 +172,70 @@ def test_the_model_is_left_as_it_was(
     assert stages.manifest.fingerprint == before[0]
 
 
-def test_a_folder_names_no_place_of_the_machine_that_made_it(exported: Callable[..., Path]) -> None:
+def test_graphs_contain_no_paths_of_the_machine(exported: Callable[..., Path]) -> None:
     for file in exported("bert").glob("*.onnx"):
         assert b"site-packages" not in file.read_bytes()
         assert str(Path.cwd()).encode() not in file.read_bytes()
 
 
-def test_what_fails_leaves_nothing(
+def test_a_failed_export_leaves_no_files(
     exported: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*given: Any) -> None:
+    def interrupt(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exporting, "check", broken)
+    monkeypatch.setattr(exporter, "check_graphs", interrupt)
     with pytest.raises(KeyboardInterrupt):
         exported("bert")
     assert not [*tmp_path.iterdir()]
 
 
-def test_graphs_that_say_something_else_are_refused(
+def test_graphs_that_differ_from_the_model_are_refused(
     models: Callable[[str], ExitModel],
-    traced: Callable[[str], list[onnx.ModelProto]],
+    graphs: Callable[[str], list[onnx.ModelProto]],
     tokenizer: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     embedding, first, second, third = (
-        onnx.ModelProto.FromString(g.SerializeToString()) for g in traced("bert")
+        onnx.ModelProto.FromString(g.SerializeToString()) for g in graphs("bert")
     )
-    monkeypatch.setattr(exporting, "graphs", lambda model: iter([embedding, first, third, second]))
-    with pytest.raises(Incompatible, match="something else than the model at layer 2"):
+    monkeypatch.setattr(exporter, "graphs", lambda model: iter([embedding, first, third, second]))
+    with pytest.raises(Incompatible, match="differ from the model's at layer 2"):
         export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_torch_cannot_export_is_refused_with_its_reason(
+def test_a_failure_of_torch_is_reported_with_its_reason(
     models: Callable[[str], ExitModel], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unable(*given: Any, **options: Any) -> None:
+    def fail(*given: Any, **options: Any) -> None:
         assert not gc.isenabled()
         raise RuntimeError("no such operator\nand much more")
 
-    monkeypatch.setattr(torch.onnx, "export", unable)
-    with pytest.raises(Incompatible, match=r"Embedding: no such operator$"):
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(Incompatible, match=r"this model: no such operator$"):
         export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
     assert gc.isenabled()
 
 
-def test_tracing_does_not_mind_source_that_is_parsed_whenever_garbage_is_collected(
+def test_code_parsed_during_garbage_collection_does_not_break_the_export(
     models: Callable[[str], ExitModel],
 ) -> None:
-    """As another thread may: up to 3.11.7 that confuses Python's own count of the depth at which it parses."""
+    """As another thread may do: see `exporter_context`."""
 
     def parse(phase: str, info: dict[str, int]) -> None:
         ast.parse("0")
 
     gc.callbacks.append(parse)
     try:
-        assert next(tracing(exporting.prepared(models("bert")))).graph.node
+        assert next(make_graphs(exporter.plain_copy(models("bert")))).graph.node
     finally:
         gc.callbacks.remove(parse)
     assert gc.isenabled()
 
 
-def test_a_model_with_weights_that_are_not_finite_is_refused(
+def test_a_model_with_nan_weights_is_refused(
     make_model: Callable[..., ExitModel], tokenizer: Any, tmp_path: Path
 ) -> None:
     model = make_model()
@@ -247,7 +246,7 @@ def test_a_model_with_weights_that_are_not_finite_is_refused(
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_makes_no_sense_is_refused(
+def test_bad_arguments_are_refused(
     models: Callable[[str], ExitModel], tokenizer: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(Incompatible, match="fp32, int8"):
@@ -259,29 +258,29 @@ def test_what_makes_no_sense_is_refused(
 
 
 @pytest.mark.parametrize(("precision", "warned"), [("fp32", False), ("int8", True)])
-def test_a_certificate_made_in_another_precision_is_warned_of(
+def test_a_certificate_for_another_precision_warns(
     models: Callable[[str], ExitModel],
     exported: Callable[..., Path],
+    make_certificate: Callable[..., Certificate],
     monkeypatch: pytest.MonkeyPatch,
     precision: str,
     warned: bool,
 ) -> None:
-    certified = Policy.parse("entropy:0.3").to_json() | {"certificate": {"precision": "fp32"}}
-    monkeypatch.setattr(models("bert").config, "policy", certified)
-    with warnings.catch_warnings(record=True) as said:
+    certificate = make_certificate(fingerprint=models("bert").fingerprint())
+    policy = replace(Policy.parse("entropy:0.3"), certificate=certificate)
+    monkeypatch.setattr(models("bert").config, "policy", policy.to_json())
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folder = exported("bert", precision)
-    assert any(issubclass(each.category, CertificateMismatch) for each in said) == warned
-    policy = OnnxStages(folder, threads=1).policy
-    assert policy is not None
-    assert str(policy) == "entropy:0.3"
+    assert any(issubclass(each.category, CertificateMismatch) for each in caught) == warned
+    assert OnnxStages(folder, threads=1).policy == policy
 
 
-def test_a_folder_that_holds_something_is_left_alone(exported: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_folder_with_files_is_not_overwritten(exported: Callable[..., Path], tmp_path: Path) -> None:
     precious = tmp_path / "bert-fp32" / "notes.txt"
     precious.parent.mkdir()
     precious.write_text("keep me")
-    with pytest.raises(OutputExists, match="there already"):
+    with pytest.raises(OutputExists, match="already exists"):
         exported("bert")
     assert precious.read_text() == "keep me"
     assert [*precious.parent.iterdir()] == [precious]
