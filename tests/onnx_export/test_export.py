@@ -148,7 +148,10 @@ def test_stages_that_are_the_same_share_a_graph(
         head={"pooler": "shared", "classifier": "shared"},
     )
     stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
-    assert set(stages.manifest.stages) == {"stage-01.onnx", "stage-02.onnx"}  # before the first layer, after any
+    assert set(stages.manifest.stages) == {
+        "stage-01.onnx",
+        "stage-02.onnx",
+    }  # before the first layer, after any
     assert len({id(graph) for graph in stages.graphs}) == 2
     np.testing.assert_allclose(all_logits(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 

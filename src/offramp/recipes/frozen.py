@@ -9,6 +9,9 @@ from functools import partial
 from offramp import losses
 from offramp.recipes.base import Phase, Recipe, check_number
 
+BATCH = 256
+"""Examples per update of the heads: on stored features, small batches would only cost time."""
+
 
 def frozen(
     epochs: float = 10.0, rate: float = 1e-3, temperature: float = 2.0, label_weight: float = 0.5
@@ -27,6 +30,7 @@ def head_phase(epochs: float, rate: float, temperature: float, label_weight: flo
         partial(losses.taught, temperature=temperature, label_weight=label_weight),
         trainable="exits",
         epochs=epochs,
+        batch_size=BATCH,
         learning_rates={"heads": rate},
         standardise=True,
         unlabelled=True,

@@ -231,6 +231,8 @@ def phase_arguments(
     args.output_dir = str(folder)
     args.remove_unused_columns = not isinstance(train, Features)  # which have no columns
     args.restore_callback_states_from_checkpoint = True  # the count of early stopping
+    if phase.batch_size is not None:
+        args.per_device_train_batch_size = phase.batch_size
     if phase.epochs is not None:
         args.num_train_epochs = phase.epochs
     elif has_labels(data, "train"):
