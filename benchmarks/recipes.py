@@ -1,135 +1,322 @@
-"""Train recipes on GLUE tasks and print the headline metric at every layer, as JSON and as a Markdown table.
+"""Compare recipes on GLUE tasks at an equal number of updates.
 
-    python benchmarks/recipes.py ENCODER GLUE_FOLDER --out runs --tasks cola mrpc
+    python benchmarks/recipes.py ENCODER GLUE_FOLDER --out runs --tasks sst2 cola --recipes mixed pabee --seeds 42 43
 
-Every recipe starts from the same encoder and seed and has the same budget. Runs that are done in `--out` are
-read back, interrupted ones go on, so the command can be repeated. Beside the last layer stands by how much it differs
-from the first recipe's, as a 95 % interval over draws of the development examples.
+Every recipe starts from the same encoder and has EPOCHS epochs of updates to the backbone, which its phases
+share equally; training heads on stored features comes on top and takes seconds. `frozen` follows `final`. `sst2` is
+8,000 labelled rows of the train file, with 24,000 others as text without labels for recipes that can use it, 4,000 to
+calibrate on and 6,000 to test on. On other tasks the development set is measured, with thresholds chosen on its other
+half. The published recipes have exits after every layer, `frozen` and `mixed` also one before the first.
+
+Finished runs in --out are read and interrupted ones resume, so the command can be repeated. Prints Markdown tables
+and writes OUT/recipes.json and OUT/recipes.svg:
+
+- the headline metric at every layer;
+- area: the mean headline metric over all budgets of MACs, from none (the majority class) to full depth, under the
+  rule `agreement`;
+- the mean layer under `agreement` at 0.5 points lost and at 2 % of predictions changed;
+- the 95 % interval, over draws of the examples, of the last layer's difference from `final`.
 """
 
 import argparse
+import csv
 import json
 import platform
 import time
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import AutoTokenizer, set_seed
 
-from offramp import ExitModel, Task, Trace, collect, train
+from offramp import ExitModel, Task, Trace, collect, sweep, train
 from offramp.cli.settings import parse_recipe
-from offramp.tasks.metrics import answers, compute
+from offramp.criteria.agreement import Agreement
+from offramp.policy import Policy
+from offramp.problems import REGRESSION, decode
+from offramp.tasks.metrics import compute
 from offramp.training import default_arguments
 
-TRACE = "validation.trace"
+PUBLISHED = ["deebert", "pabee", "elbert", "romebert", "elasticbert"]
+RECIPES = ["final", *PUBLISHED, "frozen", "mixed"]
+SST2 = {"train": 8000, "calibration": 4000, "test": 6000, "unlabelled": 24_000}
+TOLERANCE = 0.25
+"""On STS-B, scores no further apart than this are the same prediction."""
+THRESHOLDS = 1 / (1 + np.exp(-np.linspace(-3, 9, 200)))
 DRAWS = 1000
-RECIPES_OF_TABLE = ["final", "deebert", "pabee", "elbert", "romebert", "elasticbert"]
 
 
 def main() -> None:
+    options = parse_arguments()
+    torch.set_num_threads(options.threads)
+    results = []
+    for task in options.tasks:
+        for seed in options.seeds:
+            for recipe in options.recipes:
+                folder = options.out / f"{task}-{recipe.replace(':', '-')}-{seed}"
+                if not (folder / "minutes").exists():
+                    train_recipe(options, task, recipe, seed, folder)
+                results.append({"task": task, "recipe": recipe, "seed": seed, **measure(folder)})
+    for task in options.tasks:
+        print(table([result for result in results if result["task"] == task]))
+    plot(results, options.out / "recipes.svg")
+    about = {"machine": f"{platform.machine()} CPU, {options.threads} threads", "date": str(date.today())}
+    (options.out / "recipes.json").write_text(json.dumps({**about, "runs": results}, indent=1))
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("encoder")
-    parser.add_argument("glue", help="a folder with the GLUE tasks in it")
+    parser.add_argument("glue", type=Path, help="folder of the GLUE tasks")
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--tasks", nargs="+", default=["cola", "mrpc"])
+    parser.add_argument("--tasks", nargs="+", default=["sst2", "cola", "mrpc", "rte", "sts-b"])
     parser.add_argument(
-        "--recipes",
-        nargs="+",
-        default=RECIPES_OF_TABLE,
-        help="with settings if wanted: romebert:anchor=final",
+        "--recipes", nargs="+", default=RECIPES, help="with optional settings: romebert:anchor=final"
     )
-    parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[42])
+    parser.add_argument("--epochs", type=float, default=4)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
-    parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    results = [run(options, task, recipe) for task in options.tasks for recipe in options.recipes]
-    for task in options.tasks:
-        print(table(task, [result for result in results if result["task"] == task]))
-    print(json.dumps({"machine": machine(options.threads), "date": str(date.today()), "runs": results}))
+    return parser.parse_args()
 
 
-def run(options: argparse.Namespace, name: str, recipe: str) -> dict[str, Any]:
-    folder = options.out / f"{name}-{recipe.replace(':', '-')}"
-    found = folder / "result.json"
-    if not found.exists():
-        set_seed(options.seed)
-        task = Task.named(name, folder=options.glue)
-        model = ExitModel.from_encoder(options.encoder, num_labels=len(task.labels or [0]))
-        args = default_arguments(
-            folder,
-            num_train_epochs=options.epochs,
-            per_device_train_batch_size=options.batch,
-            learning_rate=options.learning_rate,
-            seed=options.seed,
-            disable_tqdm=True,
-        )
-        start = time.perf_counter()
-        trained = train(model, task, parse_recipe(recipe), args)
-        scores = {metric: [round(100 * s, 1) for s in each] for metric, each in trained.scores.items()}
-        result = {
-            "task": name,
-            "recipe": recipe,
-            "headline": task.headline,
-            "layers": model.config.exits,
-            "scores": scores,
-            "minutes": round((time.perf_counter() - start) / 60, 1),
-            "epochs": options.epochs,
-            "batch": options.batch,
-            "learning_rate": options.learning_rate,
-            "seed": options.seed,
+def train_recipe(options: argparse.Namespace, name: str, recipe: str, seed: int, folder: Path) -> None:
+    """Trains one model and saves the traces that are measured."""
+    task, parts = load_task(name, options)
+    tokenizer = AutoTokenizer.from_pretrained(options.encoder)
+    method = parse_recipe(recipe)
+    if method.name == "frozen":  # it is for a fine-tuned model
+        method = replace(method, phases=(*parse_recipe("final").phases, *method.phases))
+    shares = sum(phase.epochs is None for phase in method.phases)
+    set_seed(seed)
+    layers = len_layers(options.encoder)
+    exits = range(1 if method.name in ["final", *PUBLISHED] else 0, layers + 1)
+    model = ExitModel.from_encoder(
+        options.encoder, num_labels=len(task.labels or [0]), problem_type=task.problem_type, exits=list(exits)
+    )
+    args = default_arguments(
+        folder,
+        num_train_epochs=options.epochs / shares,
+        per_device_train_batch_size=options.batch,
+        learning_rate=options.learning_rate,
+        seed=seed,
+        eval_strategy="no",
+        load_best_model_at_end=False,  # the development set is for scores alone
+        report_to="none",
+        disable_tqdm=True,
+    )
+    start = time.perf_counter()
+    unlabelled = Dataset.from_dict({"text": parts["unlabelled"]["text"]}) if parts else None
+    train(model, task, method, args, tokenizer=tokenizer, unlabelled=unlabelled)
+    minutes = (time.perf_counter() - start) / 60
+    rows = {"dev": task.load("validation")["validation"]}
+    rows |= {part: Dataset.from_dict(parts[part]) for part in ("calibration", "test") if parts}
+    for part, data in rows.items():
+        trace = collect(model, data, tokenizer, metrics=task.metrics, data=part, progress=False)
+        trace.save(folder / f"{part}.trace")
+    (folder / "minutes").write_text(f"{minutes:.1f}")
+
+
+def len_layers(encoder: str) -> int:
+    return int(json.loads((Path(encoder) / "config.json").read_text())["num_hidden_layers"])
+
+
+def load_task(name: str, options: argparse.Namespace) -> tuple[Task, dict[str, Any]]:
+    """The task and, for SST-2, the other parts of its train file."""
+    if name != "sst2":
+        return Task.named(name, folder=options.glue), {}
+    with (options.glue / "SST-2" / "train.tsv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    order = iter(np.random.default_rng(0).permutation(len(rows)).tolist())
+    parts = {part: [rows[next(order)] for _ in range(count)] for part, count in SST2.items()}
+    folder = options.out / "sst2"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "train.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        writer.writerows((row["sentence"].strip(), row["label"]) for row in parts["train"])
+    columns = {
+        part: {
+            "text": [row["sentence"].strip() for row in chosen],
+            "label": [int(row["label"]) for row in chosen],
         }
-        found.write_text(json.dumps(result), encoding="utf-8")
-    if not (folder / TRACE).exists():
-        keep_trace(options, name, folder)
-    return {**json.loads(found.read_text(encoding="utf-8")), "folder": str(folder)}
+        for part, chosen in parts.items()
+    }
+    dev = options.glue / "SST-2" / "dev.tsv"
+    task = Task.from_files(
+        train=folder / "train.csv", validation=dev, labels=["0", "1"], metrics=["acc"], name="sst2"
+    )
+    return task, columns
 
 
-def keep_trace(options: argparse.Namespace, name: str, folder: Path) -> None:
-    """What the trained model says of the development examples."""
-    task, home = Task.named(name, folder=options.glue), folder / "model"
-    rows = task.load("validation")["validation"]
-    model, tokenizer = ExitModel.from_pretrained(home), AutoTokenizer.from_pretrained(home)
-    collect(model, rows, tokenizer, metrics=task.metrics, progress=False).save(folder / TRACE)
+def measure(folder: Path) -> dict[str, Any]:
+    """Everything that the tables show about one model."""
+    traces = {file.stem: Trace.load(file) for file in folder.glob("*.trace")}
+    dev = traces["dev"]
+    return {
+        "minutes": float((folder / "minutes").read_text()),
+        "folder": str(folder),
+        "headline": dev.metrics[0],
+        "layers": list(dev.layers),
+        "scores": {part: exit_scores(trace) for part, trace in traces.items()},
+        **{f"area_{part}": area(trace) for part, trace in traces.items() if part != "calibration"},
+        "at_half_a_point": operating_point(traces, "loss"),
+        "at_2_percent_changed": operating_point(traces, "changed"),
+        "curve": curve(dev),
+    }
 
 
-def difference(result: dict[str, Any], first: dict[str, Any]) -> tuple[float, float]:
-    """The last layer's headline less that of the first recipe, both on the same draws of examples."""
-    traces = [Trace.load(Path(each["folder"]) / TRACE) for each in (result, first)]
-    given = [answers(trace.logits[:, -1], trace.problem_type) for trace in traces]
-    labels, metric = np.asarray(traces[0].labels), result["headline"]
-    draw = np.random.default_rng(0)
+def exit_scores(trace: Trace) -> list[float]:
+    return [
+        score(trace, decode(trace.logits[:, exit], trace.problem_type)) for exit in range(len(trace.layers))
+    ]
+
+
+def score(trace: Trace, predictions: Any) -> float:
+    metric = trace.metrics[0]
+    return 100 * compute([metric], trace.labels, predictions)[metric]  # type: ignore[arg-type]
+
+
+def rule(trace: Trace) -> str:
+    return f"agreement:0,tolerance={TOLERANCE}" if trace.problem_type == REGRESSION else "agreement"
+
+
+def curve(trace: Trace) -> list[tuple[float, float]]:
+    """(fraction of full depth's MACs, headline metric), cross-fitted, from the majority class on."""
+    found = sweep(trace, rule(trace), points=200)
+    full = found.full.cost.macs or 1.0
+    points = [*found.curves[rule(trace)].points, found.full]
+    rows = [((point.cost.macs or 0.0) / full, 100 * found.score(point)) for point in points]
+    return sorted([(0.0, majority(trace)), *rows])
+
+
+def majority(trace: Trace) -> float:
+    if trace.problem_type == REGRESSION:
+        return 0.0
+    labels = np.asarray(trace.labels)
+    return score(trace, np.full(len(labels), np.bincount(labels).argmax()))
+
+
+def area(trace: Trace) -> float:
+    spent, reached = np.array(curve(trace)).T
+    return float(np.trapezoid(reached, spent))
+
+
+def operating_point(traces: dict[str, Trace], target: str) -> dict[str, Any]:
+    """Mean layer and score at the loosest threshold that keeps to the target on other examples."""
+    dev = traces["dev"]
+    if "calibration" in traces:
+        return {part: applied(traces["calibration"], traces[part], target) for part in ("test", "dev")}
+    order = np.random.default_rng(0).permutation(len(dev))
+    halves = [dev[np.sort(order[::2])], dev[np.sort(order[1::2])]]
+    both = [applied(halves[0], halves[1], target), applied(halves[1], halves[0], target)]
+    return {"dev": {name: float(np.mean([each[name] for each in both])) for name in both[0]}}
+
+
+def applied(calibration: Trace, test: Trace, target: str) -> dict[str, float]:
+    """A third fits the rule, the rest chooses the threshold, other examples are measured."""
+    tolerance = TOLERANCE if calibration.problem_type == REGRESSION else None
+    fitted = Agreement.fit(calibration[::3], tolerance)
+    rest = calibration[np.arange(len(calibration)) % 3 > 0]
+    best = None
+    for threshold in sorted(THRESHOLDS, reverse=True):
+        policy = Policy(fitted, float(threshold))
+        outcome = measured(policy, rest, tolerance)
+        if outcome["lost" if target == "loss" else "changed"] > (0.5 if target == "loss" else 2.0):
+            break
+        best = policy
+    return measured(best or Policy.parse("never"), test, tolerance)
+
+
+def measured(policy: Policy, trace: Trace, tolerance: float | None) -> dict[str, float]:
+    decision = policy.decide(trace.logits, layers=trace.layers, problem_type=trace.problem_type)
+    kept = np.stack([trace.agreement(exit, tolerance) for exit in range(len(trace.layers))])
+    reached = score(trace, decode(decision.logits, trace.problem_type))
+    return {
+        "mean_layer": float(np.asarray(trace.layers)[decision.exits].mean()),
+        "score": reached,
+        "lost": exit_scores(trace)[-1] - reached,
+        "changed": 100 * float(1 - kept[decision.exits, np.arange(len(trace))].mean()),
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One row for each recipe, means over seeds."""
+    task, headline = results[0]["task"], results[0]["headline"]
+    part = "test" if "test" in results[0]["scores"] else "dev"
+    depth = max(results[0]["layers"])
+    header = [
+        f"{task}, {headline} at layer",
+        *map(str, range(depth + 1)),
+        "area",
+        "0.5 lost",
+        "2 % changed",
+        "last",
+    ]
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    finals = {each["seed"]: each for each in results if each["recipe"] == "final"}
+    for recipe in dict.fromkeys(each["recipe"] for each in results):
+        runs = [each for each in results if each["recipe"] == recipe]
+        scores = np.mean([run["scores"][part] for run in runs], axis=0)
+        cells = [f"{value:.1f}" for value in scores]
+        cells = [""] * (depth + 1 - len(cells)) + cells
+        where = "dev" if "dev" in runs[0]["at_half_a_point"] else part
+        numbers = [
+            np.mean([run[f"area_{part}"] for run in runs]),
+            np.mean([run["at_half_a_point"][where]["mean_layer"] for run in runs]),
+            np.mean([run["at_2_percent_changed"][where]["mean_layer"] for run in runs]),
+        ]
+        low, high = difference(runs, finals) if finals else (float("nan"), float("nan"))
+        lines.append(
+            f"| {recipe} | {' | '.join(cells)} | "
+            f"{numbers[0]:.1f} | {numbers[1]:.2f} | {numbers[2]:.2f} | {low:+.1f} to {high:+.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def difference(runs: list[dict[str, Any]], finals: dict[int, dict[str, Any]]) -> tuple[float, float]:
+    """The last layer's headline metric less that of `final`, both on the same draws of examples."""
+    pairs = [(run, finals[run["seed"]]) for run in runs if run["seed"] in finals]
+    loaded = [[Trace.load(Path(each["folder"]) / "dev.trace") for each in pair] for pair in pairs]
+    labels, metric = np.asarray(loaded[0][0].labels), runs[0]["headline"]
+    last = [[decode(trace.logits[:, -1], trace.problem_type) for trace in pair] for pair in loaded]
+    random = np.random.default_rng(0)
     found = []
     for _ in range(DRAWS):
-        rows = draw.integers(0, len(labels), len(labels))
-        mine, other = (compute([metric], labels[rows], each[rows])[metric] for each in given)
-        found.append(100 * (mine - other))
+        rows = random.integers(0, len(labels), len(labels))
+        scores = [[compute([metric], labels[rows], each[rows])[metric] for each in pair] for pair in last]
+        found.append(100 * float(np.mean([mine - other for mine, other in scores])))
     low, high = np.percentile(found, [2.5, 97.5])
     return float(low), float(high)
 
 
-def table(task: str, results: list[dict[str, Any]]) -> str:
-    layers, headline = results[0]["layers"], results[0]["headline"]
-    lines = [
-        f"| {task}, {headline} at layer | {' | '.join(map(str, layers))} | last less {results[0]['recipe']}'s |",
-        "|---" * (len(layers) + 2) + "|",
-    ]
-    for result in results:
-        scores = " | ".join(f"{score:.1f}" for score in result["scores"][headline])
-        low, high = difference(result, results[0])
-        lines.append(f"| {result['recipe']} | {scores} | {low:+.1f} to {high:+.1f} |")
-    return "\n".join(lines) + "\n"
+def plot(results: list[dict[str, Any]], file: Path) -> None:
+    """Headline metric against MACs for every recipe, one panel per task."""
+    from matplotlib.figure import Figure
 
-
-def machine(threads: int) -> str:
-    return f"{platform.machine()} CPU, {threads} threads, torch {torch.__version__}"
+    tasks = list(dict.fromkeys(each["task"] for each in results))
+    figure = Figure(figsize=(4.2 * len(tasks), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(tasks), squeeze=False)[0]
+    for axis, task in zip(axes, tasks, strict=True):
+        for recipe in dict.fromkeys(each["recipe"] for each in results if each["recipe"] != "final"):
+            runs = [each for each in results if each["task"] == task and each["recipe"] == recipe]
+            if runs:
+                spent, reached = np.array(runs[0]["curve"]).T
+                axis.plot(
+                    spent, reached, label=recipe, linewidth=2.2 if recipe in ("mixed", "frozen") else 1.1
+                )
+        axis.set_title(task)
+        axis.set_xlabel("MACs, fraction of full depth")
+    axes[0].set_ylabel("headline metric")
+    axes[-1].legend(fontsize=8)
+    figure.savefig(file)
 
 
 if __name__ == "__main__":

@@ -245,7 +245,7 @@ def test_a_real_model_gives_the_logits_of_its_forward(make_model: Callable[..., 
     random = np.random.default_rng(0)
     ids = [random.integers(2, 60, length).tolist() for length in (3, 9, 1, 5, 9, 2)]
     trace = collect(model, Dataset.from_dict({"input_ids": ids, "label": [0, 1, 2, 0, 1, 2]}))
-    assert trace.layers == (2, 4)
+    assert trace.layers == (0, 2, 4)
     assert trace.fingerprint == model.fingerprint()
     assert trace.runtime.startswith("torch ")
     sizes = {"hidden": 16, "intermediate": 24, "heads": 2, "layers": 4, "pooler": True}

@@ -79,7 +79,7 @@ def test_a_fine_tuned_classifier_keeps_label_names_and_problem_type(
 
 def test_another_number_of_labels_uses_only_the_encoder(tiny_classifier: Make, padded: Inputs) -> None:
     model = ExitModel.from_encoder(tiny_classifier("bert", num_labels=3), labels=["no", "yes"])
-    assert exit_logits(model, padded).shape == (5, 4, 2)
+    assert exit_logits(model, padded).shape == (5, 5, 2)
     assert model.config.id2label == {0: "no", 1: "yes"}
     assert model.config.head_config.final_pooling is None
 
@@ -150,7 +150,7 @@ def test_own_poolers_start_as_copies_of_the_pretrained_one(tiny_encoder: Make, t
     encoder = tiny_encoder("bert")
     encoder.save_pretrained(tmp_path)
     model = ExitModel.from_encoder(tmp_path)
-    assert len(model.heads.poolers) == 4
+    assert len(model.heads.poolers) == 5
     for pooler in model.heads.poolers:
         assert torch.equal(pooler.dense.weight, encoder.pooler.dense.weight)
 
@@ -189,13 +189,14 @@ def test_head_options_as_config_and_as_dict_are_equivalent(tiny_encoder: Make) -
 @pytest.mark.parametrize(
     ("exits", "layers"),
     [
-        (1, [1, 2, 3, 4, 5]),
-        (2, [2, 4, 5]),
-        (5, [5]),
+        (1, [0, 1, 2, 3, 4, 5]),
+        (2, [0, 2, 4, 5]),
+        (5, [0, 5]),
+        ([0, 2], [0, 2, 5]),
         ([3, 1], [1, 3, 5]),
         ((5,), [5]),
         (range(2, 4), [2, 3, 5]),
-        ([], [1, 2, 3, 4, 5]),
+        ([], [0, 1, 2, 3, 4, 5]),
     ],
 )
 def test_exits_are_at_the_chosen_layers_and_the_last(
@@ -204,7 +205,7 @@ def test_exits_are_at_the_chosen_layers_and_the_last(
     assert ExitModel.from_encoder(tiny_encoder("bert", layers=5), exits=exits).config.exits == layers
 
 
-@pytest.mark.parametrize("exits", [[0], [6], [-1, 3], [2.0], ["2"], "25", 0, -1, -2, 7, 2.0, None, True])
+@pytest.mark.parametrize("exits", [[6], [-1, 3], [2.0], ["2"], "25", 0, -1, -2, 7, 2.0, None, True])
 def test_an_exit_at_a_layer_that_does_not_exist_is_refused(exits: Any, tiny_encoder: Make) -> None:
     with pytest.raises(BadConfig, match="of 5 layers"):
         ExitModel.from_encoder(tiny_encoder("bert", layers=5), exits=exits)
@@ -255,11 +256,11 @@ def test_the_fingerprint_changes_with_a_single_weight(tiny_encoder: Make) -> Non
 def test_learned_weights_are_parameters_and_are_saved(tiny_encoder: Make, tmp_path: Path) -> None:
     config = ExitModel.from_encoder(tiny_encoder("bert")).config
     model = ExitModel(ExitConfig(**{**config.to_dict(), "learned_weights": True}))
-    assert model.exit_weights.tolist() == [4.0, 4.0, 4.0]
+    assert model.exit_weights.tolist() == [4.0, 4.0, 4.0, 4.0]
     with torch.no_grad():
         model.exit_weights[1] = 2.5
     model.save_pretrained(tmp_path)
-    assert ExitModel.from_pretrained(tmp_path).exit_weights.tolist() == [4.0, 2.5, 4.0]
+    assert ExitModel.from_pretrained(tmp_path).exit_weights.tolist() == [4.0, 2.5, 4.0, 4.0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -286,7 +287,7 @@ def test_models_do_not_share_a_config(tiny_encoder: Make, padded: Inputs) -> Non
     assert config.to_dict() == plain.config.to_dict() == before
     assert plain(**padded).exit_gates is None
     assert changed.config.head_config.gate
-    assert changed(**padded).exit_gates.shape == (5, 4)
+    assert changed(**padded).exit_gates.shape == (5, 5)
 
 
 @every_backbone
@@ -330,7 +331,7 @@ def test_a_truncated_model_has_the_logits_of_that_exit(
     encoder = tiny_encoder(name, **({"num_hidden_groups": 1} if name == "albert" else {}))
     model = ExitModel.from_encoder(encoder, num_labels=3)
     shorter = model.truncate(layers=3)
-    assert torch.equal(exit_logits(shorter, padded), exit_logits(model, padded)[:, :3])
+    assert torch.equal(exit_logits(shorter, padded), exit_logits(model, padded)[:, :4])
     shorter.save_pretrained(tmp_path)
     again = ExitModel.from_pretrained(tmp_path)
     assert torch.equal(exit_logits(again, padded), exit_logits(shorter, padded))
@@ -345,7 +346,7 @@ def test_a_truncated_model_has_the_logits_of_that_exit(
 )
 def test_truncation_keeps_shared_modules(head: dict[str, Any], tiny_encoder: Make, padded: Inputs) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert", layers=6), head=head)
-    assert torch.equal(exit_logits(model.truncate(3), padded), exit_logits(model, padded)[:, :3])
+    assert torch.equal(exit_logits(model.truncate(3), padded), exit_logits(model, padded)[:, :4])
 
 
 def test_truncation_keeps_the_pooling_of_that_exit_and_no_policy(
@@ -354,12 +355,12 @@ def test_truncation_keeps_the_pooling_of_that_exit_and_no_policy(
     model = ExitModel.from_encoder(tiny_classifier("bert"))
     model.config.policy = {"criterion": "never"}
     shorter = model.truncate(2)
-    assert torch.equal(exit_logits(shorter, padded), exit_logits(model, padded)[:, :2])
+    assert torch.equal(exit_logits(shorter, padded), exit_logits(model, padded)[:, :3])
     assert shorter.config.policy is None
 
 
 def test_truncation_needs_an_exit_at_that_layer(tiny_encoder: Make) -> None:
-    with pytest.raises(BadConfig, match=r"layer 3 has no exit.*\[2, 4\]"):
+    with pytest.raises(BadConfig, match=r"layer 3 has no exit.*\[0, 2, 4\]"):
         ExitModel.from_encoder(tiny_encoder("bert"), exits=2).truncate(3)
 
 
@@ -462,7 +463,7 @@ def test_the_attention_implementation_of_the_encoder_is_kept(
     shorter = model.truncate(2)
     assert model.backbone.config._attn_implementation == attention
     assert shorter.backbone.config._attn_implementation == attention
-    assert torch.equal(exit_logits(shorter, padded), exit_logits(model, padded)[:, :2])
+    assert torch.equal(exit_logits(shorter, padded), exit_logits(model, padded)[:, :3])
 
 
 def test_threads_can_share_a_model(tiny_encoder: Make, padded: Inputs) -> None:

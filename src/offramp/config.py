@@ -28,11 +28,13 @@ class ExitConfig(PreTrainedConfig):
 
     encoder_config: Any = None
     exits: list[int] = field(default_factory=list)
-    """Layers with an exit, counted from 1; the last layer always has one. Empty: every layer."""
+    """Layers with an exit; 0 is before the first layer, and the last layer always has one. Empty: every layer."""
     head: dict[str, Any] = field(default_factory=dict)
     """The fields of `HeadConfig`."""
     policy: dict[str, Any] | None = None
     """The default policy of predictions, as JSON."""
+    fine_tuned: bool = False
+    """Whether the last exit is a trained classifier, which training keeps unless a recipe is named."""
     learned_weights: bool = False
     """Whether the loss of each exit has a learned weight (ELBERT)."""
     initializer_range: float = 0.02
@@ -93,7 +95,7 @@ class ExitConfig(PreTrainedConfig):
 
 
 def check_exits(exits: list[int], layers: int) -> list[int]:
-    exits = sorted(set(exits)) or list(range(1, layers + 1))
-    if exits[0] < 1 or exits[-1] != layers:
-        raise BadConfig(f"exits={exits} of {layers} layers: count from 1 and end with {layers}")
+    exits = sorted(set(exits)) or list(range(layers + 1))
+    if exits[0] < 0 or exits[-1] != layers:
+        raise BadConfig(f"exits={exits} of {layers} layers: count from 0 and end with {layers}")
     return exits

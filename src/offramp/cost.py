@@ -34,7 +34,8 @@ class Cost:
 
     @property
     def layer_ratio(self) -> float:
-        return self.depth / self.mean_layer
+        """Infinite if every example leaves before the first layer; `macs` counts what that costs."""
+        return self.depth / self.mean_layer if self.mean_layer else float("inf")
 
     @property
     def flops(self) -> float | None:

@@ -154,7 +154,10 @@ class Head(NamedTuple):
     gate: nn.Module | None
 
     def __call__(self, hidden: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        vector = pool(hidden, attention_mask, self.pooling)
+        return self.classify(pool(hidden, attention_mask, self.pooling))
+
+    def classify(self, vector: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Logits and gate from a pooled vector (examples, width)."""
         if self.pooler is not None:
             vector = self.pooler(vector)
         # detached: training the gate must not change the exits

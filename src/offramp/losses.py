@@ -6,7 +6,7 @@ ignores the rest; a loss of your own is any such function:
     problem_type  as named in transformers
     weights       learned weights of the exits, before the sigmoid: (exits - 1,)
     gates         each gate's probability that its exit is correct: (examples, exits)
-    teacher       logits of a momentum teacher's last exit: (examples, outputs)
+    teacher       logits of a teacher's last exit, momentum or frozen: (examples, outputs)
     step          number of updates so far, for losses that alternate; None in evaluation
 
 The terms are separate for gradient projection, which treats the first (the last exit's) and the others apart.
@@ -22,6 +22,9 @@ from torch.nn import functional
 from offramp.errors import Incompatible
 from offramp.model import task_loss
 from offramp.problems import REGRESSION, SINGLE_LABEL
+
+UNLABELLED = -100
+"""The label of an example without one, as in PyTorch."""
 
 Terms = tuple[Tensor, ...]
 Loss = Callable[..., Terms]
@@ -166,6 +169,46 @@ def distillation(
     """The divergence of the inner exits from the last one, which needs no labels: FastBERT."""
     students, last = logits[:, :-1], logits[:, -1:].detach()
     return (divergence(students, last.expand_as(students), temperature, problem_type).sum(),)
+
+
+def taught(
+    logits: Tensor,
+    labels: Tensor | None = None,
+    *,
+    teacher: Tensor | None = None,
+    temperature: float = 2.0,
+    label_weight: float = 0.5,
+    problem_type: str = SINGLE_LABEL,
+    **_: Any,
+) -> Terms:
+    """Each exit learns from the labels, where there are any, and from a frozen teacher.
+
+    The last exit learns too if the teacher is another model; otherwise it is the teacher of the inner exits.
+    """
+    if teacher is None:
+        students, teacher = logits[:, :-1], logits[:, -1].detach()
+    else:
+        students = logits
+    target = teacher.unsqueeze(1).expand_as(students)
+    outputs = students.shape[-1] if problem_type == SINGLE_LABEL else 1  # `divergence` divides by the classes
+    distance = outputs * divergence(students, target, temperature, problem_type).sum()
+    known = labelled(labels)
+    if labels is None or not known.any():
+        return (distance,)
+    supervised = task_loss(students[known], labels[known], problem_type).sum()
+    share = (
+        known.float().mean()
+    )  # the mean over all examples, so that unlabelled ones do not raise this weight
+    return (label_weight * share * supervised, (1 - label_weight) * distance)
+
+
+def labelled(labels: Tensor | None) -> Tensor:
+    """Which examples have a label: (examples,). Unlabelled ones have -100, or NaN if labels are not classes."""
+    if labels is None:
+        return torch.zeros(0, dtype=torch.bool)
+    if labels.dtype.is_floating_point:
+        return ~labels.reshape(len(labels), -1).isnan().any(-1)
+    return labels != UNLABELLED
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float, problem_type: str) -> Tensor:

@@ -93,15 +93,25 @@ class ExitModel(PreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         tap: Tap | None = None,
+        features: Tensor | None = None,
     ) -> ExitOutput:
-        """Runs every layer and every exit. `loss` is the mean over exits."""
-        states = self.exit_states(input_ids, attention_mask, token_type_ids, tap)
-        outputs = [self.heads(exit, hidden, attention_mask) for exit, hidden in enumerate(states)]
+        """Runs every layer and every exit. `loss` is the mean over exits.
+
+        With `features`, the pooled hidden states (examples, exits, width) of an earlier pass, only the heads run.
+        """
+        outputs: list[tuple[Tensor, Any]]
+        if features is not None:
+            outputs = [
+                self.heads.head_of(exit).classify(vector) for exit, vector in enumerate(features.unbind(1))
+            ]
+        else:
+            states = self.exit_states(cast(Tensor, input_ids), attention_mask, token_type_ids, tap)
+            outputs = [self.heads(exit, hidden, attention_mask) for exit, hidden in enumerate(states)]
         exit_logits = torch.stack([logits for logits, _ in outputs], dim=1)
         losses = None if labels is None else task_loss(exit_logits, labels, str(self.config.problem_type))
         return ExitOutput(
@@ -123,8 +133,9 @@ class ExitModel(PreTrainedModel):
         adapter, backbone = self.adapter, self.backbone
         hidden = adapter.embed(backbone, input_ids, attention_mask, token_type_ids)
         context = adapter.context(backbone, hidden, attention_mask)
-        for layer in range(1, self.config.num_layers + 1):
-            hidden = adapter.layer(backbone, layer - 1, hidden, context)
+        for layer in range(self.config.num_layers + 1):
+            if layer:
+                hidden = adapter.layer(backbone, layer - 1, hidden, context)
             if layer in self.config.exits:
                 exit = self.config.exits.index(layer)
                 to_head, hidden = tap(exit, hidden) if tap else (hidden, hidden)
@@ -146,7 +157,8 @@ class ExitModel(PreTrainedModel):
         Args:
             encoder: a name on the Hugging Face Hub, a folder, or a loaded transformers model.
             num_labels: the number of outputs; by default that of `labels` or of the fine-tuned classifier.
-            exits: layers from 1, or k for every k-th layer; the last layer always has one. Empty: every layer.
+            exits: layers, or k for every k-th; 0 is before the first layer, and the last layer always has one.
+                Empty: every layer, 0 included.
             head: options of the heads; by default the backbone's pooling and a pooler for each exit.
             problem_type: as named in transformers; by default derived from `num_labels`.
             labels: names of the classes.
@@ -166,6 +178,7 @@ class ExitModel(PreTrainedModel):
             "exits": place_exits(exits, base.config.num_hidden_layers),
             "head": head_config(head, final).to_dict(),
             "problem_type": problem_type or (source.config.problem_type if final else None),
+            "fine_tuned": final is not None,
             "initializer_range": getattr(base.config, "initializer_range", 0.02),
             "id2label": label_names(labels, source.config if final else None, num_labels),
         }
@@ -207,7 +220,7 @@ class ExitModel(PreTrainedModel):
 
         The policy is not copied: its thresholds and its certificate are valid only for the deeper model.
         """
-        if layers not in self.config.exits:
+        if layers < 1 or layers not in self.config.exits:
             raise BadConfig(f"layer {layers} has no exit; there are exits at {self.config.exits}")
         kept = [layer for layer in self.config.exits if layer <= layers]
         values = self.config.to_dict() | {"exits": kept, "policy": None}
@@ -303,11 +316,13 @@ def is_classifier(architectures: Iterable[str]) -> bool:
 
 
 def place_exits(exits: int | Sequence[int], layers: int) -> list[int]:
-    chosen: list[Any] = list(exits) if isinstance(exits, Iterable) else [exits]
-    if not all(is_count(layer) and 1 <= layer <= layers for layer in chosen):
-        raise BadConfig(f"exits={exits!r} of {layers} layers: choose whole numbers from 1 to {layers}")
-    if isinstance(exits, int):
-        chosen = list(range(exits, layers + 1, exits))
+    if is_count(exits) and 1 <= cast(int, exits) <= layers:
+        return [*range(0, layers, cast(int, exits)), layers]
+    chosen: list[Any] = list(exits) if isinstance(exits, Iterable) else [-1]
+    if not all(is_count(layer) and layer <= layers for layer in chosen):
+        raise BadConfig(
+            f"exits={exits!r} of {layers} layers: choose layers from 0 to {layers}, or every k-th with k from 1"
+        )
     return [*chosen, layers] if chosen else []
 
 

@@ -52,7 +52,7 @@ def test_predictions_are_those_of_the_exit_that_the_policy_takes(
         logits = logits_of(model, tokenizer, text)
         exit = int(Policy.parse("confidence:0.775").exits(logits[None])[0])
         chances = softmax(logits[exit])
-        assert prediction.layer == exit + 1
+        assert prediction.layer == exit
         assert prediction.layers == 4
         assert prediction.label == ["red", "green", "blue"][chances.argmax()]
         assert prediction.score == pytest.approx(chances.max(), abs=1e-5)
@@ -139,7 +139,7 @@ def test_the_policy_may_change_from_call_to_call(classifier: Classifier) -> None
 
 def test_a_passed_deadline_predicts_from_the_first_exit(classifier: Classifier) -> None:
     for prediction in classifier.predict(TEXTS, policy="never", deadline_ms=-1):
-        assert prediction.layer == 1
+        assert prediction.layer == 0
         assert prediction.label in ("red", "green", "blue")
     assert classifier.predict("good", policy="never", deadline_ms=1e6).layer == 4
 
@@ -151,8 +151,8 @@ def test_trace_adds_the_prediction_of_every_exit(
     for text in TEXTS:
         prediction, plain = classifier.predict(text, trace=True), classifier.predict(text)
         assert (prediction.label, prediction.layer) == (plain.label, plain.layer)
-        assert [exit.layer for exit in prediction.exits] == [1, 2, 3, 4]
-        taken = prediction.exits[prediction.layer - 1]
+        assert [exit.layer for exit in prediction.exits] == [0, 1, 2, 3, 4]
+        taken = prediction.exits[prediction.layer]
         assert_alike([taken], [prediction])
         for exit, logits in zip(prediction.exits, logits_of(model, tokenizer, text), strict=True):
             assert [*exit.probabilities.values()] == pytest.approx(softmax(logits).tolist(), abs=1e-5)
@@ -165,7 +165,7 @@ def test_multi_labels_are_those_above_one_half(
     model = make_model(labels=["x", "y", "z"], problem_type="multi_label_classification")
     predictions = Classifier(model, tokenizer, "layer:2").predict(TEXTS)
     for text, prediction in zip(TEXTS, predictions, strict=True):
-        chances = expit(logits_of(model, tokenizer, text)[1])
+        chances = expit(logits_of(model, tokenizer, text)[2])
         assert prediction.label == tuple(n for n, c in zip("xyz", chances, strict=True) if c > 0.5)
         assert prediction.score == pytest.approx(np.maximum(chances, 1 - chances).min(), abs=1e-5)
         assert [*prediction.probabilities.values()] == pytest.approx(chances.tolist(), abs=1e-5)

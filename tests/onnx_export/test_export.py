@@ -27,7 +27,7 @@ make_graphs = exporter.graphs
 
 @pytest.fixture(scope="module")
 def models(tiny_encoder: Callable[..., Any]) -> Callable[[str], ExitModel]:
-    """A model of three stages for each backbone."""
+    """A model of four stages for each backbone."""
 
     @cache
     def of(backbone: str) -> ExitModel:
@@ -133,7 +133,7 @@ def external_places(file: Path) -> set[tuple[str, ...]]:
 
 def test_weights_that_layers_share_are_stored_once(exported: Callable[..., Path]) -> None:
     folder = exported("albert")  # three layers in two groups: the first two are the same
-    first, second, third = (external_places(folder / f"stage-0{stage}.onnx") for stage in (1, 2, 3))
+    first, second, third = (external_places(folder / f"stage-0{stage}.onnx") for stage in (2, 3, 4))
     assert first == second
     assert len(first & third) == 1  # the pooler, which starts as the pretrained one at every exit
 
@@ -148,8 +148,11 @@ def test_stages_that_are_the_same_share_a_graph(
         head={"pooler": "shared", "classifier": "shared"},
     )
     stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
-    assert set(stages.manifest.stages) == {"stage-01.onnx"}
-    assert len({id(graph) for graph in stages.graphs}) == 1
+    assert set(stages.manifest.stages) == {
+        "stage-01.onnx",
+        "stage-02.onnx",
+    }  # before the first layer, after any
+    assert len({id(graph) for graph in stages.graphs}) == 2
     np.testing.assert_allclose(all_logits(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 
 
@@ -158,8 +161,8 @@ def test_a_stage_of_several_layers_is_one_graph(
 ) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert", layers=4), num_labels=2, exits=2)
     stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
-    assert stages.layers == (2, 4)
-    assert len(stages.graphs) == 2
+    assert stages.layers == (0, 2, 4)
+    assert len(stages.graphs) == 3
     np.testing.assert_allclose(all_logits(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 
 
@@ -197,10 +200,10 @@ def test_graphs_that_differ_from_the_model_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    embedding, first, second, third = (
+    embedding, zeroth, first, second, third = (
         onnx.ModelProto.FromString(g.SerializeToString()) for g in graphs("bert")
     )
-    monkeypatch.setattr(exporter, "graphs", lambda model: iter([embedding, first, third, second]))
+    monkeypatch.setattr(exporter, "graphs", lambda model: iter([embedding, zeroth, first, third, second]))
     with pytest.raises(Incompatible, match="differ from the model's at layer 2"):
         export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
     assert not [*tmp_path.iterdir()]

@@ -10,7 +10,7 @@ from transformers import BertTokenizer, PreTrainedModel, TrainingArguments
 from offramp import ExitModel, Recipe, Task, train
 from offramp.training import Trained, default_arguments
 
-TRAIN_OPTIONS = {"tokenizer", "max_length", "early_stopping", "callbacks"}
+TRAIN_OPTIONS = {"tokenizer", "max_length", "early_stopping", "callbacks", "unlabelled"}
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "plot", "a", "very", "not"]
 

@@ -106,7 +106,7 @@ def split(policy: Policy, readiness: Array, layers: Sequence[int], slope: float)
             wanted = 0
         threshold = threshold_for(policy.criterion, column, wanted, len(layers))
         leaves = reached(policy.criterion, column, threshold)
-        if layer >= (policy.max_layer or layers[-1]):
+        if layer >= policy.last_layer(layers):
             leaves = np.ones(len(waiting), bool)
         thresholds.append(threshold)
         exits[waiting[leaves]] = exit

@@ -232,7 +232,7 @@ def fast_enough(found: Sweep, target: MinSpeedup) -> list[tuple[Curve, Point]]:
     """For each rule the point with the best score within the allowed cost, the best first."""
 
     def ratio(point: Point) -> float:
-        return expense(found.full, target.of) / expense(point, target.of)
+        return expense(found.full, target.of) / max(expense(point, target.of), 1e-9)
 
     points = [(curve, point) for curve in found.curves.values() for point in curve.points]
     allowed = [(curve, point) for curve, point in points if ratio(point) >= target.ratio - 1e-9]

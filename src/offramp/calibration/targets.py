@@ -28,8 +28,8 @@ class MinSpeedup:
     """The best score at a cost at least this many times lower than full depth."""
 
     ratio: float
-    of: str = "layers"
-    """What is counted: "layers" or "macs"."""
+    of: str = "macs"
+    """What is counted: "macs" or "layers", of which an exit before the first layer has none."""
 
     def __post_init__(self) -> None:
         require(self.ratio >= 1, f"ratio={self.ratio}: expected 1 (full depth) or more")

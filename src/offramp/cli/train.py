@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from offramp.cli.command import Result
+from offramp.cli.command import Result, log
 from offramp.cli.data import HUB, TASK, ColumnOptions, find_task
 from offramp.cli.progress import training_progress
 from offramp.cli.settings import parse_recipe, parse_settings, parse_training_arguments
@@ -34,11 +34,22 @@ def train(
     validation: Annotated[
         Path | None, Option(help="File of validation examples, which select the best epoch.")
     ] = None,
+    unlabelled: Annotated[
+        Path | None,
+        Option(help="File of further texts without labels, for recipes that use them (mixed, frozen)."),
+    ] = None,
     recipe: Annotated[
-        str, Option(help="Recipe, with optional settings: romebert:kind=ta,gamma=0.5")
-    ] = "pabee",
+        str | None,
+        Option(
+            help="Recipe, with optional settings: romebert:kind=ta,gamma=0.5; by default mixed, or frozen for a "
+            "model that is fine-tuned already."
+        ),
+    ] = None,
     exits: Annotated[
-        str, Option(help="Layers that get an exit, such as 2,4,6; or one number k for every k-th layer.")
+        str,
+        Option(
+            help="Layers with an exit, such as 0,2,4,6 (0 is before the first layer), or k for every k-th."
+        ),
     ] = "1",
     layers: Annotated[int | None, Option(help="Keep only the first LAYERS layers of the encoder.")] = None,
     head: Annotated[
@@ -65,15 +76,21 @@ def train(
     Examples:
         offramp train bert-base-uncased --task mrpc --data glue --recipe pabee --out runs/mrpc
         offramp train distilbert-base-uncased --train train.csv --validation dev.csv --out runs/mine
-        offramp train trained-classifier --train texts.csv --recipe fastbert:fine_tune=false --out runs/exits
+        offramp train trained-classifier --train texts.csv --out runs/exits
     """
     from transformers import set_seed
 
+    from offramp.recipes import default_recipe
     from offramp.store import write_card
     from offramp.training import default_arguments
     from offramp.training import train as train_model
 
-    config, method = load_config(encoder), parse_recipe(recipe)
+    config = load_config(encoder)
+    if recipe is None:
+        recipe = default_recipe(is_fine_tuned(config))
+        if recipe == "frozen":
+            log(f"{encoder} is fine-tuned: its backbone stays as it is (--recipe mixed trains it too)")
+    method = parse_recipe(recipe)
     if train is None and validation is None:
         chosen = find_task(task, data, hub, columns)
     elif task or data or hub:
@@ -92,6 +109,7 @@ def train(
     }
     args = default_arguments(out, **{name: value for name, value in changes.items() if value is not None})
     set_seed(args.seed)
+    check_outputs(config, chosen, method)
     model, tokenizer = load_or_add_exits(encoder, config.model_type, chosen, exits, head)
     if layers is not None:
         model = model.truncate(layers)
@@ -104,6 +122,7 @@ def train(
             tokenizer=tokenizer,
             max_length=max_length,
             early_stopping=early_stopping,
+            unlabelled=None if unlabelled is None else read_unlabelled(unlabelled, columns),
             callbacks=callbacks,
         )
     write_card(trained.folder)
@@ -128,6 +147,37 @@ def load_config(encoder: str) -> Any:
         return AutoConfig.from_pretrained(encoder)
     except (OSError, ValueError) as error:
         raise CannotLoad(f"{encoder}: {error}") from error
+
+
+def is_fine_tuned(config: Any) -> bool:
+    from offramp.model import is_classifier
+
+    return bool(getattr(config, "fine_tuned", False)) or is_classifier(config.architectures or [])
+
+
+def check_outputs(config: Any, task: "Task", recipe: "Recipe") -> None:
+    """A frozen model must be for this task."""
+    outputs = len(task.labels) if task.labels else 1
+    if all(phase.trainable == "exits" for phase in recipe.phases) and config.num_labels != outputs:
+        raise BadOption(
+            f"the model has {config.num_labels} outputs and {task.name} needs {outputs}; use --recipe mixed to train "
+            "it for this task."
+        )
+
+
+def read_unlabelled(file: Path, columns: ColumnOptions) -> Any:
+    from datasets import Dataset
+
+    from offramp.cli.predict import read_texts
+
+    texts = list(read_texts(str(file), columns.text, columns.text_pair))
+    if not texts:
+        raise BadOption(f"--unlabelled {file}: no texts.")
+    if isinstance(texts[0], tuple):
+        return Dataset.from_dict(
+            {"text": [pair[0] for pair in texts], "text_pair": [pair[1] for pair in texts]}
+        )
+    return Dataset.from_dict({"text": texts})
 
 
 def task_from_files(
@@ -180,8 +230,8 @@ def parse_exits(text: str) -> int | list[int]:
         numbers = [int(number) for number in text.split(",")]
     except ValueError:
         raise BadOption(f"--exits {text}: expected layers such as 2,4,6, or one number.") from None
-    if any(number < 1 for number in numbers):
-        raise BadOption(f"--exits {text}: layers are counted from 1.")
+    if any(number < 0 for number in numbers) or numbers == [0]:
+        raise BadOption(f"--exits {text}: expected layers from 0, or every k-th with k from 1.")
     return numbers if len(numbers) > 1 else numbers[0]
 
 

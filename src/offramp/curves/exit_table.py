@@ -74,7 +74,7 @@ def build_exit_table(
     for exit, layer in enumerate(layers):
         if layer >= (policy.min_layer or 0):
             np.maximum(best, readiness[:, exit], out=best)
-        last = layer >= (policy.max_layer or layers[-1])
+        last = layer >= policy.last_layer(layers)
         reached[exit] = len(cuts) if last else np.searchsorted(cuts[order], best, side="right")
     return ExitTable(values[order], reached)
 

@@ -52,7 +52,8 @@ class Stage(nn.Module):
         for layer in self.layers:
             hidden = self.adapter.layer(self.backbone, layer, hidden, context)
         logits, gate = self.heads(self.exit, self.adapter.norm(self.backbone, hidden), attention_mask)
-        return (hidden, logits) if gate is None else (hidden, logits, gate)
+        before = (hidden,) if self.layers else ()
+        return (*before, logits) if gate is None else (*before, logits, gate)
 
 
 def graphs(model: ExitModel) -> Iterator[ModelProto]:
@@ -64,10 +65,12 @@ def graphs(model: ExitModel) -> Iterator[ModelProto]:
 
     hidden = torch.randn(ROWS, LENGTH, model.config.encoder_config.hidden_size)
     inputs = {"hidden": hidden, "attention_mask": mask}
-    outputs = ["hidden_after", "logits", *(["gate"] if model.config.head_config.gate else [])]
+    gate = ["gate"] if model.config.head_config.gate else []
     templates: dict[Any, tuple[list[str], ModelProto]] = {}
     for exit in range(len(model.config.exits)):
-        program = capture(Stage(model, exit), inputs)
+        stage = Stage(model, exit)
+        outputs = [*(["hidden_after"] if stage.layers else []), "logits", *gate]
+        program = capture(stage, inputs)
         weights, operations = separate(program)
         if operations not in templates:
             templates[operations] = [*weights], to_onnx(program, outputs)

@@ -208,6 +208,10 @@ class Policy:
         if regression and self.class_thresholds:
             raise Incompatible(NO_CLASSES)
 
+    def last_layer(self, layers: Sequence[int]) -> int:
+        """The layer at which all remaining examples leave."""
+        return layers[-1] if self.max_layer is None else self.max_layer
+
     def skippable_exits(self, layers: Sequence[int]) -> int:
         """How many of the first exits need not run: no example may leave there, and the rule does not read them.
 
@@ -218,7 +222,7 @@ class Policy:
         >>> Policy.parse("patience:1,min_layer=4").skippable_exits([2, 4, 6])  # it counts from the first
         0
         """
-        first, last = self.min_layer or 0, self.max_layer or layers[-1]
+        first, last = self.min_layer or 0, self.last_layer(layers)
         if self.criterion.reads == "nothing":
             first = last
         elif self.criterion.reads == "layer":
@@ -280,7 +284,7 @@ class Decider:
         seen = advance(policy.criterion, self.state, logits, gate, layer, self.problem_type)
         self.state = seen.state
         self.finite = self.finite & seen.finite
-        if layer >= (policy.max_layer or self.layers[-1]):
+        if layer >= policy.last_layer(self.layers):
             leaving = np.ones(len(logits), bool)
         elif layer < (policy.min_layer or 0):
             leaving = np.zeros(len(logits), bool)

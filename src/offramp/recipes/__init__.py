@@ -11,6 +11,8 @@ from offramp.recipes.elasticbert import elasticbert
 from offramp.recipes.elbert import elbert
 from offramp.recipes.fastbert import fastbert
 from offramp.recipes.final import final
+from offramp.recipes.frozen import frozen
+from offramp.recipes.mixed import mixed
 from offramp.recipes.pabee import pabee
 from offramp.recipes.romebert import romebert
 
@@ -23,6 +25,8 @@ RECIPES: dict[str, RecipeMaker] = {
     "elasticbert": elasticbert,
     "berxit": berxit,
     "fastbert": fastbert,
+    "frozen": frozen,
+    "mixed": mixed,
 }
 
 
@@ -33,4 +37,9 @@ def recipe_named(name: str) -> Recipe:
     return RECIPES[name]()
 
 
-__all__ = ["RECIPES", "Phase", "Recipe", "recipe_named"]
+def default_recipe(fine_tuned: bool) -> str:
+    """A fine-tuned model is not trained again unless asked for."""
+    return "frozen" if fine_tuned else "mixed"
+
+
+__all__ = ["RECIPES", "Phase", "Recipe", "default_recipe", "recipe_named"]

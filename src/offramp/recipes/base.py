@@ -25,6 +25,8 @@ class Phase:
     exits that the last one does not share."""
     epochs: float | None = None
     """By default `num_train_epochs` of the training arguments."""
+    batch_size: int | None = None
+    """Per device; by default that of the training arguments."""
     gradients: str = "plain"
     """"plain"; "equilibrium": each layer gets the mean over the exits above it; "by_depth": earlier exits get
     smaller gradients; "projected": conflicts between the last exit and the inner ones are removed."""
@@ -37,6 +39,12 @@ class Phase:
     """Learning rates of parameters whose names start with the key; all others use the training arguments'."""
     momentum: float | None = None
     """Decay of a momentum teacher, a moving average of the model; None for no teacher."""
+    frozen_teacher: bool = False
+    """Whether the model at the start of the phase is the teacher: the logits of its last exit are computed once."""
+    standardise: bool = False
+    """With trainable="exits", whether heads are trained on features of mean 0 and deviation 1."""
+    unlabelled: bool = False
+    """Whether text without labels is used too; the loss must allow for it."""
     needs_labels: bool = True
 
     def __post_init__(self) -> None:
@@ -46,6 +54,10 @@ class Phase:
         check_number(
             "groups", self.groups, "a whole number of 1 or more", lambda x: isinstance(x, int) and x >= 1
         )
+        if self.batch_size is not None:
+            check_number(
+                "batch_size", self.batch_size, "a whole number of 1 or more", lambda x: int(x) == x >= 1
+            )
         if self.epochs is not None:
             check_number("epochs", self.epochs, "a number above 0", lambda x: x > 0)
         if self.momentum is not None:

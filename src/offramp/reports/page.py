@@ -111,9 +111,10 @@ def point_lines(sweep: Sweep, point: Point) -> list[str]:
     lines = [f"{name} {percent(score)}" for name, score in point.scores.items()]
     if point.interval:
         lines[0] += f" [{percent(point.interval[0])}, {percent(point.interval[1])}]"
-    lines.append(f"{point.cost.mean_layer:.2f} layers, {point.cost.layer_ratio:.2f}x fewer")
-    if point.cost.macs is not None:
-        lines.append(f"{point.cost.macs / 1e6:.4g} million MACs")
+    lines.append(f"{point.cost.mean_layer:.2f} layers")
+    if point.cost.macs is not None and sweep.full.cost.macs is not None:
+        fewer = sweep.full.cost.macs / point.cost.macs
+        lines.append(f"{point.cost.macs / 1e6:.4g} million MACs, {fewer:.2f}x fewer")
     lost = 100 * (sweep.score(sweep.full) - sweep.score(point))
     return [*lines, f"{lost:.2f} points lost" if lost > 0 else f"{-lost:.2f} points gained"]
 

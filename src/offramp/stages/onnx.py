@@ -4,7 +4,7 @@ Hidden states pass from one graph to the next without copying.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,9 @@ class OnnxStages:
         self.max_length = self.manifest.max_length
         self.budget, self.overhead = BUDGET, OVERHEAD
         options = session_options(threads)
-        files = {name: session(folder / name, options) for name in dict.fromkeys(self.manifest.stages)}
-        self.embedding = session(folder / self.manifest.embedding, options)
+        files = {name: Graph(folder / name, options) for name in dict.fromkeys(self.manifest.stages)}
+        self.embedding = Graph(folder / self.manifest.embedding, options)
         self.graphs = [files[name] for name in self.manifest.stages]
-        self.inputs = [each.name for each in self.embedding.get_inputs()]
 
     def embed(self, tokens: Sequence[Tokens]) -> Batch:
         lengths = np.array([len(example.ids) for example in tokens])
@@ -58,14 +57,17 @@ class OnnxStages:
             "attention_mask": mask,
             "token_type_ids": token_types(tokens),
         }
-        used = {name: inputs[name] for name in self.inputs}
-        return Batch(0, self.embedding.run(None, used)[0], lengths, mask)
+        return Batch(0, self.embedding(inputs)["hidden"], lengths, mask)
 
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
-        hidden = batch.hidden
+        arrays = {"hidden": batch.hidden, "attention_mask": batch.mask}
         for graph in self.graphs[batch.stages : exit + 1]:
-            hidden, logits, *gates = graph.run(None, {"hidden": hidden, "attention_mask": batch.mask})
-        return Batch(exit + 1, hidden, batch.lengths, batch.mask), logits, gates[0] if gates else None
+            outputs = graph(arrays)
+            arrays["hidden"] = outputs.get(
+                "hidden_after", arrays["hidden"]
+            )  # no layers, no new hidden states
+        state = Batch(exit + 1, arrays["hidden"], batch.lengths, batch.mask)
+        return state, outputs["logits"], outputs.get("gate")
 
     def keep(self, batch: Batch, rows: Array) -> Batch:
         lengths = batch.lengths[rows]
@@ -103,8 +105,17 @@ def session_options(threads: int | None) -> Any:
     return options
 
 
-def session(file: Path, options: Any) -> Any:
-    try:
-        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime has one class per cause
-        raise CannotLoad(f"{file} cannot be loaded ({error}); export the model again.") from error
+class Graph:
+    """A graph in ONNX Runtime: named arrays in, named arrays out. Inputs that it does not have are ignored."""
+
+    def __init__(self, file: Path, options: Any) -> None:
+        try:
+            self.session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime has one class per cause
+            raise CannotLoad(f"{file} cannot be loaded ({error}); export the model again.") from error
+        self.inputs = [each.name for each in self.session.get_inputs()]
+        self.outputs = [each.name for each in self.session.get_outputs()]
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        results = self.session.run(None, {name: arrays[name] for name in self.inputs})
+        return dict(zip(self.outputs, results, strict=True))

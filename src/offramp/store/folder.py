@@ -21,7 +21,7 @@ class ModelInfo:
     """The contents of config.json, read without torch."""
 
     exits: tuple[int, ...]
-    """The layer of each exit, from 1."""
+    """The layer of each exit; 0 is before the first layer."""
     labels: tuple[str, ...]
     """In the order of the logits."""
     problem_type: str

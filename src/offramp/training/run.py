@@ -27,10 +27,12 @@ from transformers import (
 
 from offramp.atomic import write_files
 from offramp.model import ExitModel
-from offramp.recipes import Phase, Recipe, recipe_named
+from offramp.problems import decode
+from offramp.recipes import Phase, Recipe, default_recipe, recipe_named
 from offramp.tasks import Task
-from offramp.tasks.metrics import answers, compute
-from offramp.training.data import has_labels, load_tokenizer, tokenize_splits
+from offramp.tasks.metrics import compute
+from offramp.training.data import add_teacher, has_labels, load_tokenizer, tokenize_splits, train_rows
+from offramp.training.features import Features, absorb, can_standardise, collect_features, measure_scaling
 from offramp.training.preflight import check, check_labels, prepare
 from offramp.training.run_dir import claim, identity, last_complete_checkpoint
 from offramp.training.trainer import PhaseTrainer
@@ -74,12 +76,13 @@ def default_arguments(output_dir: str | Path, **changes: Any) -> TrainingArgumen
 def train(
     model: ExitModel,
     task: Task,
-    recipe: str | Recipe = "pabee",
+    recipe: str | Recipe | None = None,
     args: TrainingArguments | None = None,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_length: int = 128,
     early_stopping: int | None = None,
+    unlabelled: Any = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> Trained:
     """Trains the exits of a model on a task, in place.
@@ -90,15 +93,19 @@ def train(
     Args:
         model: an encoder with exits.
         task: train and validation splits, labels and metrics.
-        recipe: a name in `RECIPES`, or a `Recipe`.
+        recipe: a name in `RECIPES`, or a `Recipe`. By default "mixed", or "frozen" for a model that is fine-tuned
+            already, whose backbone and last exit then stay as they are.
         args: transformers' TrainingArguments, used for every phase; see `default_arguments`. The best checkpoint
             is the one with the best headline metric, averaged over exits; pass
             metric_for_best_model="eval_loss" to use the loss instead.
         tokenizer: by default loaded from where the encoder was loaded.
         max_length: longer texts are truncated to this number of tokens.
         early_stopping: end a phase after this number of evaluations without improvement.
+        unlabelled: further text without labels, a `datasets.Dataset` with the columns `text` and maybe `text_pair`,
+            for recipes that can use it (`mixed`, `frozen`).
         callbacks: transformers' TrainerCallbacks.
     """
+    recipe = recipe or default_recipe(model.config.fine_tuned)
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
     args = args or default_arguments("offramp-run")
     home = Path(args.output_dir or "offramp-run")
@@ -107,46 +114,130 @@ def train(
     try:
         check(model, task, recipe, args, early_stopping)
         task = prepare(model, task, recipe)
-        data = tokenize_splits(task, tokenizer, max_length, model.max_length)
+        data = tokenize_splits(task, tokenizer, max_length, model.max_length, unlabelled)
         check_labels(task, recipe, data)
         run = identity(model, recipe, args, data, task=task.name, early_stopping=early_stopping)
         with args.main_process_first(local=False):
             claim(home, run)
         if (home / "model" / SCORES).exists():
             return load_finished(model, home / "model")
+        stopping = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
+        training = Training(model, task, args, tokenizer, data, [*callbacks, *stopping])
         for number, phase in enumerate(recipe.phases, start=1):
-            folder = home / f"phase-{number}"
-            trainer = PhaseTrainer(
-                model,
-                phase,
-                task.name,
-                args=phase_arguments(args, phase, folder, task, data),
-                train_dataset=data["train"],
-                eval_dataset=data.get("validation"),
-                processing_class=tokenizer,
-                data_collator=DataCollatorWithPadding(tokenizer),
-                compute_metrics=partial(compute_metrics, model, task),
-                callbacks=[*callbacks, *([EarlyStoppingCallback(early_stopping)] if early_stopping else [])],
-            )
-            run_phase(trainer, folder)
-        validation = data["validation"] if has_labels(data, "validation") else None
-        scores = {} if validation is None else exit_scores(task, trainer.predict(validation))
-        save_finished(trainer, home / "model", scores)
+            training.run(phase, home / f"phase-{number}")
+        scores = training.save(recipe.phases[-1], home / "model")
     finally:
         model.requires_grad_(True)
         nn.Module.eval(model)
     return Trained(model, scores, home / "model")
 
 
+@dataclass(frozen=True)
+class Training:
+    """What the phases of a run share."""
+
+    model: ExitModel
+    task: Task
+    args: TrainingArguments
+    tokenizer: PreTrainedTokenizerBase
+    data: Mapping[str, Any]
+    callbacks: Sequence[TrainerCallback]
+
+    def run(self, phase: Phase, folder: Path) -> None:
+        """Runs or resumes a phase, and loads its final weights."""
+        done = folder / "done"
+        if not done.exists():
+            if phase.trainable == "exits":
+                self.train_heads(phase, folder)
+            else:
+                self.train_backbone(phase, folder)
+        load_model(self.model, done / "model.safetensors")
+
+    def train_backbone(self, phase: Phase, folder: Path) -> None:
+        rows = train_rows(self.data, phase.unlabelled)
+        if phase.frozen_teacher:
+            rows = add_teacher(self.model, rows, self.collator, folder / "teacher.npy", self.batch_size)
+        trainer = self.trainer(phase, folder, rows, self.data.get("validation"))
+        run_trainer(trainer, folder)
+        save_phase(trainer, folder)
+
+    def train_heads(self, phase: Phase, folder: Path) -> None:
+        """On the pooled features of the frozen backbone, which runs once over the texts."""
+        names = {"train": train_rows(self.data, phase.unlabelled), "validation": self.data.get("validation")}
+        progress = not self.args.disable_tqdm
+        features = {
+            name: collect_features(
+                self.model, rows, self.collator, folder / f"{name}.npy", self.batch_size, progress
+            )
+            for name, rows in names.items()
+            if rows is not None
+        }
+        scaling = None
+        if phase.standardise and can_standardise(self.model):
+            scaling = measure_scaling(features["train"])
+            for each in features.values():
+                each.scaling = scaling
+            absorb(self.model, scaling, inverse=True)
+        trainer = self.trainer(phase, folder, features["train"], features.get("validation"))
+        run_trainer(trainer, folder)
+        if scaling is not None:
+            absorb(self.model, scaling)
+        save_phase(trainer, folder)
+        for name in features:
+            (folder / f"{name}.npy").unlink()
+
+    def trainer(self, phase: Phase, folder: Path, train: Any, validation: Any) -> PhaseTrainer:
+        return PhaseTrainer(
+            self.model,
+            phase,
+            self.task.name,
+            args=phase_arguments(self.args, phase, folder, self.task, self.data, train),
+            train_dataset=train,
+            eval_dataset=validation,
+            processing_class=self.tokenizer,
+            data_collator=as_batch if isinstance(train, Features) else self.collator,
+            compute_metrics=partial(compute_metrics, self.model, self.task),
+            callbacks=list(self.callbacks),
+        )
+
+    def save(self, phase: Phase, folder: Path) -> dict[str, list[float]]:
+        """Scores every exit on the validation split, and saves the model."""
+        trainer = self.trainer(phase, folder, self.data["train"], self.data.get("validation"))
+        scores = {}
+        if has_labels(self.data, "validation"):
+            scores = exit_scores(self.task, trainer.predict(self.data["validation"]))
+        self.model.config.fine_tuned = True
+        save_finished(trainer, folder, scores)
+        return scores
+
+    @property
+    def collator(self) -> DataCollatorWithPadding:
+        return DataCollatorWithPadding(self.tokenizer)
+
+    @property
+    def batch_size(self) -> int:
+        return int(self.args.per_device_eval_batch_size)
+
+
+def as_batch(batch: Any) -> Any:
+    """Features come as a whole batch already."""
+    return batch
+
+
 def phase_arguments(
-    args: TrainingArguments, phase: Phase, folder: Path, task: Task, data: Mapping[str, Any]
+    args: TrainingArguments, phase: Phase, folder: Path, task: Task, data: Mapping[str, Any], train: Any
 ) -> TrainingArguments:
     args = copy.copy(args)
     args.output_dir = str(folder)
-    args.remove_unused_columns = True
+    args.remove_unused_columns = not isinstance(train, Features)  # which have no columns
     args.restore_callback_states_from_checkpoint = True  # the count of early stopping
+    if phase.batch_size is not None:
+        args.per_device_train_batch_size = phase.batch_size
     if phase.epochs is not None:
         args.num_train_epochs = phase.epochs
+    elif has_labels(data, "train"):
+        # unlabelled text adds variety, not updates: an epoch has as many as the labelled examples need
+        args.num_train_epochs *= len(data["train"]) / len(train)
     if not has_labels(data, "validation"):
         args.eval_strategy = cast(Any, "no")
         args.load_best_model_at_end = False
@@ -170,25 +261,24 @@ def compute_metrics(model: ExitModel, task: Task, prediction: EvalPrediction) ->
 
 def exit_scores(task: Task, prediction: Any) -> dict[str, list[float]]:
     """Each metric of the task at each exit."""
-    predictions = answers(np.asarray(prediction.predictions), task.problem_type)  # (examples, exits, ...)
+    predictions = decode(np.asarray(prediction.predictions), task.problem_type)  # (examples, exits, ...)
     labels = np.asarray(prediction.label_ids)
     scores = [compute(task.metrics, labels, predictions[:, exit]) for exit in range(predictions.shape[1])]
     return {metric: [score[metric] for score in scores] for metric in task.metrics}
 
 
-def run_phase(trainer: PhaseTrainer, folder: Path) -> None:
-    """Runs or resumes a phase, and loads its final weights."""
-    done = folder / "done"
-    if not done.exists():
-        with trainer.args.main_process_first(local=False):
-            checkpoint = last_complete_checkpoint(folder)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        incomplete = folder / "incomplete"
-        trainer.save_model(str(incomplete))
-        if trainer.is_world_process_zero():
-            incomplete.rename(done)
-        trainer.accelerator.wait_for_everyone()
-    load_model(cast(ExitModel, trainer.model), done / "model.safetensors")
+def run_trainer(trainer: PhaseTrainer, folder: Path) -> None:
+    with trainer.args.main_process_first(local=False):
+        checkpoint = last_complete_checkpoint(folder)
+    trainer.train(resume_from_checkpoint=checkpoint)
+
+
+def save_phase(trainer: PhaseTrainer, folder: Path) -> None:
+    incomplete = folder / "incomplete"
+    trainer.save_model(str(incomplete))
+    if trainer.is_world_process_zero():
+        incomplete.rename(folder / "done")
+    trainer.accelerator.wait_for_everyone()
 
 
 def save_finished(trainer: PhaseTrainer, folder: Path, scores: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ class PhaseTrainer(Trainer):
     ) -> Any:
         plain = cast(ExitModel, self.accelerator.unwrap_model(model))
         inputs = dict(inputs)
-        labels = inputs.pop("labels", None)
+        labels, teacher = inputs.pop("labels", None), inputs.pop("teacher", None)
         step = self.state.global_step if model.training else None
         if self.phase.trainable == "exits":  # no dropout where frozen; Trainer calls train() before each step
             plain.backbone.eval()
@@ -62,7 +62,7 @@ class PhaseTrainer(Trainer):
             problem_type=plain.config.problem_type,
             weights=outputs.exit_weights,
             gates=outputs.exit_gates,
-            teacher=self.teacher.logits(inputs) if self.teacher and model.training else None,
+            teacher=self.teacher.logits(inputs) if self.teacher and model.training else teacher,
             step=step,
         )
         if self.projected and model.training:
@@ -97,6 +97,11 @@ class PhaseTrainer(Trainer):
         for parameter, gradient in zip(self.projected, remove_conflict(total, anchor), strict=True):
             parameter.grad = gradient
         self.anchor_gradients = [torch.zeros_like(p) for p in self.projected]
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if "teacher" not in cast(list[str], self._signature_columns):
+            cast(list[str], self._signature_columns).append("teacher")
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         if self.args.train_sampling_strategy != "group_by_length":

@@ -1,0 +1,135 @@
+"""Heads from one pass: the pooled features of a frozen backbone are stored once and trained on for many epochs.
+
+With a frozen backbone every head reads one vector per example, which never changes. `Features` holds these vectors
+in a memory-mapped file, as fp16: 2 bytes x examples x exits x width, or 1 GB for 100,000 texts, 13 exits and width
+384. Batches of them replace batches of tokens; everything else about training stays the same.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset as TorchDataset
+from tqdm.auto import tqdm
+
+from offramp.heads import Head, pool
+from offramp.model import ExitModel
+from offramp.problems import Array
+from offramp.training.data import model_inputs
+
+LARGEST = float(np.finfo(np.float16).max)
+SAMPLE = 20_000
+"""Examples that the mean and scale of features are estimated from."""
+
+
+class Features(TorchDataset[Any]):
+    """The vectors that the heads read, and the labels, in batches."""
+
+    def __init__(self, vectors: Array, rows: Any) -> None:
+        self.vectors = vectors  # (examples, exits, width)
+        self.scaling: Scaling | None = None
+        self.labels = torch.tensor(rows["labels"][:]) if "labels" in rows.column_names else None
+        self.lengths = list(rows["length"])
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, name: str) -> Any:
+        return {"length": self.lengths}[name]  # the sampler asks for lengths
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """A batch, for the DataLoader; sorted reads are faster from a file."""
+        rows = np.asarray(indices)
+        order = np.argsort(rows)
+        vectors = np.empty((len(rows), *self.vectors.shape[1:]), np.float32)
+        vectors[order] = self.vectors[rows[order]]
+        features = torch.from_numpy(vectors)
+        batch = {"features": self.scaling.apply(features) if self.scaling else features}
+        return batch if self.labels is None else batch | {"labels": self.labels[rows]}
+
+
+@torch.no_grad()
+def collect_features(
+    model: ExitModel, rows: Any, collator: Any, file: Path, batch_size: int, progress: bool
+) -> Features:
+    """Run the backbone once over tokenized rows, or reuse the file of an earlier run."""
+    shape = len(rows), len(model.config.exits), model.config.encoder_config.hidden_size
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        incomplete = file.with_suffix(".incomplete")
+        vectors = np.lib.format.open_memmap(incomplete, "w+", np.float16, shape)
+        order = np.argsort(
+            -np.asarray(rows["length"]), kind="stable"
+        )  # the longest first: memory errors come early
+        nn.Module.eval(model)
+        with tqdm(total=len(rows), desc="features", unit=" texts", disable=not progress) as bar:
+            for start in range(0, len(order), batch_size):
+                chosen = order[start : start + batch_size]
+                vectors[chosen] = pooled(model, collator, rows, chosen)
+                bar.update(len(chosen))
+        vectors.flush()
+        del vectors
+        incomplete.rename(file)
+    return Features(np.load(file, mmap_mode="r"), rows)
+
+
+def pooled(model: ExitModel, collator: Any, rows: Any, chosen: Array) -> Array:
+    """(examples, exits, width) the input of each head after pooling."""
+    inputs: Any = model_inputs(rows, chosen, collator, model.device)
+    states = model.exit_states(**inputs)
+    vectors = [
+        pool(hidden, inputs.get("attention_mask"), model.heads.poolings[exit]).float()
+        for exit, hidden in enumerate(states)
+    ]
+    stacked: Array = torch.stack(vectors, dim=1).clamp(-LARGEST, LARGEST).cpu().numpy()
+    return stacked
+
+
+class Scaling(NamedTuple):
+    """Mean and standard deviation of each exit's features: (exits, width). The last exit is left alone."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def apply(self, features: Tensor) -> Tensor:
+        return (features - self.mean) / self.scale
+
+
+def measure_scaling(features: Features) -> Scaling:
+    """Of a sample of the features; heads train faster on inputs of mean 0 and deviation 1."""
+    step = max(1, len(features) // SAMPLE)
+    sample = features.vectors[::step].astype(np.float32)
+    mean, scale = torch.from_numpy(sample.mean(0)), torch.from_numpy(sample.std(0)).clamp(min=1e-3)
+    mean[-1], scale[-1] = 0, 1
+    return Scaling(mean, scale)
+
+
+@torch.no_grad()
+def absorb(model: ExitModel, scaling: Scaling, inverse: bool = False) -> None:
+    """Move the standardisation of the inputs into the first linear layer of each inner head, or out of it.
+
+    Heads then read plain features again, and nothing needs to be stored or exported for it.
+    """
+    for exit in range(len(model.config.exits) - 1):
+        first = first_linear(model.heads.head_of(exit))
+        mean, scale = scaling.mean[exit].to(first.weight), scaling.scale[exit].to(first.weight)
+        if inverse:  # W(x) = W s ((x - m) / s) + W m + b
+            first.bias.add_(first.weight @ mean)
+            first.weight.mul_(scale)
+        else:
+            first.weight.div_(scale)
+            first.bias.sub_(first.weight @ mean)
+
+
+def first_linear(head: Head) -> nn.Linear:
+    first: Any = head.pooler.dense if head.pooler is not None else head.hidden or head.classifier
+    return first  # type: ignore[no-any-return]
+
+
+def can_standardise(model: ExitModel) -> bool:
+    """Whether each inner exit has a first linear layer of its own."""
+    heads = [model.heads.head_of(exit) for exit in range(len(model.config.exits))]
+    return len({id(first_linear(head)) for head in heads}) == len(heads)
