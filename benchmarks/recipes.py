@@ -21,7 +21,8 @@ from transformers import AutoTokenizer, set_seed
 
 from offramp import ExitModel, Task, Trace, collect, train
 from offramp.cli.settings import parse_recipe
-from offramp.tasks.metrics import answers, compute
+from offramp.problems import decode
+from offramp.tasks.metrics import compute
 from offramp.training import default_arguments
 
 TRACE = "validation.trace"
@@ -103,7 +104,7 @@ def keep_trace(options: argparse.Namespace, name: str, folder: Path) -> None:
 def difference(result: dict[str, Any], first: dict[str, Any]) -> tuple[float, float]:
     """The last layer's headline less that of the first recipe, both on the same draws of examples."""
     traces = [Trace.load(Path(each["folder"]) / TRACE) for each in (result, first)]
-    given = [answers(trace.logits[:, -1], trace.problem_type) for trace in traces]
+    given = [decode(trace.logits[:, -1], trace.problem_type) for trace in traces]
     labels, metric = np.asarray(traces[0].labels), result["headline"]
     draw = np.random.default_rng(0)
     found = []

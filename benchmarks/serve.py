@@ -120,7 +120,7 @@ def calibrate_ladder(args: argparse.Namespace, texts: list[str], folder: Path) -
     described = [
         {
             "policy": str(policy),
-            "promise": (policy.certificate or {})["promise"],
+            "promise": policy.to_json()["certificate"]["promise"],
             "mean layer": float(layers[policy.exits(trace.logits, layers=trace.layers)].mean()),
         }
         for policy in found

@@ -20,10 +20,12 @@ from typing import Any
 
 import httpx
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier
 from offramp.cli import COMMANDS
 from offramp.errors import BadData, BadPolicy, Incompatible
+from offramp.model import ExitModel
 from offramp.policy import Policy
 from offramp.serve.batcher import Limits, Request
 from offramp.serve.ladder import FULL_DEPTH
@@ -245,6 +247,27 @@ def test_a_policy_that_the_model_cannot_run_is_refused_at_start_up(
     options = {option: given[option]} if option in given else {}
     with pytest.raises(Incompatible, match=r"layer.*9"):
         load(ServerOptions(model, "colours", **options))
+
+
+@pytest.mark.parametrize(
+    ("policy", "labels", "message"),
+    [("gate:0.5", 3, "no gate"), ("agreement:0.9", 3, "not fitted"), ("entropy:0.3", 1, "predicts a number")],
+)
+@pytest.mark.parametrize("option", ["policy", "allow"])
+def test_a_rule_that_does_not_suit_the_model_is_refused_at_start_up(
+    make_model: Callable[..., ExitModel],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    policy: str,
+    labels: int,
+    message: str,
+    option: str,
+) -> None:
+    make_model(num_labels=labels).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    given: dict[str, Any] = {"policy": policy, "allow": (policy,)}
+    with pytest.raises(Incompatible, match=message):
+        load(ServerOptions(tmp_path, "model", **{option: given[option]}))
 
 
 @pytest.mark.parametrize("missing", ["policy", "fingerprint", "precision"])

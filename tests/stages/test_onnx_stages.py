@@ -67,7 +67,7 @@ def test_stage_by_stage_equals_forward_while_rows_leave_and_batches_merge(
     check(2, logits, [0, 5])
 
 
-def test_exits_may_be_passed_without_a_word(model: ExitModel, folder: Path) -> None:
+def test_exits_may_be_skipped(model: ExitModel, folder: Path) -> None:
     stages, text = OnnxStages(folder), tokens([6])
     _, logits, _ = stages.run(2, stages.embed(text))
     np.testing.assert_allclose(logits[0], expected(model, text[0])[2], atol=2e-5)
@@ -96,11 +96,14 @@ def spoil(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda folder: (folder / "stage-02.onnx").unlink(), "stage-02.onnx, which is not there"),
-        (lambda folder: (folder / "stage-02.onnx").write_bytes(b"no graph"), "stage-02.onnx cannot be run"),
-        (lambda folder: (folder / "weights.bin").unlink(), "cannot be run"),
+        (lambda folder: (folder / "stage-02.onnx").unlink(), "stage-02.onnx is missing"),
+        (
+            lambda folder: (folder / "stage-02.onnx").write_bytes(b"no graph"),
+            "stage-02.onnx cannot be loaded",
+        ),
+        (lambda folder: (folder / "weights.bin").unlink(), "cannot be loaded"),
         (lambda folder: (folder / "stages.json").write_text("{"), "cannot be read"),
-        (lambda folder: (folder / "stages.json").write_text("{}"), "lacks embedding"),
+        (lambda folder: (folder / "stages.json").write_text("{}"), "has no embedding"),
         (lambda folder: spoil(folder, format=99), "upgrade offramp"),
     ],
 )

@@ -10,11 +10,13 @@ from offramp.calibration.budget import spend
 from offramp.calibration.guarantee import Candidate, certify
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
 from offramp.calibration.temperatures import Temperatures
+from offramp.criteria import CRITERIA
 from offramp.criteria.agreement import Agreement
-from offramp.curves import Point, Sweep, sweep
+from offramp.curves import Curve, Point, Sweep, sweep
 from offramp.curves.curve import parse_rule
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.policy import Policy
+from offramp.problems import REGRESSION
 from offramp.trace import Trace
 
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "layer")
@@ -36,9 +38,9 @@ def calibrate(
     """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
 
     `rule` is a name or the text form of a policy, whose threshold is replaced; None tries agreement, entropy,
-    confidence, margin and layer. Of several rules the best for the target is returned; a guarantee pays for that
-    choice by splitting delta among them, other targets warn. A rule that learns is fitted on a third of the
-    examples, drawn with `seed`, and its threshold is calibrated on the others.
+    confidence, margin and layer, as far as they suit the problem. Of several rules the best for the target is
+    returned; a guarantee pays for that choice by splitting delta among them, other targets warn. A rule that learns
+    is fitted on a third of the examples, drawn with `seed`, and its threshold is calibrated on the others.
     `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` is the trace, or the name
     of the data, that the rule and its options were chosen on. A warning says if the rule or the temperatures were
     chosen on examples of this trace.
@@ -52,7 +54,7 @@ def calibrate(
     >>> policy.certificate.examples, policy.certificate.observed_risk
     (400, 0.005)
     """
-    rules = [rule] if isinstance(rule, str) else list(DEFAULT_RULES if rule is None else rule)
+    rules = [rule] if isinstance(rule, str) else list(default_rules(trace, target) if rule is None else rule)
     if not rules:
         raise BadOption("name at least one rule to calibrate")
     if not len(trace):
@@ -70,15 +72,26 @@ def calibrate(
         if source is not None and reuses(trace, source):
             warn(f"the {what} on {name_of(source)!r} and the threshold is calibrated on it")
 
+    tolerance = target.tolerance if isinstance(target, Guarantee) else None
+    candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
     if isinstance(target, Guarantee):
         origin = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
-        return certify([fit(trace, policy, target.tolerance, seed) for policy in policies], target, origin)
+        return certify(candidates, target, origin)
     if len(policies) > 1:
         warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
+    trace = min((each.trace for each in candidates), key=len)  # the same examples for all rules
+    fitted = {str(each.policy): each.policy for each in candidates}
     if isinstance(target, Budget):
-        return spend(trace, policies, target)
-    found = sweep(trace, [str(policy) for policy in policies], points=POINTS)
-    return within_loss(found, target) if isinstance(target, MaxLoss) else fast_enough(found, target)
+        return spend(trace, [*fitted.values()], target)
+    found = sweep(trace, [*fitted.values()], points=POINTS)
+    best, point = within_loss(found, target) if isinstance(target, MaxLoss) else fast_enough(found, target)
+    return replace(fitted[best.rule], threshold=best.policy(point).threshold)
+
+
+def default_rules(trace: Trace, target: Target) -> list[str]:
+    """Those that work for this problem; a budget needs a threshold per exit, which `layer` does not have."""
+    able = [rule for rule in DEFAULT_RULES if trace.problem_type != REGRESSION or CRITERIA[rule].regression]
+    return [rule for rule in able if rule != "layer" or not isinstance(target, Budget)]
 
 
 def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Candidate:
@@ -90,7 +103,9 @@ def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Can
     if count < 2:
         raise BadOption(f"{len(trace)} examples are too few to fit agreement and calibrate its threshold")
     assert isinstance(policy.criterion, Agreement)  # the only rule that learns
-    rule = Agreement.fit(trace[np.sort(order[:count])], tolerance or policy.criterion.tolerance)
+    examples = trace[np.sort(order[:count])]
+    examples = replace(examples, logits=policy.tempered(examples.logits))
+    rule = Agreement.fit(examples, tolerance or policy.criterion.tolerance)
     return Candidate(replace(policy, criterion=rule), trace[np.sort(order[count:])], count)
 
 
@@ -114,8 +129,8 @@ def warn(what: str) -> None:
     )
 
 
-def within_loss(found: Sweep, target: MaxLoss) -> Policy:
-    """The policy with the fewest layers within the allowed loss."""
+def within_loss(found: Sweep, target: MaxLoss) -> tuple[Curve, Point]:
+    """The point with the fewest layers within the allowed loss."""
     metric = target.metric or found.headline
     if metric not in found.metrics:
         raise BadOption(f"the trace is not scored by {metric!r}; it has {', '.join(found.metrics)}")
@@ -132,12 +147,11 @@ def within_loss(found: Sweep, target: MaxLoss) -> Policy:
             f"no threshold saves a layer and loses at most {target.points:g} points of {metric}: "
             f"the smallest loss is {least:.2f}. Allow that, or train the exits further."
         )
-    curve, point = min(allowed, key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
-    return curve.policy(point)
+    return min(allowed, key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
 
 
-def fast_enough(found: Sweep, target: MinSpeedup) -> Policy:
-    """The policy with the best score within the allowed cost."""
+def fast_enough(found: Sweep, target: MinSpeedup) -> tuple[Curve, Point]:
+    """The point with the best score within the allowed cost."""
 
     def ratio(point: Point) -> float:
         return expense(found.full, target.of) / expense(point, target.of)
@@ -149,8 +163,7 @@ def fast_enough(found: Sweep, target: MinSpeedup) -> Policy:
         raise NoSafeThreshold(
             f"no threshold reduces {target.of} {target.ratio:g} times; the most is {most:.2f} times."
         )
-    curve, point = max(allowed, key=lambda item: (found.score(item[1]), ratio(item[1])))
-    return curve.policy(point)
+    return max(allowed, key=lambda item: (found.score(item[1]), ratio(item[1])))
 
 
 def expense(point: Point, of: str) -> float:

@@ -89,14 +89,10 @@ class Agreement(Criterion):
 
     def step(self, seen: History, logits: Array) -> tuple[History, Array]:
         state, features = self.observe(seen, logits)
-        if self.coefficients is None:
-            raise Incompatible("agreement is not fitted; calibrate it on a trace first (offramp calibrate).")
-        exit = int(state.exits.max(initial=1)) - 1
-        if exit >= len(self.coefficients):
-            raise Incompatible(
-                f"agreement was fitted for {len(self.coefficients)} exits; calibrate it again."
-            )
-        intercept, *weights = self.coefficients[exit]
+        exit, fitted = int(state.exits.max(initial=1)) - 1, self.coefficients or ()
+        if exit >= len(fitted):
+            raise Incompatible(f"agreement was fitted for {len(fitted)} exits; calibrate it again.")
+        intercept, *weights = fitted[exit]
         probability = 1 / (1 + np.exp(-(intercept + features @ np.array(weights))))
         return state, np.broadcast_to(probability.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])
 

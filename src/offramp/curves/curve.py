@@ -116,10 +116,14 @@ class Sweep:
         return np.array(rows)
 
 
-def parse_rule(rule: str) -> Policy:
-    """The policy of a rule, given by its name or by the text of a policy, with threshold 0."""
-    known = CRITERIA.get(rule)
-    policy = Policy(known()) if known and rule != "oracle" else Policy.parse(rule)
+def parse_rule(rule: str | Policy) -> Policy:
+    """The policy of a rule, given by its name or by a policy or its text, with threshold 0."""
+    if isinstance(rule, Policy):
+        policy = rule
+    elif rule in CRITERIA and rule != "oracle":
+        policy = Policy(CRITERIA[rule]())
+    else:
+        policy = Policy.parse(rule)
     if policy.class_thresholds:
         raise BadOption(f"a sweep varies one threshold for all classes; remove class.* from {rule}")
     return replace(policy, threshold=0.0)

@@ -22,7 +22,7 @@ Thresholds: TypeAlias = str | Sequence[float] | Mapping[str, Sequence[float]]
 
 def sweep(
     trace: Trace,
-    rules: str | Sequence[str],
+    rules: str | Policy | Sequence[str | Policy],
     thresholds: Thresholds = "auto",
     *,
     points: int = 100,
@@ -32,11 +32,12 @@ def sweep(
 ) -> Sweep:
     """Score and cost of every rule at every threshold, from one trace.
 
-    A rule is a name ("entropy", "patience", "layer", "never", "oracle") or the text of a policy, whose options are
-    kept and whose threshold is replaced. `thresholds` are given for all rules, by rule, or as "auto": up to `points`
-    that give different exits. With `bootstrap` resamples each point gets an interval. That costs next to nothing for
-    accuracy and agreement, one sort per point for other metrics of one label per example, and one evaluation of the
-    metric per resample otherwise. MACs are counted for the real lengths, or with all texts `padded_to` one length.
+    A rule is a name ("entropy", "patience", "layer", "never", "oracle") or a policy, as an object or as text, whose
+    options are kept and whose threshold is replaced. `thresholds` are given for all rules, by rule, or as "auto": up
+    to `points` that give different exits. With `bootstrap` resamples each point gets an interval. That costs next to
+    nothing for accuracy and agreement, one sort per point for other metrics of one label per example, and one
+    evaluation of the metric per resample otherwise. MACs are counted for the real lengths, or with all texts
+    `padded_to` one length.
 
     *Example*
     >>> logits = np.array([[[2.0, 0.0], [3.0, 0.0]], [[0.5, 0.0], [0.0, 3.0]]], np.float32)
@@ -51,8 +52,7 @@ def sweep(
         raise BadOption("the trace has no examples")
     metrics = metric_names(trace)
 
-    def curve(rule: str, given: str | Sequence[float]) -> Curve:
-        policy = policy_for(rule, trace)
+    def curve(rule: str, policy: Policy, given: str | Sequence[float]) -> Curve:
         output = apply_rule(trace, policy)
         values = thresholds_for(policy, given, output.readiness, trace.layers, points)
         table = build_exit_table(policy, output.readiness, trace.layers, values)
@@ -76,10 +76,12 @@ def sweep(
 
         return Curve(rule, tuple(map(point, range(len(table.thresholds)))))
 
-    by_rule = thresholds_by_rule(thresholds, [rules] if isinstance(rules, str) else rules)
+    several = [rules] if isinstance(rules, str | Policy) else rules
+    policies = {str(rule): policy_for(rule, trace) for rule in several}
+    by_rule = thresholds_by_rule(thresholds, [*policies])
     return Sweep(
-        curves={rule: curve(rule, given) for rule, given in by_rule.items()},
-        per_exit=curve("layer", "auto").points,
+        curves={rule: curve(rule, policy, by_rule[rule]) for rule, policy in policies.items()},
+        per_exit=curve("layer", parse_rule("layer"), "auto").points,
         layers=tuple(trace.layers),
         metrics=metrics,
         examples=len(trace),
@@ -99,7 +101,7 @@ def thresholds_by_rule(thresholds: Thresholds, rules: Sequence[str]) -> dict[str
     return {rule: by_rule.get(rule, "auto") for rule in rules}
 
 
-def policy_for(rule: str, trace: Trace) -> Policy:
+def policy_for(rule: str | Policy, trace: Trace) -> Policy:
     """The policy whose threshold is swept."""
     if rule != "oracle":
         return parse_rule(rule)

@@ -27,9 +27,10 @@ from transformers import (
 
 from offramp.atomic import write_files
 from offramp.model import ExitModel
+from offramp.problems import decode
 from offramp.recipes import Phase, Recipe, recipe_named
 from offramp.tasks import Task
-from offramp.tasks.metrics import answers, compute
+from offramp.tasks.metrics import compute
 from offramp.training.data import has_labels, load_tokenizer, tokenize_splits
 from offramp.training.preflight import check, check_labels, prepare
 from offramp.training.run_dir import claim, identity, last_complete_checkpoint
@@ -170,7 +171,7 @@ def compute_metrics(model: ExitModel, task: Task, prediction: EvalPrediction) ->
 
 def exit_scores(task: Task, prediction: Any) -> dict[str, list[float]]:
     """Each metric of the task at each exit."""
-    predictions = answers(np.asarray(prediction.predictions), task.problem_type)  # (examples, exits, ...)
+    predictions = decode(np.asarray(prediction.predictions), task.problem_type)  # (examples, exits, ...)
     labels = np.asarray(prediction.label_ids)
     scores = [compute(task.metrics, labels, predictions[:, exit]) for exit in range(predictions.shape[1])]
     return {metric: [score[metric] for score in scores] for metric in task.metrics}
