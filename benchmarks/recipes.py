@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, name: str, recipe: str) -> dict[str, Any]:
 
 
 def keep_trace(options: argparse.Namespace, name: str, folder: Path) -> None:
-    """What the trained model says of the development examples."""
+    """Traces of the trained model on the development examples."""
     task, home = Task.named(name, folder=options.glue), folder / "model"
     rows = task.load("validation")["validation"]
     model, tokenizer = ExitModel.from_pretrained(home), AutoTokenizer.from_pretrained(home)

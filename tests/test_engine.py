@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp import engine
+from offramp.criteria.agreement import Agreement
 from offramp.engine import Engine
 from offramp.errors import BadOption, Incompatible
 from offramp.policy import Policy
@@ -22,7 +23,9 @@ from offramp.stages import Tokens, pad
 POISON = 666
 PAD = -1
 
+FITTED = Policy(Agreement(coefficients=((0.1, 0.5, 0.3, -0.2, 0.4, 0.1, 0.2),) * 4))
 POLICIES = [
+    "agreement:0.6",
     "entropy:0.4",
     "entropy:0.1/0.5/0.6/0.2",
     "confidence:0.7,min_layer=4",
@@ -42,7 +45,7 @@ POLICIES = [
 
 @dataclass
 class NumpyStages:
-    """Answers that depend on an example's own tokens, exactly: no neighbour and no padding can leak in."""
+    """Logits that depend on an example's own tokens, exactly: no neighbour and no padding can leak in."""
 
     layers: tuple[int, ...] = (2, 4, 6, 8)
     labels: tuple[str, ...] = ("a", "b", "c")
@@ -65,8 +68,8 @@ class NumpyStages:
         lengths = (state != PAD).sum(1)
         assert lengths.max() == state.shape[1], "padding was not trimmed"
         self.batches.append((exit, lengths))
-        said = [answers(tuple(row[row != PAD]), exit, len(self.labels)) for row in state]
-        return state, np.stack([logits for logits, _ in said]), np.array([gate for _, gate in said])
+        every = [outputs(tuple(row[row != PAD]), exit, len(self.labels)) for row in state]
+        return state, np.stack([logits for logits, _ in every]), np.array([gate for _, gate in every])
 
     def keep(self, state: np.ndarray, rows: np.ndarray) -> np.ndarray:
         kept = state[rows]
@@ -82,7 +85,7 @@ class NumpyStages:
         return {"fingerprint": "numpy"}
 
 
-def answers(ids: tuple[int, ...], exit: int, labels: int) -> tuple[np.ndarray, np.float32]:
+def outputs(ids: tuple[int, ...], exit: int, labels: int) -> tuple[np.ndarray, np.float32]:
     draw = np.random.default_rng([*map(int, ids), exit])
     return draw.normal(size=labels).astype(np.float32) * (exit + 1), np.float32(draw.random())
 
@@ -93,15 +96,15 @@ def examples(lengths: Sequence[int], seed: int = 0) -> list[Tokens]:
 
 
 def offline(texts: list[Tokens], policy: Policy, stages: NumpyStages) -> Any:
-    said = [[answers(tuple(t.ids), exit, len(stages.labels)) for exit in range(4)] for t in texts]
-    logits = np.array([[logits for logits, _ in row] for row in said])
-    gates = np.array([[gate for _, gate in row] for row in said])
+    every = [[outputs(tuple(t.ids), exit, len(stages.labels)) for exit in range(4)] for t in texts]
+    logits = np.array([[logits for logits, _ in row] for row in every])
+    gates = np.array([[gate for _, gate in row] for row in every])
     return policy.decide(logits, gates, stages.layers, stages.problem_type)
 
 
 def assert_same(left: Any, right: Any) -> None:
     np.testing.assert_array_equal(left.exits, right.exits)
-    np.testing.assert_array_equal(left.answers, right.answers)
+    np.testing.assert_array_equal(left.logits, right.logits)
     np.testing.assert_array_equal(left.finite, right.finite)
 
 
@@ -114,10 +117,11 @@ def assert_same(left: Any, right: Any) -> None:
     overhead=st.integers(0, 30),
     seed=st.integers(0, 9),
 )
-def test_no_window_budget_or_neighbour_changes_an_answer(
+def test_no_window_budget_or_neighbour_changes_a_decision(
     text: str, lengths: list[int], window: int, budget: int, overhead: int, seed: int
 ) -> None:
-    stages, texts, policy = NumpyStages(overhead=overhead), examples(lengths, seed), Policy.parse(text)
+    stages, texts = NumpyStages(overhead=overhead), examples(lengths, seed)
+    policy = Policy.parse(text).with_fit_of(FITTED)
     assert_same(Engine(stages, window, budget).run(texts, policy), offline(texts, policy, stages))
 
 
@@ -127,7 +131,7 @@ def test_order_moves_answers_and_does_not_change_them(order: list[int]) -> None:
     engine, texts, policy = Engine(NumpyStages(), 8), examples(range(1, 31)), Policy.parse("entropy:0.4")
     given_order, moved = engine.run(texts, policy), engine.run([texts[i] for i in order], policy)
     np.testing.assert_array_equal(moved.exits, given_order.exits[order])
-    np.testing.assert_array_equal(moved.answers, given_order.answers[order])
+    np.testing.assert_array_equal(moved.logits, given_order.logits[order])
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), budget=st.integers(1, 100))
@@ -187,7 +191,7 @@ def test_a_failing_stage_leaves_the_engine_usable() -> None:
 
 
 def test_threads_share_an_engine() -> None:
-    stages, policies = NumpyStages(), [Policy.parse(text) for text in POLICIES]
+    stages, policies = NumpyStages(), [Policy.parse(text).with_fit_of(FITTED) for text in POLICIES]
     engine, texts, found = Engine(stages, 8), examples(range(1, 30)), {}
 
     def work(index: int) -> None:
@@ -203,22 +207,22 @@ def test_threads_share_an_engine() -> None:
             assert_same(decision, offline(texts, policy, stages))
 
 
-def test_trace_holds_what_every_exit_says() -> None:
+def test_trace_has_the_outputs_of_every_exit() -> None:
     stages, texts = NumpyStages(), examples([3, 1, 9, 4, 4])
     logits, gates = Engine(stages, 2).trace(texts)
     assert gates is not None
     for row, text in enumerate(texts):
         for exit in range(4):
-            expected, gate = answers(tuple(text.ids), exit, 3)
+            expected, gate = outputs(tuple(text.ids), exit, 3)
             np.testing.assert_array_equal(logits[row, exit], expected)
             assert gates[row, exit] == gate
 
 
-def test_after_the_deadline_the_last_exit_passed_answers() -> None:
+def test_after_the_deadline_examples_leave_with_the_last_exit_passed() -> None:
     stages, texts, never = NumpyStages(), examples([5] * 3), Policy.parse("never")
-    decision = Engine(stages).run(texts, never, until=-math.inf)
+    decision = Engine(stages).run(texts, never, deadline=-math.inf)
     assert decision.exits.tolist() == [0, 0, 0]
-    np.testing.assert_array_equal(decision.answers[0], answers(tuple(texts[0].ids), 0, 3)[0])
+    np.testing.assert_array_equal(decision.logits[0], outputs(tuple(texts[0].ids), 0, 3)[0])
 
 
 def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exit(
@@ -227,26 +231,26 @@ def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exi
     stages, texts = NumpyStages(budget=8, overhead=0), examples([8, 4])
     tick = SimpleNamespace(monotonic=count().__next__)  # once for each micro-batch
     monkeypatch.setattr(engine, "time", tick)
-    decision = Engine(stages).run(texts, Policy.parse("never"), until=0)
+    decision = Engine(stages).run(texts, Policy.parse("never"), deadline=0)
     assert decision.exits.tolist() == [0, 1]
     for row, exit in enumerate(decision.exits):
-        np.testing.assert_array_equal(decision.answers[row], answers(tuple(texts[row].ids), exit, 3)[0])
+        np.testing.assert_array_equal(decision.logits[row], outputs(tuple(texts[row].ids), exit, 3)[0])
 
 
-def test_each_example_has_its_own_deadline_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_example_has_its_own_deadline_and_the_others_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     stages, texts = NumpyStages(overhead=0), examples([5, 3, 5, 5, 9])
     policy, ticks = Policy.parse("entropy:0.4"), count()
     tick = SimpleNamespace(monotonic=lambda: next(ticks) // 3)  # three lengths are three micro-batches
     monkeypatch.setattr(engine, "time", tick)
     never_late = offline(texts, policy, stages)
     assert never_late.exits.tolist() == [3, 3, 1, 3, 2]
-    decision = Engine(stages).run(texts, policy, until=np.array([-1, 0, math.inf, math.inf, math.inf]))
+    decision = Engine(stages).run(texts, policy, deadline=np.array([-1, 0, math.inf, math.inf, math.inf]))
     assert decision.exits.tolist() == [0, 1, 1, 3, 2]
     for row, exit in enumerate(decision.exits.tolist()):
-        np.testing.assert_array_equal(decision.answers[row], answers(tuple(texts[row].ids), exit, 3)[0])
+        np.testing.assert_array_equal(decision.logits[row], outputs(tuple(texts[row].ids), exit, 3)[0])
 
 
-def test_answers_that_are_not_finite_never_leave_early_and_are_flagged() -> None:
+def test_examples_with_nan_logits_never_leave_early_and_are_flagged() -> None:
     class Broken(NumpyStages):
         def run(self, exit: int, state: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             state, logits, gates = super().run(exit, state)
@@ -257,11 +261,11 @@ def test_answers_that_are_not_finite_never_leave_early_and_are_flagged() -> None
     decision = Engine(Broken()).run(texts, Policy.parse("confidence:0.0"))
     assert decision.exits.tolist() == [0, 3, 0]
     assert decision.finite.tolist() == [True, False, True]
-    assert np.isnan(decision.answers[1, 0])
+    assert np.isnan(decision.logits[1, 0])
 
 
-def test_no_examples_give_no_answers() -> None:
-    assert Engine(NumpyStages()).run([], Policy.parse("never")).answers.shape == (0, 3)
+def test_no_examples_give_no_logits() -> None:
+    assert Engine(NumpyStages()).run([], Policy.parse("never")).logits.shape == (0, 3)
 
 
 def test_mistakes_are_named() -> None:
@@ -269,5 +273,5 @@ def test_mistakes_are_named() -> None:
         Engine(NumpyStages(), window=0)
     with pytest.raises(BadOption, match="example 1 has no tokens"):
         Engine(NumpyStages()).run([Tokens([1]), Tokens([])], Policy.parse("never"))
-    with pytest.raises(Incompatible, match="layer 3 has no exit"):
+    with pytest.raises(Incompatible, match="layer=3: no exit"):
         Engine(NumpyStages()).run([Tokens([1])], Policy.parse("layer:3"))

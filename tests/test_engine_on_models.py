@@ -26,7 +26,8 @@ EXAMPLES = 24
 NOISE = 1e-4
 
 # rules as their options; the threshold is put between what is observed
-RULES = {
+RULES: dict[str, dict[str, Any]] = {
+    "agreement": {"coefficients": [(0.1, 0.5, 0.3, -0.2, 0.4, 0.1, 0.2)] * 6},
     "entropy": {},
     "confidence": {},
     "margin": {},
@@ -74,9 +75,9 @@ def traced(
 def policy_between(rule: str, levels: np.ndarray, share: float) -> Policy:
     """A policy whose threshold lets about this share of the exits be taken and is not close to any readiness."""
     criterion: Any = CRITERIA[rule](**RULES[rule])
-    if criterion.bare:
+    if not criterion.takes_threshold:
         return Policy(criterion)
-    if not criterion.strict:
+    if criterion.counts_exits:
         return Policy(criterion, 4 if rule == "layer" else 1 + round(2 * share))
     observed = np.unique(levels[np.isfinite(levels)])
     middles, gaps = (observed[1:] + observed[:-1]) / 2, np.diff(observed)
@@ -113,8 +114,8 @@ def test_engine_agrees_with_trace(
     chosen = [texts()[row] for row in order]
     decision = Engine(stages, window, budget).run(chosen, policy)
     np.testing.assert_array_equal(decision.exits, expected.exits[order])
-    np.testing.assert_allclose(decision.answers, expected.answers[order], atol=1e-3)
-    np.testing.assert_array_equal(decision.answers.argmax(-1), expected.answers[order].argmax(-1))
+    np.testing.assert_allclose(decision.logits, expected.logits[order], atol=1e-3)
+    np.testing.assert_array_equal(decision.logits.argmax(-1), expected.logits[order].argmax(-1))
 
 
 def test_rules_cover_the_registry() -> None:
@@ -140,7 +141,7 @@ def test_never_equals_the_plain_model(tiny_classifier: Callable[..., Any], backb
     with torch.inference_mode():
         for row, text in enumerate(texts()):
             truth = plain(input_ids=torch.tensor([text.ids])).logits[0].numpy()
-            np.testing.assert_allclose(decision.answers[row], truth, atol=2e-5)
+            np.testing.assert_allclose(decision.logits[row], truth, atol=2e-5)
 
 
 def test_nan_weights_are_flagged_and_leave_at_the_end(tiny_encoder: Callable[..., Any]) -> None:

@@ -43,7 +43,7 @@ def outcome(policy: Policy, trace: Trace) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("points", [0.5, 2.0, 10.0])
-def test_max_loss_is_kept_and_the_next_laxer_threshold_breaks_it(points: float, make_trace: Make) -> None:
+def test_max_loss_is_kept_and_the_next_looser_threshold_breaks_it(points: float, make_trace: Make) -> None:
     trace = make_trace(1000)
     full = compute(["acc"], trace.labels, trace.logits[:, -1].argmax(-1))["acc"]
     layers, accuracy, _ = outcome(calibrate(trace, "entropy", MaxLoss(points)), trace)
@@ -245,8 +245,8 @@ def test_bounds_by_class_hold_for_the_examples_of_each_class(of: str, make_trace
         assert seen["observed_risk"] <= epsilon
         assert repr(name) in policy.certificate.promise
     assert policy.certificate.observed_risk == pytest.approx(lost.mean())
-    lax = calibrate(trace, "entropy", Guarantee(0.05, 0.1, of=of))
-    assert outcome(lax, trace)[0] < outcome(policy, trace)[0] < 6
+    loose = calibrate(trace, "entropy", Guarantee(0.05, 0.1, of=of))
+    assert outcome(loose, trace)[0] < outcome(policy, trace)[0] < 6
 
 
 def test_a_rare_class_that_the_first_exit_never_answers_is_not_given_up(make_trace: Make) -> None:

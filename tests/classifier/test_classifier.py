@@ -25,7 +25,7 @@ from offramp.errors import (
     UnknownName,
 )
 from offramp.model import ExitModel
-from offramp.policy import Policy
+from offramp.policy import Certificate, Policy
 
 TEXTS = ["good film", "bad", "", "a b c d e", "z", "good good bad", "q r s", "film", "c a b", "unheard of"]
 
@@ -229,14 +229,17 @@ def test_a_saved_model_brings_its_tokenizer_and_policy(
 
 
 def test_a_stored_policy_whose_certificate_is_of_something_else_warns(
-    make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    make_model: Callable[..., ExitModel],
+    make_certificate: Callable[..., Certificate],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
 ) -> None:
     model = make_model(labels=["no", "yes"])
     tokenizer.save_pretrained(tmp_path)
 
-    def load(**certificate: str) -> None:
-        proven = {"policy": "entropy:0.3", "fingerprint": model.fingerprint(), "precision": "fp32"}
-        model.config.policy = Policy(Entropy(), 0.3, certificate=proven | certificate).to_json()
+    def load(**changes: str) -> None:
+        certificate = make_certificate(**{"fingerprint": model.fingerprint()} | changes)
+        model.config.policy = Policy(Entropy(), 0.3, certificate=certificate).to_json()
         model.save_pretrained(tmp_path)
         Classifier.from_pretrained(tmp_path)
 
@@ -261,7 +264,7 @@ def test_what_cannot_be_loaded_says_why(tiny_encoder: Callable[..., Any], tmp_pa
     [
         ({"policy": "entropi:0.3"}, BadPolicy, "entropy"),
         ({"policy": "layer:9"}, Incompatible, "exits are at"),
-        ({"max_layer": 7}, Incompatible, "max_layer 7"),
+        ({"max_layer": 7}, Incompatible, "max_layer=7"),
         ({"policy": "confidence:0.5,class.pink=1"}, UnknownName, "pink"),
         ({"policy": "gate:0.5"}, Incompatible, "gate"),
         ({"trace": True, "deadline_ms": 5}, BadOption, "deadline"),

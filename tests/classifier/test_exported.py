@@ -87,7 +87,7 @@ def test_a_classifier_collects_the_trace_that_its_model_has(
     model, dataset = ExitModel.from_pretrained(saved), Dataset.from_dict(columns)
     expected = collect(model, dataset, tokenizer, metrics=("acc",), data="made up", progress=False)
     classifier = Classifier.from_pretrained(any_runtime, window=2)
-    trace = classifier.collect(dataset, metrics=("acc",), data="made up", progress=False)
+    trace = collect(classifier, dataset, metrics=("acc",), data="made up", progress=False)
     np.testing.assert_allclose(trace.logits, expected.logits, atol=1e-4)
     for name in ("labels", "lengths", "ids"):
         np.testing.assert_array_equal(getattr(trace, name), getattr(expected, name))
@@ -101,11 +101,11 @@ def test_a_certificate_names_runtime_and_precision_and_is_warned_of_elsewhere(
 ) -> None:
     fast = export(saved, saved.parent / "int8", "int8")
     dataset = Dataset.from_dict({"text": ["good film", "bad", "a b"] * 40})
-    trace = Classifier.from_pretrained(fast).collect(dataset, progress=False)
+    trace = collect(Classifier.from_pretrained(fast), dataset, progress=False)
     policy = calibrate(trace, "confidence", Guarantee(epsilon=0.9, delta=0.2))
     assert policy.certificate is not None
-    assert policy.certificate["precision"] == "int8"
-    assert policy.certificate["runtime"].startswith("onnxruntime")
+    assert policy.certificate.precision == "int8"
+    assert policy.certificate.runtime.startswith("onnxruntime")
     Classifier.from_pretrained(fast, policy)
-    with pytest.warns(CertificateMismatch, match="int8, which is fp32 here"):
+    with pytest.warns(CertificateMismatch, match="precision int8 .here: fp32."):
         Classifier.from_pretrained(saved, policy)

@@ -1,4 +1,4 @@
-"""From what people hand over to tokens: an answer or a named mistake for everything."""
+"""Texts become tokens, and anything else is an error that names the item."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from offramp.classifier.texts import BatchTokenizer, checked, chunks, is_one
+from offramp.classifier.texts import BatchTokenizer, check_texts, chunks, is_single
 from offramp.errors import BadData, Incompatible
 from offramp.stages import Tokens
 
@@ -17,36 +17,36 @@ from offramp.stages import Tokens
 )
 def test_an_item_that_is_no_text_is_named_by_index(bad: Any) -> None:
     with pytest.raises(BadData, match="item 2 is"):
-        [*checked(["fine", "fine", bad])]
+        [*check_texts(["fine", "fine", bad])]
 
 
 @pytest.mark.parametrize("bad", [None, 3, b"bytes", {"text": "a"}, np.array([["a"], ["b"]]), np.array("a")])
 def test_what_holds_no_texts_is_refused(bad: Any) -> None:
-    with pytest.raises(BadData, match="neither a text nor a list"):
-        checked(bad)
+    with pytest.raises(BadData, match="not a text or a list of texts"):
+        check_texts(bad)
 
 
 @pytest.mark.parametrize("mixed", [["a", "b", ("a", "b")], [("a", "b"), ["c", "d"], "a"]])
 def test_single_texts_and_pairs_do_not_mix(mixed: list[Any]) -> None:
     with pytest.raises(BadData, match="item 2 mixes"):
-        [*checked(mixed)]
+        [*check_texts(mixed)]
 
 
 def test_a_tuple_of_two_strings_is_one_pair_and_a_list_is_several_texts() -> None:
-    assert is_one("a")
-    assert is_one(("a", "b"))
-    assert not is_one(["a", "b"])
-    assert not is_one(("a", "b", "c"))
-    assert [*checked([["a", "b"], ("c", "d")])] == [("a", "b"), ("c", "d")]
+    assert is_single("a")
+    assert is_single(("a", "b"))
+    assert not is_single(["a", "b"])
+    assert not is_single(("a", "b", "c"))
+    assert [*check_texts([["a", "b"], ("c", "d")])] == [("a", "b"), ("c", "d")]
 
 
 def test_arrays_of_strings_are_texts() -> None:
-    assert [*checked(np.array(["a", "b"]))] == ["a", "b"]
-    assert [*checked(np.array(["a", "b"], dtype=object))] == ["a", "b"]
+    assert [*check_texts(np.array(["a", "b"]))] == ["a", "b"]
+    assert [*check_texts(np.array(["a", "b"], dtype=object))] == ["a", "b"]
 
 
 def test_lone_surrogates_become_replacement_characters_and_pairs_become_their_character() -> None:
-    assert [*checked(["x\ud800y", "\ud83d\ude00", "é"])] == ["x\ufffdy", "\U0001f600", "é"]
+    assert [*check_texts(["x\ud800y", "\ud83d\ude00", "é"])] == ["x\ufffdy", "\U0001f600", "é"]
 
 
 def test_chunks_hand_out_what_came_before_an_error() -> None:
@@ -75,13 +75,13 @@ def test_tokens_are_those_of_the_transformers_tokenizer(
     assert found == [Tokens(expected["input_ids"], expected["token_type_ids"])]
 
 
-def test_a_text_that_would_be_cut_is_refused_by_who_wants_it_whole(
+def test_a_text_that_would_be_truncated_is_refused_with_whole(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     batch_tokenizer = BatchTokenizer(tokenizer, 40)
     assert len(batch_tokenizer(["a", "b " * 38], whole=True)[1].ids) == 40
     for long in ("b " * 39, ("a " * 20, "b " * 20)):
-        with pytest.raises(BadData, match="item 0 is longer than the 40 tokens"):
+        with pytest.raises(BadData, match="item 0 is longer than 40 tokens"):
             batch_tokenizer([long], whole=True)
 
 
