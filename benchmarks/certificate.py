@@ -44,7 +44,7 @@ def main() -> None:
         decision = policy.decide(
             population.logits, population.gates, population.layers, population.problem_type
         )
-        risks.append(risk(population, decision.answers.argmax(-1), options.of))
+        risks.append(risk(population, decision.logits.argmax(-1), options.of))
         layers.append(np.asarray(population.layers)[decision.exits].mean())
     broken = int(np.sum(np.array(risks) > options.epsilon))
     print(

@@ -90,10 +90,10 @@ class Bench:
 
     def workload(self) -> dict[str, Any]:
         lengths = [len(tokens.ids) for tokens in self.tokens]
-        never = Engine(self.stages).run(self.tokens, NEVER).answers
+        never = Engine(self.stages).run(self.tokens, NEVER).logits
         plain = np.concatenate([self.forward([tokens]) for tokens in self.tokens[:50]])
         early = Engine(self.stages).run(self.tokens, self.policy)
-        same = early.answers.argmax(-1) == never.argmax(-1)
+        same = early.logits.argmax(-1) == never.argmax(-1)
         return {
             "texts": len(self.texts),
             "tokens": {"mean": float(np.mean(lengths)), "longest": max(lengths)},

@@ -4,7 +4,7 @@
 
 FOLDER holds a trained ExitModel with its tokenizer; FILE has one text per line, or is a .tsv with a column
 `sentence` or `text`. Policies are calibrated on the first half of the texts; the second half is the load.
-Four servers are measured: transformers' pipeline behind FastAPI, which batches up to 32 waiting requests, and
+Four servers are measured: transformers' pipeline served by FastAPI, which batches up to 32 waiting requests, and
 `offramp serve` at full depth, with a policy, and with a ladder of three. Requests of one text each arrive at 0.5, 1
 and 3 times the capacity of the pipeline, sent by a separate process. Latency counts from the time a request was due.
 --soak then runs the ladder at 0.8 of its capacity and records its memory. A table goes to stderr and JSON to stdout.
@@ -96,7 +96,7 @@ def allow_many_connections() -> None:
 
 
 def calibrate_ladder(args: argparse.Namespace, texts: list[str], folder: Path) -> dict[str, Any]:
-    """The policy and up to two laxer rungs, each certified on these texts."""
+    """The policy and up to two looser rungs, each certified on these texts."""
     from datasets import Dataset
 
     from offramp.calibration import Guarantee, calibrate
@@ -120,7 +120,7 @@ def calibrate_ladder(args: argparse.Namespace, texts: list[str], folder: Path) -
     described = [
         {
             "policy": str(policy),
-            "promise": (policy.certificate or {})["promise"],
+            "promise": policy.to_json()["certificate"]["promise"],
             "mean layer": float(layers[policy.exits(trace.logits, layers=trace.layers)].mean()),
         }
         for policy in found
@@ -382,7 +382,7 @@ def soak(args: argparse.Namespace, policies: dict[str, Any], load: list[bytes]) 
 
 
 def serve_pipeline(model: str, port: int, threads: int) -> None:
-    """The baseline: the same weights at full depth in transformers' pipeline, behind FastAPI."""
+    """The baseline: the same weights at full depth in transformers' pipeline, served by FastAPI."""
     import torch
     import transformers
     import uvicorn

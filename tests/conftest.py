@@ -1,6 +1,7 @@
 """Tiny random models, one for every backbone in the registry, a tokenizer of whole words, and traces of models
 that never were."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from offramp.policy import Certificate, Policy
 from offramp.trace import Trace
 
 torch.set_num_threads(1)
+# some virtual machines report AMX and then die of its instructions in bfloat16; oneDNN reads this on first use
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # a busy machine must not fail a property
 settings.register_profile("offramp", deadline=None, suppress_health_check=[HealthCheck.too_slow])

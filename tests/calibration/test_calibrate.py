@@ -32,18 +32,18 @@ def _warnings_are_errors() -> Iterator[None]:
 
 
 def outcome(policy: Policy, trace: Trace) -> tuple[float, float, float]:
-    """Mean layers, accuracy, and the share of answers that are not those of full depth."""
+    """Mean layers, accuracy, and the share of predictions that differ from full depth."""
     done = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
-    answers = done.logits.argmax(-1)
+    predictions = done.logits.argmax(-1)
     return (
         float(np.asarray(trace.layers)[done.exits].mean()),
-        compute(["acc"], trace.labels, answers)["acc"],
-        float(np.mean(answers != trace.logits[:, -1].argmax(-1))),
+        compute(["acc"], trace.labels, predictions)["acc"],
+        float(np.mean(predictions != trace.logits[:, -1].argmax(-1))),
     )
 
 
 @pytest.mark.parametrize("points", [0.5, 2.0, 10.0])
-def test_max_loss_is_kept_and_the_next_laxer_threshold_breaks_it(points: float, make_trace: Make) -> None:
+def test_max_loss_is_kept_and_the_next_looser_threshold_breaks_it(points: float, make_trace: Make) -> None:
     trace = make_trace(1000)
     full = compute(["acc"], trace.labels, trace.logits[:, -1].argmax(-1))["acc"]
     layers, accuracy, _ = outcome(calibrate(trace, "entropy", MaxLoss(points)), trace)
@@ -245,8 +245,8 @@ def test_bounds_by_class_hold_for_the_examples_of_each_class(of: str, make_trace
         assert seen["observed_risk"] <= epsilon
         assert repr(name) in policy.certificate.promise
     assert policy.certificate.observed_risk == pytest.approx(lost.mean())
-    lax = calibrate(trace, "entropy", Guarantee(0.05, 0.1, of=of))
-    assert outcome(lax, trace)[0] < outcome(policy, trace)[0] < 6
+    loose = calibrate(trace, "entropy", Guarantee(0.05, 0.1, of=of))
+    assert outcome(loose, trace)[0] < outcome(policy, trace)[0] < 6
 
 
 def test_a_rare_class_that_the_first_exit_never_answers_is_not_given_up(make_trace: Make) -> None:
@@ -346,7 +346,7 @@ def test_a_rule_that_never_leaves_is_not_certified(make_trace: Make) -> None:
         calibrate(trace, "patience:1,tolerance=0", Guarantee(0.1, tolerance=0.5))
 
 
-def test_no_threshold_for_a_loss_a_ratio_or_a_budget_is_said_aloud(make_trace: Make) -> None:
+def test_no_threshold_for_a_loss_a_ratio_or_a_budget_raises(make_trace: Make) -> None:
     trace = make_trace(500)
     flipped = np.stack([-trace.logits[:, -1], trace.logits[:, -1]], axis=1)
     wrong = replace(trace, logits=flipped, layers=(1, 2), shape={})
@@ -366,6 +366,18 @@ def test_several_rules_share_delta_and_the_one_that_leaves_earliest_wins(make_tr
     assert best.certificate.delta == 0.1
     alone = {rule: outcome(calibrate(trace, rule, Guarantee(0.05, 0.1 / 3)), trace)[0] for rule in rules}
     assert outcome(best, trace)[0] == min(alone.values())
+
+
+@pytest.mark.parametrize("rule", [None, "agreement"])
+@pytest.mark.parametrize("target", [Guarantee(0.1), MaxLoss(2.0), MinSpeedup(1.5), Budget(4.0)])
+def test_every_target_takes_the_default_rules_and_a_rule_that_learns(
+    target: Target, rule: str | None, make_trace: Make
+) -> None:
+    trace = make_trace(900)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ReusedData)
+        policy = calibrate(trace, rule, target)
+    assert outcome(policy, trace)[0] < 6
 
 
 @pytest.mark.parametrize("target", [MaxLoss(2.0), MinSpeedup(1.5), Budget(4.0)])
@@ -451,7 +463,7 @@ def test_an_impossible_target_is_refused(make: Callable[[], Target]) -> None:
         make()
 
 
-def test_what_cannot_be_calibrated_is_said(make_trace: Make) -> None:
+def test_what_cannot_be_calibrated_raises(make_trace: Make) -> None:
     with pytest.raises(BadOption, match="no threshold to calibrate"):
         calibrate(make_trace(10), "never", MaxLoss(1.0))
     with pytest.raises(BadOption, match="is empty"):

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import Result
 
 from offramp.classifier import Classifier
+from offramp.model import ExitModel
 
 Run = Callable[..., Result]
 
@@ -65,7 +66,10 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "calibrate films dev.trace --budget 2 --max-loss 1": ("got 2", "--budget"),
     "calibrate films --max-loss 1": ("needs a trace", "TRACE"),
     "calibrate films dev.trace --guarantee much": ("much", "0.02"),
-    "calibrate films --policy layer:9": ("layer 9", "1, 2, 3, 4"),
+    "calibrate films --policy layer:9": ("layer=9", "1, 2, 3, 4"),
+    "calibrate films --policy gate:0.5": ("no gate", "berxit"),
+    "calibrate films --policy agreement:0.9": ("not fitted", "calibrate"),
+    "calibrate regression --policy entropy:0.3": ("predicts a number", "patience"),
     "calibrate other dev.trace --max-loss 1": ("other weights", "offramp trace"),
     "predict films gone.txt": ("gone.txt", "no such file"),
     "predict films dev.csv --policy entropi:1": ("'entropi'", "entropy"),
@@ -86,13 +90,16 @@ PYTHON = re.compile(
 
 
 @pytest.fixture(scope="module")
-def workshop(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workshop(
+    trained: Path, make_model: Callable[..., ExitModel], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The files that the mistakes are made with; none of them changes it."""
     place = Path(shutil.copytree(trained, tmp_path_factory.mktemp("mistakes") / "workshop"))
     (place / "other.csv").write_text("text,label\na film,maybe\n")
     (place / "empty-row.csv").write_text("text,label\na film,yes\n,no\n")
     (place / "unnamed.csv").write_text("first,second\na film,yes\n")
     (place / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    make_model(num_labels=1).save_pretrained(place / "regression")
     shutil.copytree(place / "films/model", place / "other")
     weights = place / "other/model.safetensors"
     data = bytearray(weights.read_bytes())

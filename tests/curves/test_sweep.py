@@ -42,7 +42,7 @@ def test_every_point_equals_running_its_policy(rule: str, make_trace: Make) -> N
     for point in curve.points:
         done = curve.policy(point).decide(trace.logits, layers=trace.layers)
         assert point.exits == tuple(np.bincount(done.exits, minlength=6))
-        predictions = done.answers.argmax(-1)
+        predictions = done.logits.argmax(-1)
         expected = compute(["acc", "macro_f1", "mcc"], trace.labels, predictions)
         expected["agreement"] = np.mean(predictions == trace.logits[:, -1].argmax(-1))
         assert point.scores == pytest.approx(expected)
@@ -263,7 +263,7 @@ def test_regression_is_scored_from_predictions(make_trace: Make) -> None:
     curve = sweep(replace(trace, logits=logits), rule, bootstrap=20).curves[rule]
     for point in curve.points:
         done = curve.policy(point).decide(logits)
-        assert point.scores == pytest.approx(compute(["pearson", "spearmanr"], truth, done.answers[:, 0]))
+        assert point.scores == pytest.approx(compute(["pearson", "spearmanr"], truth, done.logits[:, 0]))
         assert point.interval[0] <= point.scores["pearson"] <= point.interval[1]
 
 
@@ -276,7 +276,7 @@ def test_many_labels_are_scored_from_predictions(make_trace: Make) -> None:
     for point in curve.points:
         done = curve.policy(point).decide(trace.logits, problem_type=trace.problem_type)
         assert point.exits == tuple(np.bincount(done.exits, minlength=6))
-        predictions = done.answers > 0
+        predictions = done.logits > 0
         assert point.scores["micro_f1"] == pytest.approx(
             compute(["micro_f1"], trace.labels, predictions)["micro_f1"]
         )

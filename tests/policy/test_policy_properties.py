@@ -42,9 +42,9 @@ TEXTS = [
 FITTED = Agreement(coefficients=tuple((0.1, 0.5, 0.3, -0.2, 0.4, 0.1, 0.2 * exit) for exit in range(EXITS)))
 
 
-def policy(text: str, labels: Any) -> Policy:
+def policy(text: str, oracle_exits: Any) -> Policy:
     if text == "oracle":
-        return Policy(Oracle(labels))
+        return Policy(Oracle(oracle_exits))
     return Policy.parse(text).with_fit_of(Policy(FITTED))
 
 
@@ -98,7 +98,7 @@ def test_later_exits_never_change_an_earlier_decision(text: str, batch: dict[str
 @pytest.mark.parametrize("text", TEXTS)
 @settings(max_examples=15)
 @given(batch=batches())
-def test_thresholds_on_the_whole_fold_give_the_same_exits_and_answers(
+def test_thresholds_on_the_whole_fold_give_the_same_exits_and_logits(
     text: str, batch: dict[str, Any]
 ) -> None:
     chosen = policy(text, batch["oracle_exits"])
@@ -134,10 +134,10 @@ def test_dropping_rows_at_any_time_leaves_the_others_as_they_were(
     start = policy(text, batch["oracle_exits"]).begin(len(rows), range(1, EXITS + 1), batch["problem_type"])
     whole, some = start, start[rows]
     for exit in range(EXITS):
-        leaving, answers = whole.step(exit, logits[:, exit], gates[:, exit])
-        still_leaving, still_answers = some.step(exit, logits[rows, exit], gates[rows, exit])
+        leaving, output = whole.step(exit, logits[:, exit], gates[:, exit])
+        still_leaving, still_output = some.step(exit, logits[rows, exit], gates[rows, exit])
         np.testing.assert_array_equal(still_leaving, leaving[rows])
-        np.testing.assert_array_equal(still_answers, answers[rows])
+        np.testing.assert_array_equal(still_output, output[rows])
         kept = random.random(len(rows)) < 0.7
         if random.random() < 0.5:
             kept = np.flatnonzero(kept)
@@ -150,11 +150,11 @@ def test_dropping_rows_at_any_time_leaves_the_others_as_they_were(
 def test_a_looser_threshold_never_leaves_later(
     text: str, batch: dict[str, Any], numbers: tuple[int, int]
 ) -> None:
-    criterion = policy(text, batch["labels"]).criterion
+    criterion = policy(text, batch["oracle_exits"]).criterion
     low, high = sorted(numbers if criterion.counts_exits else (number / 6 for number in numbers))
-    strict, lax = (low, high) if criterion.sign < 0 else (high, low)
+    strict, loose = (low, high) if criterion.sign < 0 else (high, low)
     arrays = (batch["logits"], batch["gates"], None, batch["problem_type"])
-    assert (Policy(criterion, lax).exits(*arrays) <= Policy(criterion, strict).exits(*arrays)).all()
+    assert (Policy(criterion, loose).exits(*arrays) <= Policy(criterion, strict).exits(*arrays)).all()
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -186,7 +186,7 @@ def test_traces_without_labels_and_of_every_problem_type_are_reported(
     assert list(both.sections[0].sweep.curves) == ["confidence"]
     assert list(both.sections[1].sweep.curves) == ["confidence", "oracle"]
     alone = report({"numbers": numbers}, ["patience:1,tolerance=0.5", "layer", "oracle"], bootstrap=5)
-    assert "corr" in str(alone)
+    assert "pearson" in str(alone)
     assert alone.save(tmp_path, plots=("svg",))
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier, Prediction
 from offramp.model import ExitModel
-from offramp.policy import Policy
+from offramp.policy import Certificate, Policy
 from offramp.serve.batcher import Limits
 
 Serve = Callable[..., Any]
@@ -45,6 +45,11 @@ def as_json(predictions: list[Prediction]) -> list[dict[str, Any]]:
         }
         for each in predictions
     ]
+
+
+@pytest.fixture
+def loose(make_certificate: Callable[..., Certificate]) -> Policy:
+    return replace(Policy.parse("layer:1"), certificate=make_certificate(policy="layer:1"))
 
 
 def test_a_text_a_list_and_pairs_get_the_classifiers_predictions(serve: Serve, any_runtime: Path) -> None:
@@ -80,9 +85,8 @@ def test_a_request_may_name_only_an_allowed_policy(server: Any) -> None:
     assert "confidence:0.775, never" in refused.json()["error"]
 
 
-def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve) -> None:
-    lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
-    server = serve(rungs=(Policy.parse("confidence:0.775"), lax), audit_share=0.5)
+def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve, loose: Policy) -> None:
+    server = serve(rungs=(Policy.parse("confidence:0.775"), loose), audit_share=0.5)
     assert server.ask(TEXTS, policy="layer:1").status_code == 200
     server.batcher.ladder.forbid(1)
     assert server.ask(TEXTS, policy="layer:1").status_code == 422
@@ -91,9 +95,10 @@ def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve) -> None
     assert 'offramp_certificate_broken{rung="1"} 1.0' in server.client.get("/metrics").text
 
 
-def test_a_rung_that_another_worker_found_broken_is_no_longer_used(serve: Serve, tmp_path: Path) -> None:
-    lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
-    server = serve(rungs=(Policy.parse("confidence:0.775"), lax), shared_folder=tmp_path)
+def test_a_rung_that_another_worker_found_broken_is_no_longer_used(
+    serve: Serve, loose: Policy, tmp_path: Path
+) -> None:
+    server = serve(rungs=(Policy.parse("confidence:0.775"), loose), shared_folder=tmp_path)
     (tmp_path / "broken-1").touch()
     until(lambda: server.batcher.ladder.last == 0)
     assert server.ask(TEXTS, policy="layer:1").status_code == 422
@@ -225,9 +230,10 @@ def test_excess_requests_are_refused_at_once_and_all_others_answered_once(
     assert f'offramp_requests_total{{status="200"}} {float(len(answered))}' in counted
 
 
-def test_load_steps_down_the_ladder_and_every_response_names_its_rung(serve: Serve, door: Any) -> None:
-    lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
-    server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), lax))
+def test_load_steps_down_the_ladder_and_every_response_names_its_rung(
+    serve: Serve, loose: Policy, door: Any
+) -> None:
+    server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), loose))
     door.shut()
     with ThreadPoolExecutor(16) as clients:
         futures = [clients.submit(server.ask, "good") for _ in range(16)]
@@ -238,9 +244,8 @@ def test_load_steps_down_the_ladder_and_every_response_names_its_rung(serve: Ser
     assert seen <= {(0, "never"), (1, "layer:1")}
 
 
-def test_scraping_metrics_never_moves_the_ladder(serve: Serve, door: Any) -> None:
-    lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
-    server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), lax))
+def test_scraping_metrics_never_moves_the_ladder(serve: Serve, loose: Policy, door: Any) -> None:
+    server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), loose))
     door.shut()
     with ThreadPoolExecutor(16) as clients:
         running = clients.submit(server.ask, "good")
@@ -256,9 +261,8 @@ def test_scraping_metrics_never_moves_the_ladder(serve: Serve, door: Any) -> Non
     assert waiting[0].result().json()["rung"] == 1  # the worker steps when it takes a window
 
 
-def test_an_idle_server_steps_back_up_the_ladder_by_itself(serve: Serve, door: Any) -> None:
-    lax = replace(Policy.parse("layer:1"), certificate={"of": "disagreement", "epsilon": 0.1})
-    server = serve(limits=Limits(items=20), rungs=(Policy.parse("never"), lax))
+def test_an_idle_server_steps_back_up_the_ladder(serve: Serve, loose: Policy, door: Any) -> None:
+    server = serve(limits=Limits(items=20), rungs=(Policy.parse("never"), loose))
     server.batcher.ladder.rise = 0.01
     assert server.ask(["good"] * 10).json()["rung"] == 1
     until(lambda: "offramp_rung 0.0" in server.client.get("/metrics").text)

@@ -13,7 +13,7 @@ from scipy.stats import binom
 from offramp.calibration import Guarantee, calibrate
 from offramp.classifier import Prediction
 from offramp.classifier.prediction import predictions
-from offramp.policy import Decision, Policy
+from offramp.policy import Certificate, Decision, Policy
 from offramp.serve.audit import BLOCK, DRIFT_LIMIT, DRIFT_MINIMUM, DRIFT_WINDOW, Audit, RungReport
 from offramp.stages import Tokens
 from offramp.trace import Trace
@@ -23,9 +23,22 @@ LAYERS = (1, 2, 3, 4)
 DELTA = 0.1
 
 
+PROOF = Certificate(
+    promise="",
+    policy="",
+    of="disagreement",
+    epsilon=0.05,
+    delta=0.05,
+    bound="exact binomial",
+    examples=100,
+    observed_risk=0.0,
+    mean_layer=2.0,
+    exits=(),
+)
+
+
 def certified(text: str = "entropy:0.2", **fields: Any) -> Policy:
-    proof = {"of": "disagreement", "epsilon": 0.05, "tolerance": None, **fields}
-    return replace(Policy.parse(text), certificate=proof)
+    return replace(Policy.parse(text), certificate=replace(PROOF, **fields))
 
 
 def answer(label: str | None = "yes", layer: int = 1, score: float = 0.9) -> Prediction:
@@ -112,13 +125,15 @@ def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -
         audit.offer(0, Tokens([row]), prediction)
     while audit.pending:
         assert audit.examine(lambda tokens: full[tokens.ids[0]]) is None
-    found, proof = report(audit), policy.certificate or {}
+    found, proof = report(audit), policy.certificate
+    assert proof is not None
     assert found.examined == len(trace)
-    assert found.disagreed / found.examined == pytest.approx(proof["observed_risk"])
-    assert 0 < found.lower < proof["observed_risk"] < found.upper
+    assert found.disagreed / found.examined == pytest.approx(proof.observed_risk)
+    assert 0 < found.lower < proof.observed_risk < found.upper
     assert found.drift == pytest.approx(0, abs=1e-9)
     for name, (low, high) in found.by_class.items():
-        assert low < proof["by_class"][{"1": "b"}.get(name, name)]["observed_risk"] < high
+        assert proof.by_class is not None
+        assert low < proof.by_class[{"1": "b"}.get(name, name)]["observed_risk"] < high
 
 
 def test_a_bound_of_one_class_is_broken_by_that_class_alone() -> None:

@@ -24,7 +24,7 @@ from offramp.errors import (
     RunFailed,
     TooLarge,
 )
-from offramp.policy import Policy
+from offramp.policy import Certificate, Policy
 from offramp.serve import batcher as module
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits, Reply, Request
@@ -33,8 +33,19 @@ from offramp.stages import Tokens
 
 WAIT = 20
 """Seconds that nothing here takes."""
-PROOF = {"of": "disagreement", "epsilon": 0.1, "tolerance": None}
-NORMAL, LAXER, LAXEST = (Policy.parse(text) for text in ("confidence:0.9", "confidence:0.7", "layer:2"))
+PROOF = Certificate(
+    promise="",
+    policy="",
+    of="disagreement",
+    epsilon=0.1,
+    delta=0.05,
+    bound="exact binomial",
+    examples=100,
+    observed_risk=0.0,
+    mean_layer=2.0,
+    exits=(),
+)
+NORMAL, LOOSER, LOOSEST = (Policy.parse(text) for text in ("confidence:0.9", "confidence:0.7", "layer:2"))
 
 
 @dataclass
@@ -127,11 +138,11 @@ Make = Callable[..., Bench]
 def make(tokenizer: PreTrainedTokenizerFast) -> Iterator[Make]:
     made: list[Bench] = []
 
-    def start(*laxer: Policy, audit: float = 0.0, **limits: int) -> Bench:
+    def start(*looser: Policy, audit: float = 0.0, **limits: int) -> Bench:
         stages = WordStages()
         stages.door.set()
         classifier = Classifier(stages, tokenizer, NORMAL)
-        ladder = Ladder([NORMAL, *laxer], high=0.5, fall=0.0)
+        ladder = Ladder([NORMAL, *looser], high=0.5, fall=0.0)
         audited = Audit(ladder.rungs, stages.layers, share=audit) if audit else None
         bench = Bench(stages, classifier, Batcher(classifier, ladder, Limits(**limits), audited))
         made.append(bench)
@@ -470,7 +481,7 @@ def test_without_its_worker_thread_the_batcher_refuses_requests(
 
 
 def test_load_steps_down_the_ladder_and_every_reply_names_its_rung(make: Make) -> None:
-    rungs = [replace(policy, certificate=PROOF) for policy in (LAXER, LAXEST)]
+    rungs = [replace(policy, certificate=PROOF) for policy in (LOOSER, LOOSEST)]
     bench = make(*rungs, items=20, tokens=1000, window=4)
     first = bench.shut()
     futures = [bench.submit(["a b", "c"]) for _ in range(10)]
@@ -481,7 +492,7 @@ def test_load_steps_down_the_ladder_and_every_reply_names_its_rung(make: Make) -
     assert rungs_taken == sorted(rungs_taken)
     assert rungs_taken[-1] == 2
     for reply in replies:
-        policy = bench.batcher.ladder.policy(reply.rung)
+        policy = bench.batcher.ladder.rungs[reply.rung]
         assert reply.policy == str(policy)
         assert reply.predictions == bench.classifier.predict(["a b", "c"], policy=policy)
 
@@ -489,7 +500,7 @@ def test_load_steps_down_the_ladder_and_every_reply_names_its_rung(make: Make) -
 def test_a_rung_whose_certificate_the_audit_breaks_is_no_longer_used(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench = make(replace(LAXEST, certificate=PROOF), audit=1.0, items=60, tokens=6000)
+    bench = make(replace(LOOSEST, certificate=PROOF), audit=1.0, items=60, tokens=6000)
     assert bench.batcher.audit is not None
     forbidden = threading.Event()
     forbid = bench.batcher.ladder.forbid
@@ -543,7 +554,7 @@ def test_requests_with_their_own_limits_are_not_audited(make: Make) -> None:
     assert bench.batcher.audit is not None
     predictions(bench.submit("a b", max_layer=2))
     predictions(bench.submit("a b", deadline_ms=0))
-    predictions(bench.submit("a b", policy=LAXEST))
+    predictions(bench.submit("a b", policy=LOOSEST))
     assert bench.batcher.audit.reports()[0].exits == (0, 0, 0, 0)
     [prediction] = predictions(bench.submit("a b"))
     assert sum(bench.batcher.audit.reports()[0].exits) == 1

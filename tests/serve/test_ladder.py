@@ -11,12 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp.errors import BadPolicy
-from offramp.policy import Policy
+from offramp.policy import Certificate, Policy
 from offramp.serve.ladder import FULL_DEPTH, Ladder, sync_broken
+
+PROOF = Certificate(
+    promise="",
+    policy="",
+    of="disagreement",
+    epsilon=0.1,
+    delta=0.05,
+    bound="exact binomial",
+    examples=100,
+    observed_risk=0.0,
+    mean_layer=2.0,
+    exits=(),
+)
 
 
 def certified(text: str, **fields: Any) -> Policy:
-    return replace(Policy.parse(text), certificate={"of": "disagreement", "epsilon": 0.1, **fields})
+    return replace(Policy.parse(text), certificate=replace(PROOF, **fields))
 
 
 RUNGS = [
@@ -94,7 +107,6 @@ def test_forbidding_a_rung_forbids_all_below_it() -> None:
     assert moving.last == 1
     moving.forbid(0)
     assert moving.step(1.0, 11) == FULL_DEPTH
-    assert str(moving.policy(FULL_DEPTH)) == "never"
     assert steps(moving, [(0.0, 12), (0.0, 99)]) == [FULL_DEPTH, FULL_DEPTH]
 
 
@@ -109,22 +121,6 @@ def test_rungs_without_certificate_or_out_of_order_are_refused() -> None:
         Ladder([RUNGS[0], early, late])
     with pytest.raises(BadPolicy, match=r"low=0.5 and high=0.5"):
         ladder(low=0.5)
-
-
-@pytest.mark.parametrize(
-    "promise",
-    [
-        {"promise": "made up"},
-        {"of": "disagreement"},
-        {"of": "disagreement", "epsilon": {}},
-        {"of": "disagreement", "epsilon": 0},
-        {"epsilon": 0.1},
-    ],
-)
-def test_a_certificate_without_a_usable_epsilon_is_refused(promise: dict[str, Any]) -> None:
-    lax = replace(Policy.parse("entropy:0.4"), certificate=promise)
-    with pytest.raises(BadPolicy, match=r"rung 1 does not bound how many predictions may differ"):
-        Ladder([RUNGS[0], lax])
 
 
 def test_a_rung_broken_in_one_worker_is_forbidden_in_all_and_in_their_successors(tmp_path: Path) -> None:

@@ -20,11 +20,13 @@ from typing import Any
 
 import httpx
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier
 from offramp.cli import COMMANDS
 from offramp.errors import BadData, BadPolicy, Incompatible
-from offramp.policy import Policy
+from offramp.model import ExitModel
+from offramp.policy import Certificate, Policy
 from offramp.serve.batcher import Limits, Request
 from offramp.serve.ladder import FULL_DEPTH
 from offramp.serve.server import ServerOptions, bind, load, read_policy, serve
@@ -198,24 +200,26 @@ def test_a_missing_key_variable_is_an_error(exported: Path) -> None:
     assert "NO_SUCH_KEY" in failing(exported, "--api-key-env", "NO_SUCH_KEY")
 
 
-def certified(classifier: Classifier, text: str, **other: Any) -> Policy:
-    """A policy with a certificate for this model."""
-    about = {
-        "fingerprint": classifier.stages.about()["fingerprint"],
-        "precision": classifier.stages.precision,
-    }
-    certificate = {"policy": text, "of": "disagreement", "epsilon": 0.1, **about, **other}
-    return replace(Policy.parse(text), certificate=certificate)
+@pytest.fixture
+def certified(classifier: Classifier, make_certificate: Callable[..., Certificate]) -> Callable[..., Policy]:
+    """certified("entropy:0.3", ...) -> a policy with a certificate for this model."""
+    stages = classifier.stages
+    about = {"fingerprint": stages.about()["fingerprint"], "precision": stages.precision}
+
+    def make(text: str, **fields: Any) -> Policy:
+        return replace(Policy.parse(text), certificate=make_certificate(policy=text, **about | fields))
+
+    return make
 
 
 def test_a_ladder_is_read_from_what_calibrate_prints_and_from_saved_policies(
-    saved: Path, classifier: Classifier, tmp_path: Path
+    saved: Path, certified: Callable[..., Policy], tmp_path: Path
 ) -> None:
-    lax = certified(classifier, "confidence:0.6")
+    loose = certified("confidence:0.6")
     printed, stored = tmp_path / "printed.json", tmp_path / "stored.json"
-    printed.write_text(json.dumps({"policy": str(lax), "certificate": lax.certificate, "stored": False}))
-    stored.write_text(json.dumps(lax.to_json()))
-    assert read_policy(printed) == read_policy(stored) == lax
+    printed.write_text(json.dumps({"policy": str(loose), "saved_policy": loose.to_json(), "stored": False}))
+    stored.write_text(json.dumps(loose.to_json()))
+    assert read_policy(printed) == read_policy(stored) == loose
     batcher, allowed = load(ServerOptions(saved, "colours", ladder=(printed,), allow=("never",)))
     assert [str(policy) for policy in batcher.ladder.rungs] == ["confidence:0.775", "confidence:0.6"]
     assert list(allowed) == ["confidence:0.775", "confidence:0.6", "never"]
@@ -223,9 +227,9 @@ def test_a_ladder_is_read_from_what_calibrate_prints_and_from_saved_policies(
 
 
 def test_a_rung_certified_for_another_model_is_refused(
-    saved: Path, classifier: Classifier, tmp_path: Path
+    saved: Path, certified: Callable[..., Policy], tmp_path: Path
 ) -> None:
-    other = certified(classifier, "confidence:0.6", fingerprint="another")
+    other = certified("confidence:0.6", fingerprint="another")
     (tmp_path / "other.json").write_text(json.dumps(other.to_json()))
     with pytest.raises(BadPolicy, match="another"):
         load(ServerOptions(saved, "colours", ladder=(tmp_path / "other.json",)))
@@ -233,10 +237,10 @@ def test_a_rung_certified_for_another_model_is_refused(
 
 @pytest.mark.parametrize("option", ["stored", "policy", "ladder", "allow"])
 def test_a_policy_that_the_model_cannot_run_is_refused_at_start_up(
-    saved: Path, classifier: Classifier, tmp_path: Path, option: str
+    saved: Path, certified: Callable[..., Policy], tmp_path: Path, option: str
 ) -> None:
     model, rung = Path(shutil.copytree(saved, tmp_path / "model")), tmp_path / "rung.json"
-    rung.write_text(json.dumps(certified(classifier, "layer:9").to_json()))
+    rung.write_text(json.dumps(certified("layer:9").to_json()))
     given: dict[str, Any] = {"policy": "layer:9", "ladder": (rung,), "allow": ("layer:9",)}
     if option == "stored":
         config = json.loads((model / "config.json").read_text())
@@ -247,13 +251,35 @@ def test_a_policy_that_the_model_cannot_run_is_refused_at_start_up(
         load(ServerOptions(model, "colours", **options))
 
 
+@pytest.mark.parametrize(
+    ("policy", "labels", "message"),
+    [("gate:0.5", 3, "no gate"), ("agreement:0.9", 3, "not fitted"), ("entropy:0.3", 1, "predicts a number")],
+)
+@pytest.mark.parametrize("option", ["policy", "allow"])
+def test_a_rule_that_does_not_suit_the_model_is_refused_at_start_up(
+    make_model: Callable[..., ExitModel],
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    policy: str,
+    labels: int,
+    message: str,
+    option: str,
+) -> None:
+    make_model(num_labels=labels).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    given: dict[str, Any] = {"policy": policy, "allow": (policy,)}
+    with pytest.raises(Incompatible, match=message):
+        load(ServerOptions(tmp_path, "model", **{option: given[option]}))
+
+
 @pytest.mark.parametrize("missing", ["policy", "fingerprint", "precision"])
 def test_a_rung_with_an_incomplete_certificate_is_refused(
-    saved: Path, classifier: Classifier, tmp_path: Path, missing: str
+    saved: Path, certified: Callable[..., Policy], tmp_path: Path, missing: str
 ) -> None:
-    hollow = certified(classifier, "confidence:0.6", **{missing: None})
-    (tmp_path / "hollow.json").write_text(json.dumps(hollow.to_json()))
-    with pytest.raises(BadPolicy, match=f"lacks the {missing}"):
+    record = certified("confidence:0.6").to_json()
+    del record["certificate"][missing]
+    (tmp_path / "hollow.json").write_text(json.dumps(record))
+    with pytest.raises(BadPolicy, match=rf"incomplete.*{missing}|{missing} unknown"):
         load(ServerOptions(saved, "colours", ladder=(tmp_path / "hollow.json",)))
 
 

@@ -46,7 +46,13 @@ def test_a_stored_policy_is_the_default_of_the_next_classifier(folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("policy", "error"), [("layer:9", Incompatible), ("entropy:0.3,class.violet=0.1", UnknownName)]
+    ("policy", "error"),
+    [
+        ("layer:9", Incompatible),
+        ("gate:0.5", Incompatible),
+        ("agreement:0.9", Incompatible),
+        ("entropy:0.3,class.violet=0.1", UnknownName),
+    ],
 )
 def test_a_policy_that_the_model_cannot_run_is_not_stored(
     folder: Path, policy: str, error: type[Exception]
@@ -55,6 +61,27 @@ def test_a_policy_that_the_model_cannot_run_is_not_stored(
     with pytest.raises(error):
         offramp.store_policy(folder, policy)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_policy_that_compares_classes_is_not_stored_with_a_regression(
+    make_model: Callable[..., ExitModel], tmp_path: Path
+) -> None:
+    make_model(num_labels=1).save_pretrained(tmp_path)
+    with pytest.raises(Incompatible, match="predicts a number"):
+        offramp.store_policy(tmp_path, "entropy:0.3")
+    assert ModelInfo.read(tmp_path).policy is None
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_a_rule_that_learns_is_stored_with_its_curve_and_takes_another_threshold(
+    folder: Path, make_trace: Callable[..., offramp.Trace]
+) -> None:
+    trace = make_trace(600, exits=4)
+    policy = offramp.calibrate(trace, "agreement", offramp.Guarantee(0.1))
+    assert offramp.store_policy(folder, policy, trace) == policy
+    assert "## Curve" in (folder / "README.md").read_text()
+    offramp.store_policy(folder, "agreement:0.5")
+    Classifier.from_pretrained(folder).predict(["a", "b"])
 
 
 def test_storing_a_policy_needs_no_torch(folder: Path) -> None:

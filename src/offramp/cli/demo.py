@@ -256,6 +256,7 @@ def summary(results: Mapping[str, Any], out: Path) -> str:
 
 
 def verdict(results: Mapping[str, Any]) -> str:
+    from offramp.policy import Certificate
     from offramp.reports.table import short
 
     if results["no_safe_threshold"]:
@@ -265,7 +266,7 @@ def verdict(results: Mapping[str, Any]) -> str:
         f"{short(results['policy'])} runs {early['mean_layer']:.2f} of {results['layers'][-1]} layers on average, "
         f"{full['seconds'] / early['seconds']:.2f} times faster; accuracy goes from "
         f"{100 * full['scores']['acc']:.1f} to {100 * early['scores']['acc']:.1f} %.\n"
-        f"Certificate: {results['certificate']['promise']}"
+        f"Certificate: {Certificate.from_json(results['certificate']).summary}"
     )
 
 

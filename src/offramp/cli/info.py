@@ -37,7 +37,10 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         "policy": None if found.policy is None else str(found.policy),
         "certificate": None if found.policy is None else found.policy.to_json()["certificate"],
     }
-    shown = values | ({} if found.policy is None else {"policy": short(found.policy)})
+    shown = dict(values)
+    if found.policy is not None:
+        shown["policy"] = short(found.policy)
+        shown["certificate"] = found.policy.certificate and found.policy.certificate.summary
     return Result(values, "\n".join(f"{name:12}{format_value(value)}" for name, value in shown.items()))
 
 
@@ -65,7 +68,7 @@ def format_value(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, dict):
-        return str(value.get("promise") or ", ".join(f"{name} {each}" for name, each in value.items()))
+        return ", ".join(f"{name} {each}" for name, each in value.items())
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -202,7 +202,7 @@ def predict_submission(
     """Predicts the test set of a task in its benchmark's format; ELUE also wants the layers."""
     import numpy as np
 
-    from offramp.tasks.metrics import answers
+    from offramp.problems import decode
     from offramp.tasks.submission import write_submission
 
     rows = task.load("test")["test"]
@@ -211,7 +211,7 @@ def predict_submission(
     files = write_submission(
         task,
         rows["idx"],
-        answers(decision.logits, task.problem_type).tolist(),
+        decode(decision.logits, task.problem_type).tolist(),
         out,
         layers=layers.tolist() if elue else None,
     )

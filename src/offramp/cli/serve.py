@@ -59,7 +59,7 @@ def serve(
     \b
     Examples:
         offramp serve runs/mine
-        offramp serve runs/mine --ladder lax.json --ladder laxer.json --allow never
+        offramp serve runs/mine --ladder loose.json --ladder looser.json --allow never
         curl --json '{"texts": "a gripping film"}' localhost:8000/predict
     """
     from offramp.serve.batcher import Limits

@@ -23,11 +23,12 @@ class Scorer:
     metrics: Sequence[str]
 
     def scores(self, logits: Any) -> dict[str, float]:
-        from offramp.tasks.metrics import answers, compute
+        from offramp.problems import decode
+        from offramp.tasks.metrics import compute
 
         if self.labels is None:
             return {}
-        return dict(compute(list(self.metrics), self.labels, answers(logits, self.problem_type)))
+        return dict(compute(list(self.metrics), self.labels, decode(logits, self.problem_type)))
 
 
 @dataclass(frozen=True)

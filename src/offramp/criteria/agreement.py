@@ -1,4 +1,4 @@
-"""Agreement: leave when a learned estimate says that full depth would predict the same."""
+"""Agreement: leave when full depth would probably predict the same, by a learned estimate."""
 
 from dataclasses import dataclass, field, replace
 from typing import Self

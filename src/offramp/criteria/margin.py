@@ -13,8 +13,8 @@ from offramp.problems import Array
 class Margin(Criterion):
     """Leave when the largest probability is ahead of the second largest by more than the threshold.
 
-    *Reference*: margin sampling (Scheffer et al. 2001), turned round.
-    *Relation*: `confidence` stays low when many classes share the rest; margin asks for a lone winner only.
+    *Reference*: margin sampling (Scheffer et al. 2001), used as a measure of certainty.
+    *Relation*: `confidence` stays low when many classes share the rest; margin compares the best two only.
     *Shapes*: logits (..., classes) to readiness (...), in [0, 1].
     *Example*:
 

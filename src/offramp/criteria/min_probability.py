@@ -12,7 +12,7 @@ class MinProbability(Criterion):
     """Leave when the smallest probability is below the threshold.
 
     *Reference*: ELBERT's `thres_name: logits`.
-    *Relation*: for two classes the same as `confidence` at 1 - threshold; for more it says little.
+    *Relation*: for two classes the same as `confidence` at 1 - threshold; with more classes it means little.
     *Shapes*: logits (..., classes) to readiness (...), the negative of the smallest probability.
     *Example*:
 

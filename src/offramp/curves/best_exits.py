@@ -3,8 +3,7 @@
 import numpy as np
 
 from offramp.criteria.base import finite_rows
-from offramp.problems import MULTI_LABEL, Array
-from offramp.tasks.metrics import answers as decode
+from offramp.problems import MULTI_LABEL, Array, decode
 from offramp.trace import Trace
 
 

@@ -20,7 +20,7 @@ SAMPLE = 50_000
 
 @dataclass(frozen=True)
 class ExitTable:
-    """Which exit each example takes at each threshold; thresholds are sorted, laxest first."""
+    """Which exit each example takes at each threshold; thresholds are sorted, loosest first."""
 
     thresholds: Array
     """(thresholds,)"""
@@ -89,7 +89,7 @@ def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], n
     """At most `number` thresholds that give different exits, spread evenly over the readiness that occurs.
 
     Each lies between two neighbouring values of readiness, so that float noise decides nothing, and has few
-    digits. At the laxest every example leaves at the first exit allowed, at the strictest at the last.
+    digits. At the loosest every example leaves at the first exit allowed, at the strictest at the last.
     """
     criterion = policy.criterion
     allowed = [exit for exit, layer in enumerate(layers[:-1]) if layer >= (policy.min_layer or 0)]

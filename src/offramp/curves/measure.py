@@ -6,7 +6,8 @@ import numpy as np
 
 from offramp.curves.scores import AGREEMENT, metric_names
 from offramp.policy import Policy
-from offramp.tasks.metrics import answers, compute
+from offramp.problems import decode
+from offramp.tasks.metrics import compute
 from offramp.trace import Trace
 
 
@@ -18,7 +19,7 @@ def measure(policy: Policy, trace: Trace) -> dict[str, Any]:
     def scores(logits: Any) -> dict[str, float]:
         if trace.labels is None:
             return {}
-        return dict(compute(metrics, trace.labels, answers(logits, trace.problem_type)))
+        return dict(compute(metrics, trace.labels, decode(logits, trace.problem_type)))
 
     return {
         "examples": len(trace),

@@ -11,14 +11,13 @@ from offramp.curves.exit_table import ExitTable
 from offramp.curves.fitting import fit_rule
 from offramp.errors import BadOption
 from offramp.policy import Policy, fold
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, decode
+from offramp.problems import DEFAULT_METRICS, REGRESSION, SINGLE_LABEL, Array, decode
 from offramp.tasks.metrics import compute
 from offramp.trace import Trace
 
 Interval: TypeAlias = tuple[float, float]
 
 AGREEMENT = "agreement"
-DEFAULT_METRIC = {SINGLE_LABEL: "acc", MULTI_LABEL: "micro_f1", REGRESSION: "corr"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def metric_names(trace: Trace) -> tuple[str, ...]:
     """The metrics that a trace is scored by, the headline first: its own, then agreement with full depth."""
     names: tuple[str, ...] = ()
     if trace.labels is not None:
-        names = tuple(trace.metrics) or (DEFAULT_METRIC[trace.problem_type],)
+        names = tuple(trace.metrics) or (DEFAULT_METRICS[trace.problem_type][0],)
     if {"f1", "acc_and_f1"} & set(names) and trace.logits.shape[-1] != 2:
         raise BadOption("f1 is for two classes; with more, use macro_f1 or micro_f1")
     if trace.problem_type != REGRESSION:

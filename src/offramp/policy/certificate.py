@@ -67,9 +67,12 @@ class Certificate:
 
         >>> proof = Certificate("...", "entropy:0.3", "disagreement", 0.03, 0.05, "", 800, 0.02, 3, (), data="a.csv")
         >>> proof.summary
-        'With 95 % confidence, at most 3 % of answers differ from full depth (on data like a.csv).'
+        'With 95 % confidence, at most 3 % of predictions differ from full depth (on data like a.csv).'
         """
-        loss = {"disagreement": "of answers differ from full depth", "accuracy": "of right answers are lost"}
+        loss = {
+            "disagreement": "of predictions differ from full depth",
+            "accuracy": "of correct predictions are lost",
+        }
         shares = (
             [f"{100 * self.epsilon:.4g} %"]
             if not isinstance(self.epsilon, Mapping)

@@ -128,6 +128,8 @@ def advance(
 
 def check_criterion(criterion: Criterion, outputs: int, problem_type: str | None, has_gate: bool) -> None:
     """Refuse a rule that cannot decide for such a model."""
+    if not criterion.is_fitted:
+        raise Incompatible("this rule is not fitted yet; calibrate it on a trace of the model first.")
     if problem_type not in (None, *PROBLEM_TYPES):
         raise Incompatible(f"problem_type {problem_type!r} is none of {', '.join(PROBLEM_TYPES)}.")
     if problem_type == REGRESSION and outputs > 1:

@@ -328,7 +328,7 @@ def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
     for name, layer in limits.items():
         if layer is not None and layer not in layers:
             raise Incompatible(
-                f"{name}={layer}: there is no exit; exits are at {', '.join(map(str, layers))}."
+                f"{name}={layer}: no exit at this layer; exits are at {', '.join(map(str, layers))}."
             )
 
 

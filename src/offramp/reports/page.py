@@ -36,7 +36,7 @@ def page(sections: Sequence[Section]) -> str:
 <main>
 {"".join(map(section_html, sections))}
 <footer>Scores are measured on the same data that the thresholds were chosen on.
-For a guarantee on new data, calibrate on examples held back for it.</footer>
+For a guarantee on new data, calibrate on held-out examples.</footer>
 </main>
 <div id="tip" hidden></div>
 <script>{parts.joinpath("page.js").read_text(encoding="utf-8")}</script>

@@ -1,4 +1,4 @@
-"""One trace, measured: the numbers behind a section of the report."""
+"""One trace, measured: the numbers of a section of the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -11,12 +11,9 @@ from itertools import pairwise
 from math import inf
 from pathlib import Path
 
-from offramp.classifier.classifier import NEVER
 from offramp.errors import BadPolicy
 from offramp.policy import Policy
 
-RISKS = ("disagreement", "accuracy")
-"""As in `calibration.targets`, which a server may not have installed."""
 FULL_DEPTH = -1
 """The rung above rung 0: no early exit. Used when all others are forbidden."""
 
@@ -54,9 +51,6 @@ class Ladder:
         self._fell = -inf
         self._low_since: float | None = None
         self._lock = threading.Lock()
-
-    def policy(self, rung: int) -> Policy:
-        return NEVER if rung == FULL_DEPTH else self.rungs[rung]
 
     @property
     def last(self) -> int:

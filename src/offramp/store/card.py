@@ -56,9 +56,9 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 def curve_for_card(trace: Trace, policy: Policy) -> dict[str, Any]:
     """A few points of the rule's curve, from the cheapest to full depth, and the policy itself."""
-    rule = str(replace(policy, class_thresholds={}))
-    found = sweep(trace, rule)
-    points = found.curves[rule].points
+    found = sweep(trace, replace(policy, class_thresholds={}))
+    (curve,) = found.curves.values()
+    points = curve.points
     chosen = sorted({round(index * (len(points) - 1) / (ROWS - 1)) for index in range(ROWS)})
     return {
         "data": trace.data,
@@ -134,9 +134,9 @@ def policy_section(policy: Policy) -> str:
         promise = "It has no certificate: nothing is guaranteed on other data."
     else:
         promise = (
-            f"Certificate: {certificate.promise} Calibrated on {certificate.examples} examples "
+            f"{certificate.summary}\n\nIn full: {certificate.promise} Calibrated on {certificate.examples} examples "
             f"({certificate.data}) with the {certificate.bound} bound; the risk observed on them was "
-            f"{certificate.observed_risk:.4g}. It holds for data like these only."
+            f"{certificate.observed_risk:.4g}."
         )
     return f"## Policy\n\nThe default policy is `{short(policy)}`. {promise}"
 

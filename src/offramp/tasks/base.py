@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offramp.errors import BadData, UnknownName
-from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
+from offramp.problems import DEFAULT_METRICS, MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
 from offramp.tasks.checks import check_rows, infer_labels, infer_problem_type
 from offramp.tasks.files import (
     ColumnMap,
@@ -32,12 +32,6 @@ from offramp.tasks.metrics import check_metrics
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
-
-DEFAULT_METRICS = {
-    SINGLE_LABEL: ("acc", "macro_f1"),
-    MULTI_LABEL: ("micro_f1", "macro_f1", "acc"),
-    REGRESSION: ("pearson", "spearmanr", "corr"),
-}
 
 NLI = ("contradiction", "entailment", "neutral")
 NLI_OF_ROBERTA = ("contradiction", "neutral", "entailment")

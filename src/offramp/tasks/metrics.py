@@ -49,20 +49,6 @@ def check_metrics(names: Sequence[str], problem_type: str, classes: int) -> None
         raise UnknownName(f"{binary[0]} is for binary classification; choose macro_f1 or micro_f1")
 
 
-def answers(logits: Array, problem_type: str) -> Array:
-    """Logits (..., outputs) as the answers that metrics take: classes, numbers, or rows of 0 and 1.
-
-    >>> answers(np.array([[0.2, 0.9], [1.5, -1.0]]), "multi_label_classification").tolist()
-    [[1, 1], [1, 0]]
-    """
-    given: Array = logits[..., 0]
-    if problem_type == SINGLE_LABEL:
-        given = logits.argmax(-1)
-    elif problem_type == MULTI_LABEL:
-        given = (logits > 0).astype(np.int8)
-    return given
-
-
 def mcc(labels: Array, predictions: Array) -> float:
     """Matthews' correlation coefficient."""
     from sklearn import metrics
