@@ -10,7 +10,7 @@ import pytest
 from offramp.cost import Shape, macs
 from offramp.criteria.agreement import Agreement
 from offramp.curves import exit_table, scores, sweep
-from offramp.curves.fitting import fit_rule
+from offramp.curves.learned_rules import fit_rule
 from offramp.errors import BadOption, BadPolicy
 from offramp.policy import Policy, fold
 from offramp.problems import MULTI_LABEL, SINGLE_LABEL

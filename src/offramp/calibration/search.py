@@ -14,7 +14,7 @@ from offramp.calibration.temperatures import Temperatures
 from offramp.criteria import CRITERIA
 from offramp.curves import Curve, Point, Sweep, sweep
 from offramp.curves.curve import parse_rule
-from offramp.curves.fitting import default_tolerance, fit_rule
+from offramp.curves.learned_rules import default_tolerance, fit_rule
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.policy import Policy
 from offramp.problems import REGRESSION

@@ -8,7 +8,7 @@ import numpy as np
 
 from offramp.curves.count_metrics import COUNT_METRICS, Counts
 from offramp.curves.exit_table import ExitTable
-from offramp.curves.fitting import fit_rule
+from offramp.curves.learned_rules import fit_rule
 from offramp.errors import BadOption
 from offramp.policy import Policy, fold
 from offramp.problems import DEFAULT_METRICS, REGRESSION, SINGLE_LABEL, Array, decode

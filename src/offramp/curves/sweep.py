@@ -11,7 +11,7 @@ from offramp.criteria.oracle import Oracle
 from offramp.curves.best_exits import best_exits
 from offramp.curves.curve import Curve, Point, Sweep, parse_rule
 from offramp.curves.exit_table import ExitTable, build_exit_table, useful_thresholds
-from offramp.curves.fitting import fit_rule
+from offramp.curves.learned_rules import fit_rule
 from offramp.curves.scores import apply_rule, intervals, metric_names, scores
 from offramp.errors import BadOption, did_you_mean
 from offramp.policy import Policy

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp.atomic import write_files
-from offramp.curves.fitting import default_tolerance
+from offramp.curves.learned_rules import default_tolerance
 from offramp.problems import REGRESSION
 from offramp.reports.page import page
 from offramp.reports.plots import save_plots
