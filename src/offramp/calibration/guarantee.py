@@ -242,6 +242,8 @@ def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeT
     without_errors = examples_needed(part.epsilon, delta, bound=bound)
     needed = examples_needed(part.epsilon, delta, risk, bound)
     kind = "examples" if part.of_class is None else f"examples of the class {part.of_class!r}"
+    if nearest.candidate.fitted_on:
+        kind += f" (besides {nearest.candidate.fitted_on} that the rule was fitted on)"
     wanted = f"{target.of} of at most {part.epsilon:g} with confidence {1 - delta:g}"
     if without_errors is None or part.examples < without_errors:
         least = "more than a billion" if without_errors is None else str(without_errors)

@@ -134,9 +134,7 @@ def policy_section(policy: Policy) -> str:
         promise = "It has no certificate: nothing is guaranteed on other data."
     else:
         promise = (
-            f"Certificate: {certificate.promise} Calibrated on {certificate.examples} examples "
-            f"({certificate.data}) with the {certificate.bound} bound; the risk observed on them was "
-            f"{certificate.observed_risk:.4g}. It holds for data like these only."
+            f"Certificate: {certificate.promise} {certificate.evidence} It holds for data like these only."
         )
     return f"## Policy\n\nThe default policy is `{short(policy)}`. {promise}"
 
