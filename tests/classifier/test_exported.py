@@ -1,5 +1,6 @@
 """Classifiers of exported models: the same predictions as in PyTorch."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from offramp.calibration import Guarantee, calibrate
 from offramp.classifier import Classifier
 from offramp.classifier.texts import BatchTokenizer
 from offramp.collector import collect
+from offramp.criteria.agreement import Agreement
 from offramp.errors import BadOption, CertificateMismatch, Incompatible
 from offramp.model import ExitModel
 from offramp.onnx_export import export
-from offramp.store import SavedTokenizer
+from offramp.policy import Policy, fold
+from offramp.store import SavedTokenizer, store_policy
+from offramp.trace import Trace
 
 TEXTS = ["good film", "", "bad bad bad", "a b c d e f g h i j", "unheard", "z " * 100, "[SEP] a"]
 PAIRS = [("good", "bad film"), ("a " * 60, "b " * 50)]
@@ -101,3 +105,22 @@ def test_a_certificate_records_runtime_and_precision_and_warns_in_another(saved:
     Classifier.from_pretrained(fast, policy)
     with pytest.warns(CertificateMismatch, match=r"precision int8 \(here: fp32\)"):
         Classifier.from_pretrained(saved, policy)
+
+
+def test_a_stored_rule_that_learns_decides_as_on_the_trace(any_runtime: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(any_runtime, tmp_path / "model"))
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice([*"abcdefghij"], draw.integers(1, 12))) for _ in range(60)]
+    classifier = Classifier.from_pretrained(folder, threads=1)
+    logits, _ = classifier.engine.trace(classifier.tokenizer(texts))
+    layers = classifier.stages.layers
+    ids = np.arange(len(texts))
+    rule = Agreement.fit(Trace(logits, layers, labels=None, lengths=ids + 1, ids=ids))
+    observed = np.unique(fold(rule, logits, layers=layers).readiness)
+    gaps = np.diff(observed)
+    for low in np.flatnonzero(gaps > 1e-3)[::8]:  # float noise decides nothing there
+        policy = Policy(rule, float(observed[low] + gaps[low] / 2))
+        store_policy(folder, policy)
+        loaded = Classifier.from_pretrained(folder, threads=1)
+        assert loaded.policy == policy
+        np.testing.assert_array_equal(loaded.decide(texts).exits, policy.exits(logits, layers=layers))

@@ -27,7 +27,7 @@ def test_the_front_matter_is_yaml_that_the_hub_reads(trained: Path) -> None:
 
 
 def test_calibrating_adds_policy_certificate_and_curve(home: Path, ask: Callable[..., Any]) -> None:
-    values = ask("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2)
+    values = ask("calibrate", home / "films", home / "dev.trace", "--rule", "entropy", "--guarantee", 0.2)
     text = (home / "films/model/README.md").read_text()
     assert f"`{short(values['policy'])}`" in text
     assert values["certificate"]["promise"] in text
@@ -36,6 +36,15 @@ def test_calibrating_adds_policy_certificate_and_curve(home: Path, ask: Callable
         row = f"| {point.threshold:.4g} | {100 * point.scores['acc']:.1f} | {point.cost.mean_layer:.2f} |"
         assert row in text
     assert f"| **the policy** | {100 * values['scores']['acc']:.1f} | {values['mean_layer']:.2f} |" in text
+
+
+def test_the_card_says_how_many_examples_a_rule_was_fitted_on(home: Path, ask: Callable[..., Any]) -> None:
+    values = ask("calibrate", home / "films", home / "dev.trace", "--rule", "agreement", "--guarantee", 0.2)
+    text = (home / "films/model/README.md").read_text()
+    assert "The rule was fitted on 20 further examples." in text
+    assert "Calibrated on 40 examples" in text
+    assert f"| **the policy** | {100 * values['scores']['acc']:.1f} | {values['mean_layer']:.2f} |" in text
+    assert values["examples"] == 40  # none of those that the rule was fitted on
 
 
 def test_a_policy_by_hand_has_no_certificate_and_keeps_the_curve(home: Path, ask: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from typer.testing import Result
 
 import offramp
-from offramp import BACKBONES, CRITERIA, RECIPES, TASKS, Classifier, ExitModel, Guarantee, Trace
+from offramp import BACKBONES, CRITERIA, RECIPES, TASKS, Classifier, ExitModel, Guarantee, Policy, Trace
 from offramp.calibration import calibrate
 from offramp.cli import COMMANDS
 from offramp.collector import collect
@@ -170,12 +171,63 @@ def test_a_curve_needs_matplotlib_only_for_plots(
 
 def test_calibrating_stores_the_policy_and_its_certificate(home: Path, ask: Ask, run: Run) -> None:
     trace = Trace.load(home / "dev.trace")
-    expected = calibrate(trace, "entropy", Guarantee(0.2))
+    expected = calibrate(trace, None, Guarantee(0.2))
     values = ask("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2)
     assert values["policy"] == str(expected)
-    assert values["certificate"] == expected.certificate
+    assert Policy.from_json(values["saved_policy"]) == expected
+    assert values["certificate"] == json.loads(json.dumps(expected.to_json()["certificate"]))
     assert Classifier.from_pretrained(home / "films/model").policy == expected
     assert values["certificate"]["promise"] in run("info", home / "films").stdout
+
+
+def test_calibrating_says_which_rules_were_tried_and_how_the_trace_was_split(
+    home: Path, ask: Ask, run: Run
+) -> None:
+    asked = ["calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2, "--seed", 7, "--dry-run"]
+    values, text = ask(*asked), run(*asked).stdout
+    rules = ["agreement", "entropy", "confidence", "margin", "layer"]
+    assert values["rules"] == rules
+    assert values["split"] == {"rules": ["agreement"], "fitted_on": 20, "calibrated_on": 40, "seed": 7}
+    assert values["certificate"]["rules_tried"] == 5
+    assert f"rules tried: {', '.join(rules)}; the certificate allows for the choice of 5" in text
+    assert "agreement: fitted on 20 examples of the trace, threshold set on the other 40 (--seed 7)" in text
+
+    one = ask(*asked, "--rule", "entropy")
+    assert (one["rules"], one["split"], one["examples"]) == (["entropy"], None, 60)
+    two = run(*asked, "--rule", "entropy", "--rule", "margin").stdout
+    assert "rules tried: entropy, margin; the certificate" in two
+    assert "fitted on" not in two
+
+
+def test_a_static_cut_that_is_as_good_is_recommended(home: Path, ask: Ask, run: Run) -> None:
+    asked = ["calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2, "--dry-run"]
+    trace = Trace.load(home / "dev.trace")
+    logits = np.repeat(trace.logits[:, -1:], 4, axis=1)  # all exits predict the same
+    replace(trace, logits=logits).save(home / "dev.trace")
+    assert ask(*asked)["static_cut"] == {"policy": "layer:1", "mean_layer": 1.0}
+    assert "a static cut at layer 1 is as good" in run(*asked).stdout
+    logits = logits.copy()
+    logits[::3, :3] *= -1  # for every third example no exit but the last
+    logits[::3, :3] /= 100  # and it shows
+    replace(trace, logits=logits).save(home / "dev.trace")
+    assert ask(*asked)["static_cut"] is None
+    assert "static cut" not in run(*asked).stdout
+
+
+def test_a_stored_rule_that_learns_takes_another_threshold(home: Path, ask: Ask, run: Run) -> None:
+    refused = run("calibrate", home / "films", "--policy", "agreement:0.9")
+    assert refused.exit_code == 1
+    assert "not fitted" in refused.stderr
+    learned = ["calibrate", home / "films", home / "dev.trace", "--rule", "agreement", "--guarantee", 0.2]
+    stored = Policy.from_json(ask(*learned)["saved_policy"])
+    ask("calibrate", home / "films", "--policy", "agreement:0.9")
+    found = Classifier.from_pretrained(home / "films/model").policy
+    assert (found.criterion, found.threshold) == (stored.criterion, 0.9)
+    exported = ask(
+        *("export", home / "films", "--precision", "int8", "--out", home / "fast"),
+        *("--data", home / "dev.csv", "--max-loss", 50),
+    )
+    assert (exported["rules"], exported["split"]["fitted_on"]) == (["agreement:0.9"], 20)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,6 @@ LARGEST_LEAD = 25.0
 
 def certify(candidates: Sequence[Candidate], target: Guarantee, origin: dict[str, str | None]) -> list[Found]:
     """The policies that are proven safe, with certificates, the earliest-leaving first; or `NoSafeThreshold`."""
-    for each in candidates:
-        check_target(each.trace, target)
     outcomes = [prove(each, target, target.delta / len(candidates)) for each in candidates]
     proven = [outcome for outcome in outcomes if outcome.proven]
     if not proven:
@@ -242,6 +240,8 @@ def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeT
     without_errors = examples_needed(part.epsilon, delta, bound=bound)
     needed = examples_needed(part.epsilon, delta, risk, bound)
     kind = "examples" if part.of_class is None else f"examples of the class {part.of_class!r}"
+    if nearest.candidate.fitted_on:
+        kind += f" (besides {nearest.candidate.fitted_on} that the rule was fitted on)"
     wanted = f"{target.of} of at most {part.epsilon:g} with confidence {1 - delta:g}"
     if without_errors is None or part.examples < without_errors:
         least = "more than a billion" if without_errors is None else str(without_errors)

@@ -8,7 +8,7 @@ import numpy as np
 
 from offramp.calibration.budget import spend
 from offramp.calibration.candidate import Candidate, Found
-from offramp.calibration.guarantee import certify
+from offramp.calibration.guarantee import certify, check_target
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
 from offramp.calibration.temperatures import Temperatures
 from offramp.criteria import CRITERIA
@@ -114,7 +114,10 @@ def find_policy(
         if source is not None and reuses(trace, source):
             warn(f"the {what} on {name_of(source)!r} and the threshold is calibrated on it")
 
-    tolerance = target.tolerance if isinstance(target, Guarantee) else None
+    tolerance = None
+    if isinstance(target, Guarantee):
+        check_target(trace, target)
+        tolerance = target.tolerance
     candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
     if isinstance(target, Guarantee):
         origin = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}

@@ -10,11 +10,13 @@ from offramp.cli.command import Result
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
+    from offramp.calibration import Calibration
     from offramp.calibration.targets import Target
     from offramp.policy import Policy
     from offramp.trace import Trace
 
 
+DEFAULT_RULES_HELP = "By default agreement, entropy, confidence, margin and layer are tried."
 TARGETS = ("guarantee", "max_loss", "min_speedup", "budget", "policy")
 
 
@@ -50,6 +52,15 @@ class TargetOptions:
         float | None,
         Option(help="With --guarantee, for regression: predictions this close count as equal."),
     ] = None
+    rule: Annotated[
+        list[str] | None,
+        Option(
+            help="Rule to set a threshold for; repeat to choose the best of several. " + DEFAULT_RULES_HELP
+        ),
+    ] = None
+    seed: Annotated[
+        int, Option(help="Seed of the split into examples that a rule is fitted on and the others.")
+    ] = 0
 
     def target(self) -> "Target":
         from offramp.calibration import Budget, Guarantee, MaxLoss, MinSpeedup
@@ -78,16 +89,16 @@ def calibrate(
     trace: Annotated[
         Path | None, Argument(help="Trace of this model on held-out examples; optional with --policy.")
     ] = None,
-    rule: Annotated[
-        list[str] | None,
-        Option(help="Rule to set a threshold for (default: entropy); repeat to choose the best of several."),
-    ] = None,
     chosen_on: Annotated[
         str | None, Option(help="Data on which the rule was chosen; recorded in the certificate.")
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the policy but do not store it.")] = False,
 ) -> Result:
     """Set a threshold that reaches a target, and store the policy.
+
+    Without --rule, the best of several rules is chosen; with --guarantee they share delta, so that the
+    certificate allows for the choice. The rule agreement learns: it is fitted on a third of the trace (at most
+    2000 examples), and its threshold is set on the rest.
 
     The policy is stored with the model and described in its model card. With --guarantee it has a
     certificate. If no threshold reaches the target, nothing is stored and the exit code is 3.
@@ -99,7 +110,8 @@ def calibrate(
         offramp calibrate runs/mrpc --policy entropy:0.1
     """
     from offramp.curves.measure import measure
-    from offramp.store import find_model, store_policy
+    from offramp.reports.table import short
+    from offramp.store import ModelInfo, find_model, store_policy
     from offramp.trace import Trace
 
     target.check()
@@ -111,7 +123,12 @@ def calibrate(
     found = None if trace is None else Trace.load(trace)
     if found is not None:
         check_same_model(folder, found)
-    policy = choose_policy(folder, target, found, rule or ["entropy"], chosen_on)
+    if target.policy is not None:
+        policy, calibrated = ModelInfo.read(folder).check_policy(target.policy), None
+    else:
+        assert found is not None
+        calibrated = find_policy(found, target, target.rule, chosen_on)
+        policy, found = calibrated.policy, calibrated.trace
     measured = {} if found is None else measure(policy, found)
     if not dry_run:
         store_policy(folder, policy, found)
@@ -121,9 +138,17 @@ def calibrate(
         "certificate": record["certificate"],
         "saved_policy": record,
         "stored": not dry_run,
+        **search_facts(calibrated),
         **measured,
     }
-    return Result(values, summary(policy, measured, folder, dry_run))
+    lines = [
+        f"policy: {short(policy)}",
+        *measured_lines(measured),
+        *certificate_lines(policy),
+        *search_lines(calibrated),
+        "not stored (--dry-run)" if dry_run else f"stored in {folder}",
+    ]
+    return Result(values, "\n".join(lines))
 
 
 def parse_bounds(text: str) -> float | dict[str, float]:
@@ -164,28 +189,64 @@ def check_same_model(folder: Path, trace: "Trace") -> None:
     )
 
 
-def choose_policy(
-    folder: Path, target: TargetOptions, trace: "Trace | None", rules: list[str], chosen_on: str | None
-) -> "Policy":
+def find_policy(
+    trace: "Trace", target: TargetOptions, rules: list[str] | None, chosen_on: str | None = None
+) -> "Calibration":
     from offramp import calibration
-    from offramp.store import ModelInfo
 
-    if target.policy is not None:
-        return ModelInfo.read(folder).check_policy(target.policy)
-    assert trace is not None
-    return calibration.calibrate(trace, rules, target.target(), chosen_on=chosen_on)
+    return calibration.find_policy(
+        trace, rules or None, target.target(), seed=target.seed, chosen_on=chosen_on
+    )
 
 
-def summary(policy: "Policy", measured: dict[str, Any], folder: Path, dry_run: bool) -> str:
-    from offramp.reports.table import percent, short
+def search_facts(found: "Calibration | None") -> dict[str, Any]:
+    """How a policy was found, for JSON."""
+    if found is None:
+        return {"rules": [], "split": None, "static_cut": None}
+    split = {"fitted_on": found.fitted_on, "calibrated_on": found.calibrated_on, "seed": found.seed}
+    cut = found.static_cut
+    return {
+        "rules": list(found.rules),
+        "split": {"rules": list(found.fitted), **split} if found.fitted else None,
+        "static_cut": cut and {"policy": str(cut.policy), "mean_layer": cut.mean_layer},
+    }
 
-    lines = [f"policy: {short(policy)}"]
-    if measured:
-        lines.append(f"on the trace: {measured['mean_layer']:.2f} of {measured['layers']} layers on average")
-        full = measured["full_depth"]
-        lines += [
-            f"{name}: {percent(full[name])} -> {percent(score)}" for name, score in measured["scores"].items()
-        ]
-    if policy.certificate is not None:
-        lines.append(f"certificate: {policy.certificate.summary}")
-    return "\n".join([*lines, "not stored (--dry-run)" if dry_run else f"stored in {folder}"])
+
+def search_lines(found: "Calibration | None") -> list[str]:
+    """How a policy was found, for people."""
+    if found is None:
+        return []
+    lines, proof, cut = [], found.policy.certificate, found.static_cut
+    if len(found.rules) > 1:
+        paid = f"; the certificate allows for the choice of {len(found.rules)}" if proof else ""
+        lines.append(f"rules tried: {', '.join(found.rules)}{paid}")
+    if found.fitted:
+        lines.append(
+            f"{', '.join(found.fitted)}: fitted on {found.fitted_on} examples of the trace, threshold set on the "
+            f"other {found.calibrated_on} (--seed {found.seed})"
+        )
+    if cut is not None:
+        layer = int(cut.policy.threshold)  # type: ignore[arg-type]
+        lines.append(
+            f"a static cut at layer {layer} is as good ({cut.mean_layer:.2f} layers): prefer --rule layer, or a "
+            f"smaller model, ExitModel.truncate({layer})"
+        )
+    return lines
+
+
+def measured_lines(measured: dict[str, Any]) -> list[str]:
+    from offramp.reports.table import count, percent
+
+    if not measured:
+        return []
+    full = measured["full_depth"]
+    return [
+        f"on {count(measured['examples'], 'example')}: {measured['mean_layer']:.2f} of {measured['layers']} layers "
+        "on average",
+        *(f"{name}: {percent(full[name])} -> {percent(score)}" for name, score in measured["scores"].items()),
+    ]
+
+
+def certificate_lines(policy: "Policy") -> list[str]:
+    proof = policy.certificate
+    return [] if proof is None else [f"certificate: {proof.summary} {proof.evidence}"]

@@ -217,7 +217,7 @@ def one_line(error: BaseException) -> str:
 
 
 ASSIGNMENT = re.compile(
-    r"(?<![\w/.-])(?P<name>\w+)="
+    r"(?<![\w/.,-])(?P<name>\w+)="  # after a comma it is an option of a policy
     r"(?:\.\.\.|\[(?P<list>[^\]]*)\]|(?P<quote>['\"])(?P<quoted>.*?)(?P=quote)|(?P<bare>[^\s,;:()]*[^\s,;:().]))"
 )
 
@@ -230,6 +230,8 @@ def with_flags(message: str, flags: Mapping[str, str]) -> str:
     'Fix the file, or pass --bad-rows drop.'
     >>> with_flags("exits=[2, 9] of 4 layers; choose another output_dir.", flags)
     '--exits 2,9 of 4 layers; choose another --out.'
+    >>> with_flags("write patience:3,tolerance=0.1", {"tolerance": "--tolerance"})
+    'write patience:3,tolerance=0.1'
     """
 
     def assignment(found: re.Match[str]) -> str:

@@ -34,7 +34,7 @@ LABELS = {"0": "negative", "1": "positive"}
 class DemoSettings:
     epochs: float = 2
     learning_rate: float = 1e-4
-    rule: str = "entropy"
+    rule: str | None = None
     epsilon: float = 0.03
     delta: float = 0.05
     repeats: int = 5
@@ -206,15 +206,15 @@ def calibrate_policy(
     trace: "Trace", folder: Path, settings: DemoSettings
 ) -> tuple["Policy | None", str | None]:
     """The policy, stored with the model; or the reason why there is none."""
-    from offramp.calibration import Guarantee, calibrate
+    from offramp.calibration import Guarantee, find_policy
     from offramp.store import store_policy
 
     try:
-        policy = calibrate(trace, settings.rule, Guarantee(settings.epsilon, settings.delta))
+        found = find_policy(trace, settings.rule, Guarantee(settings.epsilon, settings.delta))
     except NoSafeThreshold as refusal:
         return None, str(refusal)
-    store_policy(folder, policy, trace)
-    return policy, None
+    store_policy(folder, found.policy, found.trace)
+    return found.policy, None
 
 
 def measure_speed(

@@ -1,16 +1,20 @@
 """offramp export: a model as ONNX graphs that run without torch."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from offramp.atomic import atomic_folder
-from offramp.cli.calibrate import TargetOptions, choose_policy
+from offramp.cli.calibrate import TargetOptions, find_policy, search_facts, search_lines
 from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions
 from offramp.cli.trace import collect_trace
 from offramp.errors import BadOption
+
+if TYPE_CHECKING:
+    from offramp.store import ModelInfo
 
 
 def export(
@@ -22,15 +26,12 @@ def export(
     precision: Annotated[
         str, Option(help="fp32, or int8: smaller and faster, with slightly different logits.")
     ] = "fp32",
-    rule: Annotated[
-        list[str] | None,
-        Option(help="Rule to set a threshold for; by default that of the stored policy, or entropy."),
-    ] = None,
 ) -> Result:
     """Export a model to ONNX, one graph per stage.
 
     ONNX Runtime runs the graphs without torch (extra `onnx`). The logits of int8 differ slightly, so its
-    policy should be calibrated again: give held-out examples and a target to do that here.
+    policy should be calibrated again: give held-out examples and a target to do that here. The rule is then
+    by default that of the stored policy, if there is one.
 
     \b
     Examples:
@@ -39,7 +40,6 @@ def export(
     """
     from offramp.curves.measure import measure
     from offramp.onnx_export import export as export_model
-    from offramp.policy.text import criterion_name
     from offramp.reports.table import short
     from offramp.store import ModelInfo, find_model, store_policy, write_card
 
@@ -56,8 +56,11 @@ def export(
         export_model(folder, half, precision)
         if calibrates:
             trace = collect_trace(half, data, columns)
-            rules = rule or [criterion_name(info.policy.criterion) if info.policy else "entropy"]
-            policy = choose_policy(half, target, trace, rules, None)
+            if target.policy is not None:
+                policy, found = info.check_policy(target.policy), None
+            else:
+                found = find_policy(trace, target, target.rule or stored_rule(info))
+                policy, trace = found.policy, found.trace
     values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]
     if calibrates:
@@ -65,11 +68,13 @@ def export(
         values |= {
             "policy": str(policy),
             "certificate": policy.to_json()["certificate"],
+            **search_facts(found),
             **measure(policy, trace),
         }
         lines.append(
             f"policy: {short(policy)}, {values['mean_layer']:.2f} of {values['layers']} layers on average"
         )
+        lines += search_lines(found)
     else:
         write_card(out)
     if info.policy is not None and not calibrates and precision != "fp32":
@@ -79,6 +84,13 @@ def export(
             f"  offramp calibrate {out} new.trace --max-loss 0.5"
         )
     return Result(values, "\n".join(lines))
+
+
+def stored_rule(info: "ModelInfo") -> list[str] | None:
+    """The rule of the stored policy, with its options and limits, if it has a threshold to set."""
+    if info.policy is None or not info.policy.criterion.takes_threshold:
+        return None
+    return [str(replace(info.policy, class_thresholds={}, temperatures=None))]
 
 
 def megabytes(folder: Path) -> float:

@@ -85,6 +85,23 @@ class Certificate:
             f"(on {where})."
         )
 
+    @property
+    def evidence(self) -> str:
+        """The examples behind the bound.
+
+        >>> numbers = 0.03, 0.05, "exact binomial", 800, 0.02, 3, ()
+        >>> Certificate("...", "entropy:0.3", "disagreement", *numbers).evidence
+        'Calibrated on 800 examples with the exact binomial bound; the risk observed on them was 0.02.'
+        >>> Certificate("...", "agreement:0.9", "disagreement", *numbers, fitted_on=400).evidence[-44:]
+        'The rule was fitted on 400 further examples.'
+        """
+        data = f" ({self.data})" if self.data else ""
+        fitted = f" The rule was fitted on {self.fitted_on} further examples." if self.fitted_on else ""
+        return (
+            f"Calibrated on {self.examples} examples{data} with the {self.bound} bound; the risk observed on them "
+            f"was {self.observed_risk:.4g}.{fitted}"
+        )
+
     def mismatches(self, policy: str, fingerprint: str, precision: str) -> list[str]:
         """How this policy, model and precision differ from those that the certificate was issued for."""
         actual = {"policy": policy, "fingerprint": fingerprint, "precision": precision}

@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -146,11 +146,21 @@ def load(options: ServerOptions) -> tuple[Batcher, dict[str, Policy]]:
         options.model, options.policy, threads=options.threads, max_length=options.max_length
     )
     rungs = [classifier.policy, *(load_rung(classifier, path) for path in options.ladder)]
-    allowed = [classifier.resolve_policy(policy) for policy in options.allow]
+    named = by_text([*rungs, *(classifier.resolve_policy(policy) for policy in options.allow)])
     share, layers = options.audit_share, classifier.stages.layers
     audit = Audit(rungs, layers, share=share) if share else None
     batcher = Batcher(classifier, Ladder(rungs), options.limits, audit)
-    return batcher, {str(policy): policy for policy in [*rungs, *allowed]}
+    return batcher, named
+
+
+def by_text(policies: Iterable[Policy]) -> dict[str, Policy]:
+    """Policies by the text that requests name them by."""
+    found: dict[str, Policy] = {}
+    for policy in policies:
+        other = found.setdefault(str(policy), policy)
+        if other.criterion != policy.criterion:
+            raise BadPolicy(f"two policies are {policy}, fitted to different examples; change one threshold.")
+    return found
 
 
 def load_rung(classifier: Classifier, path: Path) -> Policy:

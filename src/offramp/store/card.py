@@ -133,11 +133,7 @@ def policy_section(policy: Policy) -> str:
     if certificate is None:
         promise = "It has no certificate: nothing is guaranteed on other data."
     else:
-        promise = (
-            f"{certificate.summary}\n\nIn full: {certificate.promise} Calibrated on {certificate.examples} examples "
-            f"({certificate.data}) with the {certificate.bound} bound; the risk observed on them was "
-            f"{certificate.observed_risk:.4g}."
-        )
+        promise = f"{certificate.summary}\n\nIn full: {certificate.promise} {certificate.evidence}"
     return f"## Policy\n\nThe default policy is `{short(policy)}`. {promise}"
 
 

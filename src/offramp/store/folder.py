@@ -55,7 +55,10 @@ class ModelInfo:
         return str(self.encoder["model_type"])
 
     def check_policy(self, policy: Policy | str) -> Policy:
-        """The policy, with its classes resolved; one that this model cannot run is an error."""
+        """The policy, with its classes resolved and, if its rule learns, fitted as the stored one.
+
+        A policy that this model cannot run is an error.
+        """
         policy = Policy.parse(policy) if isinstance(policy, str) else policy
         policy = policy.with_fit_of(self.policy)
         policy = policy.for_labels(self.labels) if policy.class_thresholds else policy

@@ -1,0 +1,94 @@
+"""A rule that learns, from calibrating on the command line to serving: its coefficients come along."""
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from offramp.classifier import Classifier
+from offramp.cli import app
+from offramp.collector import collect
+from offramp.errors import BadPolicy
+from offramp.policy import Policy
+from offramp.serve.server import ServerOptions, load, make_app
+from offramp.store import load_model
+from offramp.trace import Trace
+
+
+@dataclass(frozen=True)
+class Learned:
+    model: Path
+    """With a stored policy of the rule `agreement`."""
+    rung: Path
+    """What `offramp calibrate --dry-run --json` printed for a larger risk."""
+    texts: list[str]
+    trace: Trace
+
+
+@pytest.fixture(scope="module")
+def learned(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Learned:
+    home = tmp_path_factory.mktemp("learned")
+    model, rung = Path(shutil.copytree(saved, home / "model")), home / "rung.json"
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice([*"abcdefghij"], draw.integers(1, 12))) for _ in range(400)]
+    trace = collect(*load_data(model, texts))
+    trace.save(home / "texts.trace")
+
+    def calibrate(*flags: Any) -> str:
+        arguments = ["calibrate", model, home / "texts.trace", "--rule", "agreement", *flags]
+        done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    calibrate("--guarantee", 0.3)
+    rung.write_text(calibrate("--guarantee", 0.5, "--dry-run"), encoding="utf-8")
+    return Learned(model, rung, texts, trace)
+
+
+def load_data(model: Path, texts: list[str]) -> tuple[Any, Dataset, Any]:
+    loaded, tokenizer = load_model(model)
+    return loaded, Dataset.from_dict({"text": texts}), tokenizer
+
+
+def layers(policy: Policy, learned: Learned) -> list[int]:
+    exits = policy.exits(learned.trace.logits, layers=learned.trace.layers)
+    return [learned.trace.layers[exit] for exit in exits[:50]]
+
+
+def test_a_ladder_runs_the_policy_that_calibrate_printed(learned: Learned) -> None:
+    batcher, allowed = load(ServerOptions(learned.model, "colours", ladder=(learned.rung,)))
+    batcher.drain(10)
+    stored, rung = batcher.ladder.rungs
+    assert rung == Policy.from_json(json.loads(learned.rung.read_text())["saved_policy"])
+    assert list(allowed) == [str(stored), str(rung)]
+    assert stored.criterion == rung.criterion  # the same trace and seed
+    assert stored.threshold > rung.threshold
+    served = [each.layer for each in batcher.classifier.predict(learned.texts[:50], policy=rung)]
+    assert served == layers(rung, learned)
+
+
+def test_a_request_names_a_threshold_and_the_stored_coefficients_decide(learned: Learned) -> None:
+    with TestClient(make_app(ServerOptions(learned.model, "colours", allow=("agreement:0.7",)))) as client:
+        body = {"texts": learned.texts[:50], "policy": "agreement:0.7"}
+        reply = client.post("/predict", json=body)
+        assert reply.status_code == 200, reply.text
+        assert client.post("/predict", json=body | {"policy": "agreement:0.8"}).status_code == 422
+    expected = replace(Classifier.from_pretrained(learned.model).policy, threshold=0.7)
+    found = [each["layer"] for each in reply.json()["predictions"]]
+    assert found == layers(expected, learned)
+    assert len(set(found)) > 1
+
+
+def test_policies_of_the_same_text_and_another_fit_are_refused(learned: Learned, tmp_path: Path) -> None:
+    record = json.loads(learned.rung.read_text())["saved_policy"]
+    record["options"]["coefficients"][0][0] += 1
+    (tmp_path / "other.json").write_text(json.dumps(record))
+    with pytest.raises(BadPolicy, match="fitted to different examples"):
+        load(ServerOptions(learned.model, "colours", ladder=(learned.rung, tmp_path / "other.json")))
