@@ -70,7 +70,7 @@ def test_probabilities_and_a_trace_are_optional(server: Any, classifier: Classif
     found = server.ask("good film", probabilities=True, trace=True).json()["predictions"][0]
     expected = classifier.predict("good film", trace=True)
     assert found["probabilities"] == pytest.approx(expected.probabilities)
-    assert [each["layer"] for each in found["exits"]] == [1, 2, 3, 4]
+    assert [each["layer"] for each in found["exits"]] == [0, 1, 2, 3, 4]
     for exit, wanted in zip(found["exits"], expected.exits, strict=True):
         assert exit["label"] == wanted.label
         assert exit["probabilities"] == pytest.approx(wanted.probabilities)
@@ -119,7 +119,7 @@ def test_texts_past_their_deadline_get_the_first_exits_prediction(serve: Serve, 
         late = clients.submit(server.ask, TEXTS, policy="never", deadline_ms=0.001)
         until(lambda: server.batcher.waiting.items == len(TEXTS))
         door.is_open.set()
-        assert {each["layer"] for each in late.result().json()["predictions"]} == {1}
+        assert {each["layer"] for each in late.result().json()["predictions"]} == {0}
         assert first.result().status_code == 200
 
 
@@ -362,7 +362,7 @@ def test_info_describes_what_is_served(serve: Serve, classifier: Classifier) -> 
     info = serve(audit_share=0.5).client.get("/info").json()
     assert info["model"] == "colours"
     assert info["labels"] == ["red", "green", "blue"]
-    assert info["exits"] == [1, 2, 3, 4]
+    assert info["exits"] == [0, 1, 2, 3, 4]
     assert info["fingerprint"] == classifier.stages.about()["fingerprint"]
     assert info["allowed"] == ["confidence:0.775", "never"]
     assert info["limits"]["items"] == Limits().items

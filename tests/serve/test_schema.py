@@ -45,4 +45,4 @@ def test_every_endpoint_but_the_page_is_described(server: Any) -> None:
     assert set(described["paths"]) == {"/predict", "/health", "/ready", "/info", "/metrics"}
     schema = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert schema["properties"]["policy"]["enum"] == ["confidence:0.775", "never", None]
-    assert schema["properties"]["max_layer"]["enum"] == [1, 2, 3, 4, None]
+    assert schema["properties"]["max_layer"]["enum"] == [0, 1, 2, 3, 4, None]

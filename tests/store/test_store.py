@@ -76,7 +76,7 @@ def test_a_policy_that_compares_classes_is_not_stored_with_a_regression(
 def test_a_rule_that_learns_is_stored_with_its_curve_and_takes_another_threshold(
     folder: Path, make_trace: Callable[..., offramp.Trace]
 ) -> None:
-    trace = make_trace(600, exits=4)
+    trace = make_trace(600, exits=5)
     policy = offramp.calibrate(trace, "agreement", offramp.Guarantee(0.1))
     assert offramp.store_policy(folder, policy, trace) == policy
     assert "## Curve" in (folder / "README.md").read_text()

@@ -127,7 +127,7 @@ def test_a_finished_run_is_loaded_without_training(fit: Fit) -> None:
     second = fit("deebert", callbacks=[Interrupt(1)])
     assert same(first, second)
     assert second.scores == first.scores
-    assert json.loads((second.folder / "scores.json").read_text())["layers"] == [1, 2, 3]
+    assert json.loads((second.folder / "scores.json").read_text())["layers"] == [0, 1, 2, 3]
 
 
 def test_a_finished_run_keeps_a_policy_that_was_saved_later(fit: Fit) -> None:

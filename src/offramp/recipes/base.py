@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from offramp.errors import BadOption
 from offramp.heads import check_choice
-from offramp.losses import Loss
+from offramp.losses import Loss, taught
 
 TRAINABLE = ("all", "final", "exits")
 GRADIENTS = ("plain", "equilibrium", "by_depth", "projected")
 ANCHORS = ("task", "final", "inner")
 NEEDS = ("weights", "gate")
+HEAD_BATCH = 256
+"""Examples per update of heads on stored features, where small batches would only cost time."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,24 @@ class Recipe:
             raise BadOption(f"recipe {self.name!r} has no phases")
         for need in self.needs:
             check_choice("needs", need, NEEDS)
+
+
+def head_phase(epochs: float, rate: float, temperature: float, label_weight: float) -> Phase:
+    """Train the inner exits on stored features."""
+    check_number("epochs", epochs, "a number above 0", lambda x: x > 0)
+    check_number("rate", rate, "a number above 0", lambda x: x > 0)
+    check_number("temperature", temperature, "a number above 0", lambda x: x > 0)
+    check_number("label_weight", label_weight, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+    return Phase(
+        partial(taught, temperature=temperature, label_weight=label_weight),
+        trainable="exits",
+        epochs=epochs,
+        batch_size=HEAD_BATCH,
+        learning_rates={"heads": rate},
+        standardise=True,
+        unlabelled=True,
+        needs_labels=False,
+    )
 
 
 def check_number(name: str, value: Any, expected: str, fits: Callable[[Any], bool]) -> None:

@@ -9,8 +9,7 @@ text without labels be used. A last phase trains the heads alone, on stored feat
 from functools import partial
 
 from offramp import losses
-from offramp.recipes.base import Phase, Recipe
-from offramp.recipes.frozen import head_phase
+from offramp.recipes.base import Phase, Recipe, head_phase
 
 
 def mixed(

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
+from torch.utils.data import SequentialSampler
 from transformers import Trainer
 
 from offramp.errors import BadOption, Incompatible
@@ -110,6 +111,9 @@ class PhaseTrainer(Trainer):
         batch = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         return LengthGroupedSampler(torch.tensor(list(lengths)), batch, seed)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        return SequentialSampler(eval_dataset)  # Trainer's own would look for tokens to group by length
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
