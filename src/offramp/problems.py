@@ -1,10 +1,11 @@
 """The problem types, in the words of transformers' `problem_type`, and what follows from each."""
 
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the command line starts without numpy
+    from numpy.typing import NDArray
 
-Array: TypeAlias = NDArray[Any]
+Array: TypeAlias = "NDArray[Any]"
 
 SINGLE_LABEL: Final = "single_label_classification"
 MULTI_LABEL: Final = "multi_label_classification"

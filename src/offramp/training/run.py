@@ -156,7 +156,8 @@ class Training:
     def train_backbone(self, phase: Phase, folder: Path) -> None:
         rows = train_rows(self.data, phase.unlabelled)
         if phase.frozen_teacher:
-            rows = add_teacher(self.model, rows, self.collator, folder / "teacher.npy", self.batch_size)
+            with self.args.main_process_first(local=False):  # the others read its file
+                rows = add_teacher(self.model, rows, self.collator, folder / "teacher.npy", self.batch_size)
         trainer = self.trainer(phase, folder, rows, self.data.get("validation"))
         run_trainer(trainer, folder)
         save_phase(trainer, folder)
@@ -165,13 +166,14 @@ class Training:
         """On the pooled features of the frozen backbone, which runs once over the texts."""
         names = {"train": train_rows(self.data, phase.unlabelled), "validation": self.data.get("validation")}
         progress = not self.args.disable_tqdm
-        features = {
-            name: collect_features(
-                self.model, rows, self.collator, folder / f"{name}.npy", self.batch_size, progress
-            )
-            for name, rows in names.items()
-            if rows is not None
-        }
+        with self.args.main_process_first(local=False):  # the others read its file
+            features = {
+                name: collect_features(
+                    self.model, rows, self.collator, folder / f"{name}.npy", self.batch_size, progress
+                )
+                for name, rows in names.items()
+                if rows is not None
+            }
         scaling = None
         if phase.standardise and can_standardise(self.model):
             scaling = measure_scaling(features["train"])
@@ -183,8 +185,9 @@ class Training:
         if scaling is not None:
             absorb(self.model, scaling)
         save_phase(trainer, folder)
-        for name in features:
-            (folder / f"{name}.npy").unlink()
+        if trainer.is_world_process_zero():
+            for name in features:
+                (folder / f"{name}.npy").unlink()
 
     def trainer(self, phase: Phase, folder: Path, train: Any, validation: Any) -> PhaseTrainer:
         return PhaseTrainer(
