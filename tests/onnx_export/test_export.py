@@ -4,6 +4,7 @@ import ast
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ import torch
 from offramp.backbones import BACKBONES
 from offramp.errors import CannotLoad, CertificateMismatch, Incompatible, OutputExists
 from offramp.model import ExitModel
-from offramp.onnx_export import export, exporting
-from offramp.policy import Policy
+from offramp.onnx_export import export, exporter
+from offramp.onnx_export.exporter import plain_copy
+from offramp.onnx_export.graphs import graphs
+from offramp.policy import Certificate, Policy
 from offramp.stages import Tokens
 from offramp.stages.onnx import OnnxStages
-
-tracing = exporting.graphs
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def models(tiny_encoder: Callable[..., Any]) -> Callable[[str], ExitModel]:
 @pytest.fixture(scope="module")
 def traced(models: Callable[[str], ExitModel]) -> Callable[[str], list[onnx.ModelProto]]:
     """The graphs of such a model, traced once for all tests."""
-    return cache(lambda backbone: [*tracing(exporting.prepared(models(backbone)))])
+    return cache(lambda backbone: [*graphs(plain_copy(models(backbone)))])
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def exported(
                 copied.CopyFrom(graph)
                 yield copied
 
-        monkeypatch.setattr(exporting, "graphs", known)
+        monkeypatch.setattr(exporter, "graphs", known)
         return export(models(backbone), tmp_path / f"{backbone}-{precision}", precision, tokenizer)
 
     return of
@@ -75,7 +76,7 @@ def tokens(lengths: list[int]) -> list[Tokens]:
     return [Tokens(draw.integers(2, 60, length).tolist()) for length in lengths]
 
 
-def said(stages: Any, texts: list[Tokens]) -> np.ndarray:
+def outputs(stages: Any, texts: list[Tokens]) -> np.ndarray:
     """(texts, exits, labels), all texts as one batch."""
     batch, answers = stages.embed(texts), []
     for exit in range(len(stages.layers)):
@@ -92,13 +93,13 @@ def truth(model: ExitModel, texts: list[Tokens]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_graphs_say_what_the_model_says_for_any_batch_and_length(
+def test_graphs_agree_with_the_model_for_any_batch_and_length(
     models: Callable[[str], ExitModel], exported: Callable[..., Path], backbone: str
 ) -> None:
     stages = OnnxStages(exported(backbone), threads=1)
     for lengths in ([1], [2, 1], [7, 3, 11, 1, 5, 7], [stages.max_length]):
         texts = tokens(lengths)
-        np.testing.assert_allclose(said(stages, texts), truth(models(backbone), texts), atol=1e-4)
+        np.testing.assert_allclose(outputs(stages, texts), truth(models(backbone), texts), atol=1e-4)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -107,7 +108,7 @@ def test_int8_says_roughly_the_same(
 ) -> None:
     texts = tokens([9, 4, 12, 1, 6, 6, 8, 3])
     found, expected = (
-        said(OnnxStages(exported(backbone, "int8"), threads=1), texts),
+        outputs(OnnxStages(exported(backbone, "int8"), threads=1), texts),
         truth(models(backbone), texts),
     )
     assert not np.array_equal(found, expected)
@@ -149,7 +150,7 @@ def test_stages_that_are_the_same_share_a_graph(
     stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
     assert set(stages.manifest.stages) == {"stage-01.onnx"}
     assert len({id(graph) for graph in stages.graphs}) == 1
-    np.testing.assert_allclose(said(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
+    np.testing.assert_allclose(outputs(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 
 
 def test_a_stage_of_several_layers_is_one_graph(
@@ -159,7 +160,7 @@ def test_a_stage_of_several_layers_is_one_graph(
     stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
     assert stages.layers == (2, 4)
     assert len(stages.graphs) == 2
-    np.testing.assert_allclose(said(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
+    np.testing.assert_allclose(outputs(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 
 
 def test_the_model_is_left_as_it_was(
@@ -185,13 +186,13 @@ def test_what_fails_leaves_nothing(
     def broken(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exporting, "check", broken)
+    monkeypatch.setattr(exporter, "check_graphs", broken)
     with pytest.raises(KeyboardInterrupt):
         exported("bert")
     assert not [*tmp_path.iterdir()]
 
 
-def test_graphs_that_say_something_else_are_refused(
+def test_graphs_whose_logits_differ_are_refused(
     models: Callable[[str], ExitModel],
     traced: Callable[[str], list[onnx.ModelProto]],
     tokenizer: Any,
@@ -201,8 +202,8 @@ def test_graphs_that_say_something_else_are_refused(
     embedding, first, second, third = (
         onnx.ModelProto.FromString(g.SerializeToString()) for g in traced("bert")
     )
-    monkeypatch.setattr(exporting, "graphs", lambda model: iter([embedding, first, third, second]))
-    with pytest.raises(Incompatible, match="something else than the model at layer 2"):
+    monkeypatch.setattr(exporter, "graphs", lambda model: iter([embedding, first, third, second]))
+    with pytest.raises(Incompatible, match="differ from the model's at layer 2"):
         export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
     assert not [*tmp_path.iterdir()]
 
@@ -215,7 +216,7 @@ def test_what_torch_cannot_export_is_refused_with_its_reason(
         raise RuntimeError("no such operator\nand much more")
 
     monkeypatch.setattr(torch.onnx, "export", unable)
-    with pytest.raises(Incompatible, match=r"Embedding: no such operator$"):
+    with pytest.raises(Incompatible, match=r"cannot export this model: no such operator$"):
         export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
     assert gc.isenabled()
 
@@ -230,7 +231,7 @@ def test_tracing_does_not_mind_source_that_is_parsed_whenever_garbage_is_collect
 
     gc.callbacks.append(parse)
     try:
-        assert next(tracing(exporting.prepared(models("bert")))).graph.node
+        assert next(graphs(plain_copy(models("bert")))).graph.node
     finally:
         gc.callbacks.remove(parse)
     assert gc.isenabled()
@@ -262,16 +263,19 @@ def test_what_makes_no_sense_is_refused(
 def test_a_certificate_made_in_another_precision_is_warned_of(
     models: Callable[[str], ExitModel],
     exported: Callable[..., Path],
+    make_certificate: Callable[..., Certificate],
     monkeypatch: pytest.MonkeyPatch,
     precision: str,
     warned: bool,
 ) -> None:
-    certified = Policy.parse("entropy:0.3").to_json() | {"certificate": {"precision": "fp32"}}
-    monkeypatch.setattr(models("bert").config, "policy", certified)
-    with warnings.catch_warnings(record=True) as said:
+    model = models("bert")
+    certificate = make_certificate(fingerprint=model.fingerprint(), precision="fp32")
+    certified = replace(Policy.parse("entropy:0.3"), certificate=certificate).to_json()
+    monkeypatch.setattr(model.config, "policy", certified)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         folder = exported("bert", precision)
-    assert any(issubclass(each.category, CertificateMismatch) for each in said) == warned
+    assert any(issubclass(each.category, CertificateMismatch) for each in caught) == warned
     policy = OnnxStages(folder, threads=1).policy
     assert policy is not None
     assert str(policy) == "entropy:0.3"
@@ -281,7 +285,7 @@ def test_a_folder_that_holds_something_is_left_alone(exported: Callable[..., Pat
     precious = tmp_path / "bert-fp32" / "notes.txt"
     precious.parent.mkdir()
     precious.write_text("keep me")
-    with pytest.raises(OutputExists, match="there already"):
+    with pytest.raises(OutputExists, match="already exists"):
         exported("bert")
     assert precious.read_text() == "keep me"
     assert [*precious.parent.iterdir()] == [precious]
