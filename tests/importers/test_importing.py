@@ -109,7 +109,7 @@ def test_an_imported_model_is_saved_and_loaded_like_any_other(
     model = import_weights(old.weights, old.config).model
     model.save_pretrained(tmp_path)
     assert torch.equal(exits_of(ExitModel.from_pretrained(tmp_path), inputs), exits_of(model, inputs))
-    with pytest.raises(CannotLoad, match=r"ExitModel\.from_pretrained"):
+    with pytest.raises(CannotLoad, match="is an offramp model already"):
         import_checkpoint(tmp_path)
 
 

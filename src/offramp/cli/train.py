@@ -10,7 +10,6 @@ from offramp.cli.data import HUB, TASK, ColumnOptions, find_task
 from offramp.cli.progress import training_progress
 from offramp.cli.settings import parse_recipe, parse_settings, parse_training_arguments
 from offramp.errors import BadOption, CannotLoad
-from offramp.problems import REGRESSION, SINGLE_LABEL
 
 if TYPE_CHECKING:
     from offramp.recipes import Recipe
@@ -146,6 +145,8 @@ def task_from_files(
 
 def labels_of(config: Any) -> dict[str, Any]:
     """Labels and problem type of a trained model, as arguments of `Task.from_files`."""
+    from offramp.problems import REGRESSION, SINGLE_LABEL
+
     if config.problem_type == REGRESSION:
         return {"problem_type": config.problem_type}
     names = [name for _, name in sorted(config.id2label.items())]

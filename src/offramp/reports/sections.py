@@ -38,10 +38,11 @@ class Section:
 
 
 def measure(name: str, trace: Trace, rules: Sequence[str], bootstrap: int, **options: Any) -> Section:
+    found = sweep(trace, rules, bootstrap=bootstrap, **options)
     readiness = {rule: measure_readiness(trace, rule) for rule in rules if is_graded(rule)}
     return Section(
         name,
-        sweep(trace, rules, bootstrap=bootstrap, **options),
+        found,
         {rule: each for rule, each in readiness.items() if each is not None},
         tuple(trace.label_names),
     )
