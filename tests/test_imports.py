@@ -1,6 +1,7 @@
 """Who may import whom: the order of the data, as docs/architecture.md draws it."""
 
 import ast
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,7 +40,10 @@ WITHOUT_TORCH = [
 
 def imports(file: Path) -> Iterator[list[str]]:
     """Dotted names below offramp that a file imports, split at the dots."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    gc.disable()  # up to Python 3.11.7, a collection may break a parse that is under way (python/cpython#106905)
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    gc.enable()
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: write the import in full"
             names = [f"{node.module}.{alias.name}" for alias in node.names]

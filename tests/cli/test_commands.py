@@ -59,26 +59,39 @@ def test_training_again_loads_the_finished_run_and_prints_every_layer(
     again = [
         *("train", trained / "encoder", "--out", trained / "films", "--epochs", 3, "--learning-rate", 5e-3),
         *("--train", trained / "train.csv", "--validation", trained / "dev.csv", "--batch-size", 8),
-        *("--argument", "report_to=none"),
+        *("--argument", "report_to=none", "--recipe", "pabee"),
     ]
     values = ask(*again)
     kept = json.loads((trained / "films/model/scores.json").read_text())
-    assert values["layers"] == kept["layers"] == [1, 2, 3, 4]
+    assert values["layers"] == kept["layers"] == [0, 1, 2, 3, 4]
     assert values["scores"]["acc"] == kept["acc"]
     lines = run(*again).stdout.splitlines()
     assert lines[0].split() == ["layer", "acc", "macro_f1"]
-    assert [line.split()[0] for line in lines[2:6]] == ["1", "2", "3", "4"]
+    assert [line.split()[0] for line in lines[2:7]] == ["0", "1", "2", "3", "4"]
 
 
 def test_training_flags_have_the_defaults_of_the_python_api(home: Path, ask: Ask) -> None:
     ask("train", home / "encoder", "--train", home / "train.csv", "--out", home / "plain", "--epochs", 1)
     run = json.loads((home / "plain/run.json").read_text())
     expected = default_arguments(home / "other", num_train_epochs=1)
-    assert run["recipe"] == "pabee"
+    assert run["recipe"] == "mixed"
     ours, pythons = inspect.signature(COMMANDS["train"]), inspect.signature(offramp.train)
     assert ours.parameters["max_length"].default == pythons.parameters["max_length"].default
     for name in ("learning_rate", "per_device_train_batch_size", "seed", "weight_decay", "num_train_epochs"):
         assert run[name] == getattr(expected, name)
+
+
+def test_a_fine_tuned_model_keeps_its_backbone_unless_a_recipe_is_named(home: Path, run: Run) -> None:
+    (home / "logs.csv").write_text("text\n" + "a very good plot\nnot a good plot\n" * 20)
+    before = ExitModel.from_pretrained(home / "films/model").state_dict()
+    data = ["--train", home / "train.csv", "--unlabelled", home / "logs.csv", "--batch-size", 8]
+    done = run("train", home / "films/model", *data, "--out", home / "exits")
+    assert done.exit_code == 0, done.output
+    assert "its backbone stays as it is (--recipe mixed trains it too)" in done.stderr
+    after = ExitModel.from_pretrained(home / "exits/model").state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.startswith("heads.") and ".4." not in name for name in moved)  # 4 is the last exit
 
 
 @pytest.mark.parametrize(("recipe", "file"), [("deebert", "train.csv"), ("fastbert", "texts.csv")])
@@ -95,7 +108,7 @@ def test_exits_of_a_trained_model_can_be_trained_further_even_without_labels(
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved
     assert all(name.startswith(("heads.poolers.", "heads.classifiers.")) for name in moved)
-    assert len(found["scores"]["acc"]) == 4
+    assert len(found["scores"]["acc"]) == 5
 
 
 def test_exits_layers_and_head_follow_the_flags(home: Path, ask: Ask) -> None:
@@ -114,7 +127,7 @@ def test_exits_layers_and_head_follow_the_flags(home: Path, ask: Ask) -> None:
         home / "s",
     )
     model = ExitModel.from_pretrained(home / "s/model")
-    assert (model.config.exits, model.config.num_layers, model.config.head["pooler"]) == ([3], 3, "none")
+    assert (model.config.exits, model.config.num_layers, model.config.head["pooler"]) == ([0, 3], 3, "none")
 
 
 def test_trace_equals_collect(trained: Path) -> None:
@@ -177,7 +190,7 @@ def test_calibrating_stores_the_policy_and_its_certificate(home: Path, ask: Ask,
     assert Policy.from_json(values["saved_policy"]) == expected
     assert values["certificate"] == json.loads(json.dumps(expected.to_json()["certificate"]))
     assert Classifier.from_pretrained(home / "films/model").policy == expected
-    assert values["certificate"]["promise"] in run("info", home / "films").stdout
+    assert expected.certificate.summary in run("info", home / "films").stdout
 
 
 def test_calibrating_says_which_rules_were_tried_and_how_the_trace_was_split(
@@ -202,13 +215,13 @@ def test_calibrating_says_which_rules_were_tried_and_how_the_trace_was_split(
 def test_a_static_cut_that_is_as_good_is_recommended(home: Path, ask: Ask, run: Run) -> None:
     asked = ["calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2, "--dry-run"]
     trace = Trace.load(home / "dev.trace")
-    logits = np.repeat(trace.logits[:, -1:], 4, axis=1)  # all exits predict the same
+    logits = np.repeat(trace.logits[:, -1:], 5, axis=1)  # all exits predict the same
     replace(trace, logits=logits).save(home / "dev.trace")
-    assert ask(*asked)["static_cut"] == {"policy": "layer:1", "mean_layer": 1.0}
-    assert "a static cut at layer 1 is as good" in run(*asked).stdout
+    assert ask(*asked)["static_cut"] == {"policy": "layer:0", "mean_layer": 0.0}
+    assert "a static cut at layer 0 is as good" in run(*asked).stdout
     logits = logits.copy()
-    logits[::3, :3] *= -1  # for every third example no exit but the last
-    logits[::3, :3] /= 100  # and it shows
+    logits[::3, :4] *= -1  # for every third example no exit but the last
+    logits[::3, :4] /= 100  # and it shows
     replace(trace, logits=logits).save(home / "dev.trace")
     assert ask(*asked)["static_cut"] is None
     assert "static cut" not in run(*asked).stdout
@@ -236,7 +249,7 @@ def test_a_stored_rule_that_learns_takes_another_threshold(home: Path, ask: Ask,
 def test_every_target_gives_a_policy_that_runs(home: Path, ask: Ask, target: tuple[str, Any]) -> None:
     values = ask("calibrate", home / "films", home / "dev.trace", *target)
     assert str(Classifier.from_pretrained(home / "films/model").policy) == values["policy"]
-    assert 1 <= values["mean_layer"] <= values["layers"] == 4
+    assert 0 <= values["mean_layer"] <= values["layers"] == 4
 
 
 def test_bounds_by_class_are_proven_for_each_class(home: Path, ask: Ask) -> None:
@@ -372,7 +385,7 @@ def test_info_describes_a_model(trained: Path, ask: Ask) -> None:
     model = ExitModel.from_pretrained(trained / "films/model")
     assert values["parameters"] == sum(weights.numel() for weights in model.parameters())
     assert values["head"] == model.config.head
-    assert (values["backbone"], values["exits"], values["labels"]) == ("bert", [1, 2, 3, 4], ["no", "yes"])
+    assert (values["backbone"], values["exits"], values["labels"]) == ("bert", [0, 1, 2, 3, 4], ["no", "yes"])
 
 
 def test_list_has_every_registered_name(ask: Ask) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offramp import Classifier, Trace
+from offramp import Certificate, Classifier, Trace
 from offramp.cli.demo import DemoSettings, read, split, summary
 from offramp.cli.demo import run as run_demo
 from offramp.reports.table import short
@@ -44,7 +44,7 @@ def test_the_demo_trains_calibrates_and_reports(inputs: dict[str, Path]) -> None
     shown = summary(results, out)
     for part in (
         short(results["policy"]),
-        results["certificate"]["promise"],
+        Certificate.from_json(results["certificate"]).summary,
         "report.html",
         "offramp predict",
     ):

@@ -41,7 +41,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "train encoder --train train.csv --recipe romebert:gama=1 --out x": ("'gama'", "gamma"),
     "train encoder --train train.csv --recipe elasticbert:groups=two --out x": (
         "groups='two'",
-        "whole, from 1",
+        "whole number of 1 or more",
     ),
     "train encoder --train train.csv --metrics pearson --out x": ("pearson", "choose from mcc, acc"),
     "train encoder --train train.csv --epochs 0 --out x": ("--epochs 0", "above 0"),
@@ -49,16 +49,21 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "train encoder --train empty-row.csv --out x": ("line 3", "--bad-rows drop"),
     "train encoder --train unnamed.csv --out x": ("which column is the text", "--text, one of first, second"),
     "train encoder --train train.csv --problem choice --out x": ("--problem choice", "regression"),
-    "train encoder --train train.csv --early-stopping 0 --out x": ("--early-stopping 0", "from 1"),
+    "train encoder --train train.csv --early-stopping 0 --out x": (
+        "--early-stopping 0",
+        "1 evaluation or more",
+    ),
     "trace films --data dev.csv --bad-rows keep --out x.trace": ("--bad-rows keep", "drop"),
     "train encoder --train train.csv --argument lr=1 --out x": ("'lr'", "TrainingArguments"),
     "train encoder --train train.csv --exits two --out x": ("--exits two", "2,4,6"),
-    "train encoder --train train.csv --epochs 7 --out films": ("another run", "--epochs", "another --out"),
+    "train encoder --train train.csv --epochs 7 --out films": ("different run", "--epochs", "another folder"),
     "train films/model --train train.csv --exits 2 --out x": ("has exits", "--exits"),
+    "train encoder --train train.csv --unlabelled gone.csv --out x": ("gone.csv", "no such file"),
+    "train encoder --train train.csv --exits 0 --out x": ("--exits 0", "k from 1"),
     "trace films --data other.csv --out x.trace": ("'maybe'", "no, yes"),
     "trace films --data dev.csv --out train.csv/x.trace": ("train.csv", "exist"),
-    "curve gone.trace": ("gone.trace", "collect"),
-    "curve train.csv": ("train.csv", "no trace"),
+    "curve gone.trace": ("gone.trace", "offramp trace"),
+    "curve train.csv": ("train.csv", "not a complete trace file"),
     "curve dev.trace --rule entropi": ("'entropi'", "entropy"),
     "curve dev.trace --rule patience --thresholds some": ("'some'", "3,4,5"),
     "curve dev.trace --thresholds 1,2": ("--rule", "units"),
@@ -74,7 +79,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "predict films gone.txt": ("gone.txt", "no such file"),
     "predict films dev.csv --policy entropi:1": ("'entropi'", "entropy"),
     "predict films dev.csv --max-layer 9": ("9", "1, 2, 3, 4"),
-    "predict films dev.csv --out answers.xls": ("answers.xls", ".jsonl"),
+    "predict films dev.csv --out predictions.xls": ("predictions.xls", ".jsonl"),
     "predict films --submission glue": ("--task", "--out"),
     "predict films latin.txt": ("latin.txt", "UTF-8"),
     "bench films --data dev.csv": ("no stored policy", "--policy"),
@@ -86,7 +91,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
 PYTHON = re.compile(
     r"=\.\.\.|\b(bad_rows|early_stopping|max_length|num_train_epochs|output_dir|problem_type)\b"
 )
-"""Python arguments, which nobody can type on a command line."""
+"""Python arguments, which are not flags."""
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from offramp.training import Trained
 PROGRAM = """
 import sys
 from pathlib import Path
+from dataclasses import replace
 from transformers import BertTokenizer
 from offramp import RECIPES, ExitModel, Task, train
 from offramp.training import default_arguments
@@ -25,6 +26,7 @@ folder, out, batch = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 task = Task.from_files(train=folder / "train.jsonl", text="text", label="label", name="films")
 for name in RECIPES:
     recipe = RECIPES[name](gradients="projected") if name == "romebert" else RECIPES[name]()
+    recipe = replace(recipe, phases=tuple(replace(phase, batch_size=None) for phase in recipe.phases))
     args = default_arguments(
         folder / out / name, per_device_train_batch_size=batch, max_steps=2, optim="sgd", learning_rate=0.5,
         weight_decay=0.0, lr_scheduler_type="constant", warmup_steps=0, train_sampling_strategy="sequential",

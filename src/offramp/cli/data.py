@@ -8,7 +8,6 @@ from typer import Option
 
 from offramp.cli.options import TextOption, TextPairOption
 from offramp.errors import BadData, BadOption, UnknownName, did_you_mean
-from offramp.problems import REGRESSION
 
 if TYPE_CHECKING:
     from offramp.store import ModelInfo
@@ -72,6 +71,7 @@ class DataOptions:
 
     def load_task(self, model: "ModelInfo", columns: ColumnOptions) -> "Task":
         """The task, with its labels in the order of the model's logits."""
+        from offramp.problems import REGRESSION
         from offramp.tasks import Task
         from offramp.tasks.base import has_default_names
 

@@ -10,7 +10,6 @@ from offramp.cli.data import HUB, TASK, ColumnOptions, find_task
 from offramp.cli.progress import training_progress
 from offramp.cli.settings import parse_recipe, parse_settings, parse_training_arguments
 from offramp.errors import BadOption, CannotLoad
-from offramp.problems import REGRESSION, SINGLE_LABEL
 
 if TYPE_CHECKING:
     from offramp.recipes import Recipe
@@ -85,11 +84,10 @@ def train(
     from offramp.training import default_arguments
     from offramp.training import train as train_model
 
-    config = load_config(encoder)
+    config, keeps_backbone = load_config(encoder), False
     if recipe is None:
         recipe = default_recipe(is_fine_tuned(config))
-        if recipe == "frozen":
-            log(f"{encoder} is fine-tuned: its backbone stays as it is (--recipe mixed trains it too)")
+        keeps_backbone = recipe == "frozen"
     method = parse_recipe(recipe)
     if train is None and validation is None:
         chosen = find_task(task, data, hub, columns)
@@ -113,6 +111,8 @@ def train(
     model, tokenizer = load_or_add_exits(encoder, config.model_type, chosen, exits, head)
     if layers is not None:
         model = model.truncate(layers)
+    if keeps_backbone:
+        log(f"{encoder} is fine-tuned: its backbone stays as it is (--recipe mixed trains it too)")
     with training_progress() as callbacks:
         trained = train_model(
             model,
@@ -196,6 +196,8 @@ def task_from_files(
 
 def labels_of(config: Any) -> dict[str, Any]:
     """Labels and problem type of a trained model, as arguments of `Task.from_files`."""
+    from offramp.problems import REGRESSION, SINGLE_LABEL
+
     if config.problem_type == REGRESSION:
         return {"problem_type": config.problem_type}
     names = [name for _, name in sorted(config.id2label.items())]
