@@ -2,10 +2,12 @@
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-if TYPE_CHECKING:  # the command line starts without numpy
+if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Array: TypeAlias = "NDArray[Any]"
+    Array: TypeAlias = NDArray[Any]
+else:
+    Array = Any  # the command line starts without numpy
 
 SINGLE_LABEL: Final = "single_label_classification"
 MULTI_LABEL: Final = "multi_label_classification"

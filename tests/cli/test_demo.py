@@ -39,7 +39,7 @@ def test_the_demo_trains_calibrates_and_reports(inputs: dict[str, Path]) -> None
     trace = Trace.load(out / "test.trace")
     assert full["scores"]["acc"] == results["accuracy_by_layer"][-1]
     stored = Classifier.from_pretrained(out / "run/model").policy
-    assert early["mean_layer"] == pytest.approx((stored.exits(trace.logits) + 1).mean())
+    assert early["mean_layer"] == pytest.approx(stored.exits(trace.logits).mean())
     assert json.loads((out / "results.json").read_text()) == results
     shown = summary(results, out)
     for part in (
