@@ -356,7 +356,7 @@ def test_bench_times_full_depth_and_the_policy_on_the_same_texts(trained: Path, 
     assert (full["mean_layer"], early["mean_layer"]) == (4, 1)
     by_layer = json.loads((trained / "films/model/scores.json").read_text())["acc"]
     whole = ask(*asked, "--one-by-one")
-    assert [each["scores"]["acc"] for each in whole["runs"]] == [by_layer[3], by_layer[0]]
+    assert [each["scores"]["acc"] for each in whole["runs"]] == [by_layer[4], by_layer[1]]
     assert "full depth" in run(*asked).stdout
 
 
