@@ -1,7 +1,7 @@
 """A budget for a set of examples, spent as in MSDNet: a fraction of the examples leaves at every exit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,23 +22,21 @@ STEEPEST = 20.0
 def spend(trace: Trace, policies: Sequence[Policy], target: Budget) -> Policy:
     """The policy with the best score within the budget on this trace."""
     candidates = [fit_budget(trace, policy, target) for policy in policies]
-    return max(candidates, key=lambda each: each.score).policy
+    return max(candidates, key=lambda each: each[1])[0]
 
 
-@dataclass(frozen=True)
-class Candidate:
-    policy: Policy
-    score: float
+def fit_budget(trace: Trace, policy: Policy, target: Budget) -> tuple[Policy, float]:
+    """A policy within the budget, and its score.
 
-
-def fit_budget(trace: Trace, policy: Policy, target: Budget) -> Candidate:
-    """The fractions form a geometric series; bisect its ratio until the mean cost meets the budget."""
+    The fractions form a geometric series; bisect its ratio until the mean cost meets the budget.
+    """
     read = apply_rule(trace, policy)
     prices = prices_of(trace, policy, target.of)
     every_row = np.arange(len(trace))
 
     def mean(slope: float) -> float:
-        return float(prices[split(policy, read.readiness, trace.layers, slope).exits, every_row].mean())
+        _, exits = split(policy, read.readiness, trace.layers, slope)
+        return float(prices[exits, every_row].mean())
 
     early, late = -STEEPEST, STEEPEST
     if mean(early) > target.mean:
@@ -49,10 +47,10 @@ def fit_budget(trace: Trace, policy: Policy, target: Budget) -> Candidate:
     for _ in range(40):
         middle = (early + late) / 2
         early, late = (middle, late) if mean(middle) <= target.mean else (early, middle)
-    chosen = split(policy, read.readiness, trace.layers, early)
-    left = ExitTable(np.zeros(1), (chosen.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
+    thresholds, exits = split(policy, read.readiness, trace.layers, early)
+    left = ExitTable(np.zeros(1), (exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
     reach = scores(trace, left, read.predictions)[metric_names(trace)[0]]
-    return Candidate(replace(policy, threshold=chosen.thresholds), float(reach[0]))
+    return replace(policy, threshold=thresholds), float(reach[0])
 
 
 def prices_of(trace: Trace, policy: Policy, of: str) -> Array:
@@ -64,16 +62,13 @@ def prices_of(trace: Trace, policy: Policy, of: str) -> Array:
     return np.stack([macs_to_exit(trace, policy, exit) for exit in range(len(trace.layers))])
 
 
-@dataclass(frozen=True)
-class Split:
-    """A threshold per exit, and the exit that each example takes."""
+def split(
+    policy: Policy, readiness: Array, layers: Sequence[int], slope: float
+) -> tuple[tuple[float, ...], Array]:
+    """A threshold per exit, which lets its fraction of the readiest examples leave, and the exits they take.
 
-    thresholds: tuple[float, ...]
-    exits: Array
-
-
-def split(policy: Policy, readiness: Array, layers: Sequence[int], slope: float) -> Split:
-    """At each exit let its fraction of the readiest examples leave; a negative slope favours early exits."""
+    A negative slope favours early exits.
+    """
     until = np.cumsum(softmax(slope * np.arange(len(layers))))
     exits = np.full(len(readiness), len(layers) - 1)
     waiting = np.arange(len(readiness))
@@ -90,7 +85,7 @@ def split(policy: Policy, readiness: Array, layers: Sequence[int], slope: float)
         thresholds.append(threshold)
         exits[waiting[leaves]] = exit
         waiting = waiting[~leaves]
-    return Split(tuple(thresholds), exits)
+    return tuple(thresholds), exits
 
 
 def threshold_for(criterion: Criterion, readiness: Array, wanted: int, exits: int) -> float:

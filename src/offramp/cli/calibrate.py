@@ -47,8 +47,7 @@ class TargetOptions:
         ),
     ] = None
     tolerance: Annotated[
-        float | None,
-        Option(help="With --guarantee, for regression: predictions this close count as equal."),
+        float | None, Option(help="With --guarantee, for regression: predictions this close count as equal.")
     ] = None
 
     def target(self) -> "Target":

@@ -58,8 +58,9 @@ def export(
             trace = collect_trace(half, data, columns)
             rules = rule or [criterion_name(info.policy.criterion) if info.policy else "entropy"]
             policy = choose_policy(half, target, trace, rules, None)
-    values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
-    lines = [f"{out}: {precision}, {values['megabytes']} MB"]
+    megabytes = round(sum(file.stat().st_size for file in out.iterdir()) / 1e6, 1)
+    values = {"model": str(out), "precision": precision, "megabytes": megabytes}
+    lines = [f"{out}: {precision}, {megabytes} MB"]
     if calibrates:
         store_policy(out, policy, trace)
         values |= {
@@ -79,7 +80,3 @@ def export(
             f"  offramp calibrate {out} new.trace --max-loss 0.5"
         )
     return Result(values, "\n".join(lines))
-
-
-def megabytes(folder: Path) -> float:
-    return round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6, 1)

@@ -85,16 +85,6 @@ class Certificate:
             f"(on {where})."
         )
 
-    def mismatches(self, policy: str, fingerprint: str, precision: str) -> list[str]:
-        """How this policy, model and precision differ from those that the certificate was issued for."""
-        actual = {"policy": policy, "fingerprint": fingerprint, "precision": precision}
-        issued = {name: getattr(self, name) for name in actual}
-        return [
-            f"{name} {issued[name] or 'unknown'} (here: {value})"
-            for name, value in actual.items()
-            if issued[name] != value
-        ]
-
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"exits": list(self.exits)}
 
@@ -114,7 +104,13 @@ def check_certificate(policy: "Policy", fingerprint: str, precision: str) -> Non
     """Warn if the policy's certificate was issued for a different policy, model or precision."""
     if policy.certificate is None:
         return
-    different = policy.certificate.mismatches(str(policy), fingerprint, precision)
+    actual = {"policy": str(policy), "fingerprint": fingerprint, "precision": precision}
+    issued = {name: getattr(policy.certificate, name) for name in actual}
+    different = [
+        f"{name} {issued[name] or 'unknown'} (here: {value})"
+        for name, value in actual.items()
+        if issued[name] != value
+    ]
     if different:
         warnings.warn(
             f"the certificate was issued for {' and for '.join(different)}, so it does not hold. "

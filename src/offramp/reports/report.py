@@ -42,7 +42,8 @@ def report(
 
     def rules_for(trace: Trace) -> list[str]:
         chosen = default_rules(trace) if rules is None else rules
-        return [rule for rule in chosen if rule != "oracle" or allows_oracle(trace)]
+        has_oracle = trace.labels is not None and trace.problem_type != REGRESSION
+        return [rule for rule in chosen if rule != "oracle" or has_oracle]
 
     return Report(
         tuple(measure(name, trace, rules_for(trace), bootstrap, **options) for name, trace in named.items())
@@ -57,10 +58,6 @@ def default_rules(trace: Trace) -> list[str]:
         spread = float(np.std(values, where=np.isfinite(values))) if np.isfinite(values).any() else 0.0
         rules = [f"patience:1,tolerance={spread / 10:.2g}", "layer"]
     return rules if trace.gates is None else [*rules, "gate"]
-
-
-def allows_oracle(trace: Trace) -> bool:
-    return trace.labels is not None and trace.problem_type != REGRESSION
 
 
 @dataclass(frozen=True)

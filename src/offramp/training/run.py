@@ -42,8 +42,6 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of training."""
-
     model: ExitModel
     scores: dict[str, list[float]]
     """Each metric of the task at each exit, on the validation split; empty without one."""
@@ -132,7 +130,10 @@ def train(
             run_phase(trainer, folder)
         validation = data["validation"] if has_labels(data, "validation") else None
         scores = {} if validation is None else exit_scores(task, trainer.predict(validation))
-        save_finished(trainer, home / "model", scores)
+        trainer.save_model(str(home / "model"))
+        if trainer.is_world_process_zero():
+            record = {"layers": model.config.exits, **scores}
+            write_files({home / "model" / SCORES: json.dumps(record, indent=2)})
     finally:
         model.requires_grad_(True)
         nn.Module.eval(model)
@@ -190,13 +191,6 @@ def run_phase(trainer: PhaseTrainer, folder: Path) -> None:
             incomplete.rename(done)
         trainer.accelerator.wait_for_everyone()
     load_model(cast(ExitModel, trainer.model), done / "model.safetensors")
-
-
-def save_finished(trainer: PhaseTrainer, folder: Path, scores: Mapping[str, Any]) -> None:
-    trainer.save_model(str(folder))
-    if trainer.is_world_process_zero():
-        exits = cast(ExitModel, trainer.model).config.exits
-        write_files({folder / SCORES: json.dumps({"layers": exits, **scores}, indent=2)})
 
 
 def load_finished(model: ExitModel, folder: Path) -> Trained:
