@@ -99,7 +99,7 @@ def test_a_budget_may_be_in_macs(make_trace: Make) -> None:
     assert 149_000 < np.mean(each) <= 150_000
 
 
-def test_a_budget_does_not_pay_for_heads_that_nobody_asks(make_trace: Make) -> None:
+def test_a_budget_does_not_pay_for_heads_that_are_not_evaluated(make_trace: Make) -> None:
     trace, shape = make_trace(500), {"hidden": 8, "intermediate": 16, "heads": 2}
     policy = calibrate(trace, "entropy:0,min_layer=3", Budget(150_000, of="macs"))
     each = [
@@ -283,7 +283,7 @@ def test_classes_whose_names_are_numbers_are_bound_by_name(make_trace: Make) -> 
     assert examples == np.sum(trace.logits[:, -1].argmax(-1) == 2)
 
 
-def test_no_safe_threshold_is_said_aloud_with_the_examples_needed(make_trace: Make) -> None:
+def test_no_safe_threshold_raises_with_the_examples_needed(make_trace: Make) -> None:
     with pytest.raises(NoSafeThreshold, match="even with no errors it takes 299") as too_few:
         calibrate(make_trace(100), "confidence", Guarantee(0.01, 0.05))
     assert too_few.value.examples_needed >= 299
