@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from offramp.cost import Shape, cost, macs
+from offramp.cost import cost, macs
 from offramp.errors import BadOption
 
-TINY = Shape(hidden=8, intermediate=16, heads=2)
-BASE = Shape(hidden=768, intermediate=3072, heads=12)
+TINY = {"hidden": 8, "intermediate": 16, "heads": 2}
+BASE = {"hidden": 768, "intermediate": 3072, "heads": 12}
 
 
 def taken(counter: dict[int, int], depth: int) -> list[int]:
@@ -41,7 +41,7 @@ def test_pabee_prints_the_saved_fraction_and_elasticbert_the_ratio_of_the_same_r
     [(TINY, 2, 5, 6_600, 3_220), (BASE, 6, 128, 5_592_319_488, 931_921_920)],
 )
 def test_macs_are_those_elasticbert_counts(
-    shape: Shape, layers: int, length: int, total: int, per_layer: int
+    shape: dict[str, int], layers: int, length: int, total: int, per_layer: int
 ) -> None:
     assert macs(shape, 2, length, layers) == total
     assert macs(shape, 2, length, 2) - macs(shape, 2, length, 1) == per_layer
@@ -55,7 +55,7 @@ def test_twelve_layers_of_base_are_22367_megaflops() -> None:
 
 def test_every_head_evaluated_is_counted() -> None:
     assert macs(TINY, 3, 5, 2, heads=2) - macs(TINY, 3, 5, 2, heads=1) == 8 * 8 + 8 * 3
-    bare = Shape(hidden=8, intermediate=16, heads=2, pooler=False)
+    bare = {"hidden": 8, "intermediate": 16, "heads": 2, "pooler": False}
     assert macs(bare, 3, 5, 2, heads=2) - macs(bare, 3, 5, 2, heads=1) == 8 * 3
 
 
@@ -71,5 +71,5 @@ def test_a_histogram_without_examples_is_refused() -> None:
 
 
 def test_macs_of_long_texts_do_not_overflow() -> None:
-    huge = Shape(hidden=4096, intermediate=16384, heads=32)
+    huge = {"hidden": 4096, "intermediate": 16384, "heads": 32}
     assert macs(huge, 2, np.array([8192], np.int32), 48)[0] > 1e12

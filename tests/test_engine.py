@@ -152,7 +152,7 @@ def test_micro_batches_keep_to_the_budget_unless_one_text_is_longer(lengths: lis
         assert len(batch) * batch.max() <= budget or len(batch) == 1
 
 
-def test_examples_stop_running_after_leaving() -> None:
+def test_no_example_runs_after_leaving() -> None:
     stages, texts, policy = NumpyStages(), examples([*range(1, 21)] * 5), Policy.parse("entropy:0.4")
     decision = Engine(stages).run(texts, policy)
     for exit in range(4):

@@ -11,7 +11,7 @@ import torch
 from offramp.backbones import BACKBONES
 from offramp.classifier import Classifier
 from offramp.collector import collect
-from offramp.cost import Shape, macs
+from offramp.cost import macs
 from offramp.curves import sweep
 from offramp.heads import pool
 from offramp.model import ExitModel
@@ -72,7 +72,7 @@ def test_runtimes_agree_on_the_first_exit(saved: Path, exported: Path) -> None:
 
 
 def test_leaving_before_the_first_layer_costs_embedding_and_head() -> None:
-    shape = Shape(hidden=8, intermediate=16, heads=2)
+    shape = {"hidden": 8, "intermediate": 16, "heads": 2}
     assert int(macs(shape, 2, 5, layers=0)) == 2 * 5 * 8 + 8 * 8 + 8 * 2
 
 

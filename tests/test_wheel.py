@@ -104,8 +104,8 @@ def test_an_exported_model_runs_where_the_extra_onnx_alone_is_installed(
     asked = called(environment, "offramp", *question)
     assert asked.returncode == 0, asked.stderr
     expected = Classifier(model, tokenizer, "confidence:0.775").predict(texts)
-    told = [json.loads(line) for line in asked.stdout.splitlines()]
-    assert [(each["label"], each["layer"]) for each in told] == [
+    printed = [json.loads(line) for line in asked.stdout.splitlines()]
+    assert [(each["label"], each["layer"]) for each in printed] == [
         (each.label, each.layer) for each in expected
     ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offramp.errors import MissingExtra, NoSafeThreshold, OfframpError, install_hint
 
-if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
+if TYPE_CHECKING:  # the same names as in _NAMES, for type checkers
     from offramp.backbones import BACKBONES
     from offramp.calibration import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, fit_temperatures
     from offramp.classifier import Classifier, Prediction
@@ -30,56 +30,37 @@ if TYPE_CHECKING:  # the same names as in _MODULES, for type checkers
 
 __version__ = "0.1.0"
 
-# public name -> its module, in the order of the data
-_MODULES = {
-    "Task": "tasks",
-    "TASKS": "tasks",
-    "BACKBONES": "backbones",
-    "HeadConfig": "heads",
-    "ExitConfig": "config",
-    "ExitModel": "model",
-    "import_checkpoint": "importers",
-    "Recipe": "recipes",
-    "Phase": "recipes",
-    "RECIPES": "recipes",
-    "train": "training",
-    "default_arguments": "training",
-    "Trace": "trace",
-    "CRITERIA": "criteria",
-    "Policy": "policy",
-    "Certificate": "policy",
-    "Curve": "curves",
-    "Sweep": "curves",
-    "sweep": "curves",
-    "calibrate": "calibration",
-    "fit_temperatures": "calibration",
-    "Guarantee": "calibration",
-    "MaxLoss": "calibration",
-    "MinSpeedup": "calibration",
-    "Budget": "calibration",
-    "report": "reports",
-    "store_policy": "store",
-    "Classifier": "classifier",
-    "Prediction": "classifier",
-    "collect": "collector",
-    "export": "onnx_export",
+# module -> its public names, in the order of the data
+_NAMES = {
+    "tasks": "Task TASKS",
+    "backbones": "BACKBONES",
+    "heads": "HeadConfig",
+    "config": "ExitConfig",
+    "model": "ExitModel",
+    "importers": "import_checkpoint",
+    "recipes": "Recipe Phase RECIPES",
+    "training": "train default_arguments",
+    "trace": "Trace",
+    "criteria": "CRITERIA",
+    "policy": "Policy Certificate",
+    "curves": "Curve Sweep sweep",
+    "calibration": "calibrate fit_temperatures Guarantee MaxLoss MinSpeedup Budget",
+    "reports": "report",
+    "store": "store_policy",
+    "classifier": "Classifier Prediction",
+    "collector": "collect",
+    "onnx_export": "export",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-# imported module -> the extra that installs it
+# extra -> the modules that it installs
 _EXTRAS = {
-    "scipy": "measure",
-    "sklearn": "measure",
-    "torch": "train",
-    "transformers": "train",
-    "accelerate": "train",
-    "datasets": "train",
-    "matplotlib": "plot",
-    "onnxruntime": "onnx",
-    "onnx": "export",
-    "onnxscript": "export",
-    "fastapi": "serve",
-    "prometheus_client": "serve",
-    "uvicorn": "serve",
+    "measure": "scipy sklearn",
+    "train": "torch transformers accelerate datasets",
+    "plot": "matplotlib",
+    "onnx": "onnxruntime",
+    "export": "onnx onnxscript",
+    "serve": "fastapi prometheus_client uvicorn",
     "ray": "ray",
 }
 
@@ -127,10 +108,14 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"offramp.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").split(".")[0])
-        if extra is None:
+        if (extra := _extra_with(error.name)) is None:
             raise
-        raise MissingExtra(f"offramp.{name} {install_hint(str(error.name), extra)}") from error
+        raise MissingExtra(f"offramp.{name} {install_hint(error.name, extra)}") from error
+
+
+def _extra_with(module: str | None) -> str | None:
+    top = (module or "").split(".")[0]
+    return next((extra for extra, modules in _EXTRAS.items() if top in modules.split()), None)
 
 
 def __dir__() -> list[str]:

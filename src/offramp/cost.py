@@ -5,7 +5,7 @@ The older systems report three different figures as a saving or a speed-up. Here
 "speed up") and `layer_ratio` (ElasticBERT's "speed up").
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,19 +58,10 @@ def cost(histogram: ArrayLike, layers: Sequence[int], depth: int, macs: float | 
     return Cost(float(counts @ np.asarray(layers) / counts.sum()), depth, macs)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of an encoder layer and of an exit's head, from which MACs are counted."""
-
-    hidden: int
-    intermediate: int
-    heads: int
-    pooler: bool = True
-    """Whether the head has a pooler before its classifier, its own or a shared one."""
-
-
-def macs(shape: Shape, classes: int, length: ArrayLike, layers: int, heads: int = 1) -> Array:
+def macs(shape: Mapping[str, int], classes: int, length: ArrayLike, layers: int, heads: int = 1) -> Array:
     """Multiply-accumulates up to a prediction, as ElasticBERT counts them; FLOPs are twice as many.
+
+    `shape` has the sizes of a layer (hidden, intermediate, heads) and whether heads have a pooler, by default yes.
 
     *Reference*: Liu et al. 2022, arXiv:2110.07038, `FLOPs/flops_counter.py`. Per layer of length L, width H,
     inner width I, A heads of width d: 3LHH + A(2LL + 2LLd) + LHH + 2LH + 2LHI + 2LH; once 2LH for the norm of
@@ -82,11 +73,11 @@ def macs(shape: Shape, classes: int, length: ArrayLike, layers: int, heads: int 
     *Shapes*: length and the result, (examples,) or a scalar: real lengths, or the length padded to.
 
     *Example*
-    >>> int(macs(Shape(hidden=8, intermediate=16, heads=2), classes=2, length=5, layers=2))
+    >>> int(macs({"hidden": 8, "intermediate": 16, "heads": 2}, classes=2, length=5, layers=2))
     6600
     """
-    tokens, width = np.asarray(length, np.int64), shape.hidden
-    attention = 4 * tokens * width**2 + 2 * tokens**2 * (shape.heads + width)  # A * 2LLd is 2LLH
-    layer = attention + 2 * tokens * width * shape.intermediate + 4 * tokens * width
-    head = shape.pooler * width**2 + width * classes
+    tokens, width = np.asarray(length, np.int64), shape["hidden"]
+    attention = 4 * tokens * width**2 + 2 * tokens**2 * (shape["heads"] + width)  # A * 2LLd is 2LLH
+    layer = attention + 2 * tokens * width * shape["intermediate"] + 4 * tokens * width
+    head = bool(shape.get("pooler", True)) * width**2 + width * classes
     return np.asarray(2 * tokens * width + layers * layer + heads * head)

@@ -105,6 +105,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     )
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "text"), count(8530, "text")
+    ('1 text', '8530 texts')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def install_hint(module: str | None, extra: str) -> str:
     """The end of a message about a missing package.
 

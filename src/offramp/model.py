@@ -183,7 +183,10 @@ class ExitModel(PreTrainedModel):
             "id2label": label_names(labels, source.config if final else None, num_labels),
         }
         model = cls(ExitConfig.from_dict(values, attn_implementation=base.config._attn_implementation))
-        model.backbone.load_state_dict(without_pooler(base.state_dict()))
+        weights = {
+            name: tensor for name, tensor in base.state_dict().items() if not name.startswith("pooler.")
+        }
+        model.backbone.load_state_dict(weights)
         model.init_heads(final, adapter.pooler(base))
         nn.Module.to(model, source.dtype)
         nn.Module.eval(model)
@@ -248,7 +251,6 @@ class ExitModel(PreTrainedModel):
         return digest.hexdigest()[:16]
 
     def is_finite(self) -> bool:
-        """Whether all weights are finite."""
         return all(bool(weight.isfinite().all()) for weight in self.state_dict().values())
 
     @classmethod
@@ -353,10 +355,6 @@ def label_names(labels: Sequence[str] | None, source: Any, count: int) -> dict[i
     if len(labels) != count:
         raise BadConfig(f"{len(labels)} label names for num_labels={count}")
     return dict(enumerate(labels))
-
-
-def without_pooler(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in weights.items() if not name.startswith("pooler.")}
 
 
 def copy_weights(target: Any, source: Any) -> None:

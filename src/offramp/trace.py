@@ -130,7 +130,9 @@ class Trace:
             rest = json.loads(metadata["fields"])
             if rest.pop("text_ids"):
                 arrays["ids"] = np.array(json.loads(arrays["ids"].tobytes()))
-            _check_names(path, {*arrays, *rest})
+            unknown = {*arrays, *rest} - {each.name for each in fields(cls)}
+            if unknown:
+                raise BadData(f"{path} has unknown fields {', '.join(sorted(unknown))}; upgrade offramp.")
             return cls(**{"labels": None} | arrays | rest)
         except FileNotFoundError:
             raise BadData(f"{path} does not exist; create it with `offramp trace`.") from None
@@ -146,7 +148,7 @@ def _check_shapes(trace: Trace) -> None:
     examples, exits, classes = trace.logits.shape
     expected: dict[str, tuple[int, ...]] = {
         "layers": (exits,),
-        "labels": (examples, classes) if _is_multi_label(trace) else (examples,),
+        "labels": (examples, classes) if trace.problem_type == MULTI_LABEL else (examples,),
         "lengths": (examples,),
         "ids": (examples,),
         "gates": (examples, exits),
@@ -176,13 +178,9 @@ def _check_values(trace: Trace) -> None:
     if trace.shape and not set(SHAPE) <= set(trace.shape):
         raise BadData(f"shape needs {', '.join(SHAPE)}, but has only {', '.join(trace.shape)}.")
     if trace.labels is not None and trace.problem_type != REGRESSION:
-        most = 1 if _is_multi_label(trace) else classes - 1
+        most = 1 if trace.problem_type == MULTI_LABEL else classes - 1
         if ((trace.labels < 0) | (trace.labels > most)).any():
             raise BadData(f"labels must be 0 to {most}; pass labels=None for unlabelled data.")
-
-
-def _is_multi_label(trace: Trace) -> bool:
-    return trace.problem_type == MULTI_LABEL
 
 
 def _check_format(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> None:
@@ -190,12 +188,3 @@ def _check_format(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> 
         raise BadData(f"{path} is a safetensors file but not a trace; create one with `offramp trace`.")
     if int(metadata["offramp_trace"]) > FORMAT:
         raise BadData(f"{path} was written by a newer offramp; upgrade offramp to read it.")
-
-
-def _check_names(path: str | os.PathLike[str], names: set[str]) -> None:
-    known = {each.name for each in fields(Trace)}
-    if names - known:
-        raise BadData(
-            f"{path} has the unknown fields {', '.join(sorted(names - known))}; upgrade offramp, or create the trace "
-            "again with `offramp trace`."
-        )

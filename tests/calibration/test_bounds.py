@@ -76,7 +76,7 @@ def test_examples_needed_are_those_of_the_bound() -> None:
     assert needed > examples_needed(0.05, 0.1, 0.03)
 
 
-def test_nobody_is_asked_for_more_than_a_billion_examples() -> None:
+def test_more_than_a_billion_examples_are_never_required() -> None:
     assert examples_needed(1e-12, 0.05) is None
     assert examples_needed(0.1, 0.05, risk=0.1 - 1e-12) is None
 

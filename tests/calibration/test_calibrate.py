@@ -12,7 +12,7 @@ from offramp.calibration import Budget, Guarantee, MaxLoss, MinSpeedup, calibrat
 from offramp.calibration.bounds import examples_needed, hoeffding_bentkus
 from offramp.calibration.guarantee import threshold_grid
 from offramp.calibration.targets import Target
-from offramp.cost import Shape, macs
+from offramp.cost import macs
 from offramp.criteria import CRITERIA
 from offramp.criteria.base import softmax
 from offramp.curves import sweep
@@ -69,7 +69,7 @@ def test_min_speedup_takes_the_best_score_that_is_fast_enough(make_trace: Make) 
 
 
 def test_min_speedup_in_macs_counts_lengths(make_trace: Make) -> None:
-    trace, shape = make_trace(400), Shape(hidden=8, intermediate=16, heads=2)
+    trace, shape = make_trace(400), {"hidden": 8, "intermediate": 16, "heads": 2}
     policy = calibrate(trace, "entropy", MinSpeedup(1.5, of="macs"))
     exits = policy.exits(trace.logits)
     each = [
@@ -90,7 +90,7 @@ def test_a_budget_is_kept_and_nearly_spent(rule: str, make_trace: Make) -> None:
 
 
 def test_a_budget_may_be_in_macs(make_trace: Make) -> None:
-    trace, shape = make_trace(500), Shape(hidden=8, intermediate=16, heads=2)
+    trace, shape = make_trace(500), {"hidden": 8, "intermediate": 16, "heads": 2}
     exits = calibrate(trace, "entropy", Budget(150_000, of="macs")).exits(trace.logits)
     each = [
         int(macs(shape, 3, length, exit + 1, exit + 1))
@@ -99,8 +99,8 @@ def test_a_budget_may_be_in_macs(make_trace: Make) -> None:
     assert 149_000 < np.mean(each) <= 150_000
 
 
-def test_a_budget_does_not_pay_for_heads_that_nobody_asks(make_trace: Make) -> None:
-    trace, shape = make_trace(500), Shape(hidden=8, intermediate=16, heads=2)
+def test_a_budget_does_not_pay_for_heads_that_are_not_evaluated(make_trace: Make) -> None:
+    trace, shape = make_trace(500), {"hidden": 8, "intermediate": 16, "heads": 2}
     policy = calibrate(trace, "entropy:0,min_layer=3", Budget(150_000, of="macs"))
     each = [
         int(macs(shape, 3, length, exit + 1, exit - 1))  # the first two exits are silent
@@ -283,7 +283,7 @@ def test_classes_whose_names_are_numbers_are_bound_by_name(make_trace: Make) -> 
     assert examples == np.sum(trace.logits[:, -1].argmax(-1) == 2)
 
 
-def test_no_safe_threshold_is_said_aloud_with_the_examples_needed(make_trace: Make) -> None:
+def test_no_safe_threshold_raises_with_the_examples_needed(make_trace: Make) -> None:
     with pytest.raises(NoSafeThreshold, match="even with no errors it takes 299") as too_few:
         calibrate(make_trace(100), "confidence", Guarantee(0.01, 0.05))
     assert too_few.value.examples_needed >= 299

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from offramp.cost import Shape, macs
+from offramp.cost import macs
 from offramp.criteria.agreement import Agreement
 from offramp.curves import exit_table, scores, sweep
 from offramp.curves.learned_rules import fit_rule
@@ -145,7 +145,7 @@ def test_a_rule_that_counts_exits_gets_every_threshold(make_trace: Make) -> None
 
 
 def test_macs_are_the_mean_over_examples(make_trace: Make) -> None:
-    trace, shape = make_trace(50), Shape(hidden=8, intermediate=16, heads=2)
+    trace, shape = make_trace(50), {"hidden": 8, "intermediate": 16, "heads": 2}
     found = sweep(trace, ["entropy", "layer"], {"entropy": [0.4]})
     exits = Policy.parse("entropy:0.4").exits(trace.logits)
     each = [

@@ -213,7 +213,7 @@ def test_a_rule_of_ones_own_needs_a_class_and_a_line(monkeypatch: pytest.MonkeyP
     assert Policy.parse("own:0.5").exits(ALL_SURE).tolist() == [0]
 
 
-def test_nobody_leaves_before_min_layer_and_nobody_stays_after_max_layer() -> None:
+def test_no_example_leaves_before_min_layer_or_stays_after_max_layer() -> None:
     assert Policy.parse("confidence:0.5,min_layer=3").exits(ALL_SURE).tolist() == [2]
     assert Policy.parse("confidence:0.999,max_layer=4").exits(ALL_SURE).tolist() == [3]
 

@@ -23,18 +23,7 @@ LAYERS = (1, 2, 3, 4)
 DELTA = 0.1
 
 
-PROOF = Certificate(
-    promise="",
-    policy="",
-    of="disagreement",
-    epsilon=0.05,
-    delta=0.05,
-    bound="exact binomial",
-    examples=100,
-    observed_risk=0.0,
-    mean_layer=2.0,
-    exits=(),
-)
+PROOF = Certificate("", "", "disagreement", 0.05, 0.05, "exact binomial", 100, 0.0, 2.0, ())
 
 
 def certified(text: str = "entropy:0.2", **fields: Any) -> Policy:

@@ -33,18 +33,7 @@ from offramp.stages import Tokens
 
 WAIT = 20
 """Seconds that nothing here takes."""
-PROOF = Certificate(
-    promise="",
-    policy="",
-    of="disagreement",
-    epsilon=0.1,
-    delta=0.05,
-    bound="exact binomial",
-    examples=100,
-    observed_risk=0.0,
-    mean_layer=2.0,
-    exits=(),
-)
+PROOF = Certificate("", "", "disagreement", 0.1, 0.05, "exact binomial", 100, 0.0, 2.0, ())
 NORMAL, LOOSER, LOOSEST = (Policy.parse(text) for text in ("confidence:0.9", "confidence:0.7", "layer:2"))
 
 

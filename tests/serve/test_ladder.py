@@ -14,18 +14,7 @@ from offramp.errors import BadPolicy
 from offramp.policy import Certificate, Policy
 from offramp.serve.ladder import FULL_DEPTH, Ladder, sync_broken
 
-PROOF = Certificate(
-    promise="",
-    policy="",
-    of="disagreement",
-    epsilon=0.1,
-    delta=0.05,
-    bound="exact binomial",
-    examples=100,
-    observed_risk=0.0,
-    mean_layer=2.0,
-    exits=(),
-)
+PROOF = Certificate("", "", "disagreement", 0.1, 0.05, "exact binomial", 100, 0.0, 2.0, ())
 
 
 def certified(text: str, **fields: Any) -> Policy:

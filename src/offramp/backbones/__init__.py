@@ -6,7 +6,7 @@ results. Every backbone listed here is tested against transformers (docs/backbon
 
 from offramp.backbones.albert import Albert
 from offramp.backbones.base import Backbone, FinalHead
-from offramp.backbones.bert import Bert, Electra, Roberta, RobertaPreLayerNorm
+from offramp.backbones.bert import Electra, Roberta, RobertaPreLayerNorm
 from offramp.backbones.deberta import Deberta
 from offramp.backbones.distilbert import DistilBert
 from offramp.backbones.modernbert import ModernBert
@@ -15,14 +15,14 @@ from offramp.errors import UnknownName
 
 BACKBONES: dict[str, Backbone] = {
     "albert": Albert(),
-    "bert": Bert(),
+    "bert": Backbone(),
     "camembert": Roberta(),
     "data2vec-text": Roberta(),
     "deberta": Deberta(),
     "deberta-v2": Deberta(),
     "distilbert": DistilBert(),
     "electra": Electra(),
-    "ernie": Bert(),
+    "ernie": Backbone(),
     "modernbert": ModernBert(),
     "mpnet": MPNet(),
     "roberta": Roberta(),

@@ -10,6 +10,7 @@ from offramp.errors import BadOption
 
 class Albert(Backbone):
     pooling = "first"
+    layer_list = "encoder.albert_layer_groups"  # several layers can run through one group
 
     def embed(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
@@ -17,11 +18,6 @@ class Albert(Backbone):
         narrow = super().embed(model, input_ids, attention_mask, token_type_ids)
         hidden: Tensor = model.encoder.embedding_hidden_mapping_in(narrow)
         return hidden
-
-    def layers(self, model: Any) -> nn.ModuleList:
-        """The groups of layers; several layers can run through one group."""
-        groups: nn.ModuleList = model.encoder.albert_layer_groups
-        return groups
 
     def layer(self, model: Any, index: int, hidden: Tensor, context: Any) -> Tensor:
         return super().layer(model, group(model.config, index), hidden, context)

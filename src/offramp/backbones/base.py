@@ -28,11 +28,15 @@ class Backbone:
 
     pooling = "mean"
     """The default pooling of exits; docs/backbones.md gives the reasons."""
+    has_token_types = True
+    layer_list = "encoder.layer"
+    """Where the model keeps its layers."""
 
     def embed(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
     ) -> Tensor:
-        hidden: Tensor = model.embeddings(input_ids=input_ids, token_type_ids=token_type_ids)
+        types = {"token_type_ids": token_type_ids} if self.has_token_types else {}
+        hidden: Tensor = model.embeddings(input_ids=input_ids, **types)
         return hidden
 
     def context(self, model: Any, hidden: Tensor, attention_mask: Tensor | None) -> Any:
@@ -47,7 +51,7 @@ class Backbone:
         )
 
     def layers(self, model: Any) -> nn.ModuleList:
-        layers: nn.ModuleList = model.encoder.layer
+        layers: nn.ModuleList = model.get_submodule(self.layer_list)
         return layers
 
     def layer(self, model: Any, index: int, hidden: Tensor, context: Any) -> Tensor:

@@ -1,15 +1,10 @@
-"""BERT and the families built like it: bert, ernie, roberta, xlm-roberta, camembert, data2vec-text, electra,
-roberta-prelayernorm."""
+"""Families built like BERT: roberta, xlm-roberta, camembert, data2vec-text, electra, roberta-prelayernorm."""
 
 from typing import Any
 
 from torch import Tensor
 
 from offramp.backbones.base import Backbone, FinalHead
-
-
-class Bert(Backbone):
-    """bert and ernie."""
 
 
 class Roberta(Backbone):

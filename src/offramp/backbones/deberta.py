@@ -51,7 +51,5 @@ class Deberta(Backbone):
 
     def final_head(self, model: Any) -> FinalHead:
         return FinalHead(
-            pooler=model.pooler.dense,
-            classifier=model.classifier,
-            activation=model.config.pooler_hidden_act,
+            pooler=model.pooler.dense, classifier=model.classifier, activation=model.config.pooler_hidden_act
         )

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.masking_utils import create_bidirectional_sliding_window_mask
 
 from offramp.backbones.base import Backbone, FinalHead
@@ -17,11 +17,8 @@ class Context(NamedTuple):
 
 
 class ModernBert(Backbone):
-    def embed(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
-    ) -> Tensor:
-        hidden: Tensor = model.embeddings(input_ids=input_ids)
-        return hidden
+    has_token_types = False
+    layer_list = "layers"
 
     def context(self, model: Any, hidden: Tensor, attention_mask: Tensor | None) -> Context:
         kinds = set(model.config.layer_types)
@@ -36,10 +33,6 @@ class ModernBert(Backbone):
             },
             positions={kind: model.rotary_emb(hidden, position, kind) for kind in kinds},
         )
-
-    def layers(self, model: Any) -> nn.ModuleList:
-        layers: nn.ModuleList = model.layers
-        return layers
 
     def layer(self, model: Any, index: int, hidden: Tensor, context: Context) -> Tensor:
         layer: Any = self.layers(model)[index]

@@ -13,11 +13,7 @@ class Context(NamedTuple):
 
 
 class MPNet(Backbone):
-    def embed(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
-    ) -> Tensor:
-        hidden: Tensor = model.embeddings(input_ids=input_ids)
-        return hidden
+    has_token_types = False
 
     def context(self, model: Any, hidden: Tensor, attention_mask: Tensor | None) -> Context:
         return Context(

@@ -21,7 +21,7 @@ from offramp.calibration.bounds import Bound, binomial, examples_needed, hoeffdi
 from offramp.calibration.candidate import Candidate, Found
 from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
-from offramp.curves.exit_table import ExitTable, build_exit_table
+from offramp.curves.exit_table import build_exit_table
 from offramp.curves.scores import apply_rule
 from offramp.errors import BadOption, NoSafeThreshold
 from offramp.policy import Certificate, Policy, fold
@@ -78,8 +78,6 @@ class Part:
 
 @dataclass(frozen=True)
 class TestResult:
-    """The test of one part at one threshold."""
-
     part: Part
     risk: float
     p_value: float
@@ -87,8 +85,6 @@ class TestResult:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of testing one rule."""
-
     proven: bool
     candidate: Candidate
     policy: Policy
@@ -113,7 +109,11 @@ def prove(candidate: Candidate, target: Guarantee, delta: float) -> Outcome:
     losses, largest = losses_of(trace, target, read.predictions), largest_loss(trace, target)
     _, bound = bound_for(trace, target)
     parts = parts_of(trace, target)
-    risks = [risks_of(part, left, losses) / largest for part in parts]
+
+    def mean_loss(part: Part) -> Array:
+        return left.total(lambda exit: losses[exit] * part.rows) / (max(part.examples, 1) * largest)
+
+    risks = [mean_loss(part) for part in parts]
     p_values = [bound(risk, part.examples, part.epsilon) for part, risk in zip(parts, risks, strict=True)]
     exits = left.histogram()
     mean_layers = exits @ np.asarray(trace.layers) / len(trace)
@@ -172,11 +172,6 @@ def round_threshold(value: float) -> float:
     if 0.9 < value < 1:
         digits = max(digits, 1 - math.floor(math.log10(1 - value)))
     return round(value, digits)
-
-
-def risks_of(part: Part, left: ExitTable, losses: Array) -> Array:
-    """(thresholds,) the mean loss of a part."""
-    return left.total(lambda exit: losses[exit] * part.rows) / max(part.examples, 1)
 
 
 def losses_of(trace: Trace, target: Guarantee, predictions: Array) -> Array:
@@ -269,7 +264,6 @@ def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeT
 def issue(
     outcome: Outcome, target: Guarantee, rules_tried: int, origin: dict[str, str | None]
 ) -> Certificate:
-    """The certificate for a proven policy."""
     trace = outcome.candidate.trace
     lost = sum(each.risk * each.part.examples for each in outcome.tests)
     by_class = {

@@ -140,18 +140,16 @@ class Classifier:
         """
         if trace and deadline_ms is not None:
             raise BadOption("trace=True runs all layers, so it cannot be combined with deadline_ms.")
-        if is_single(texts):
-            options = PredictOptions(policy=policy, max_layer=max_layer, deadline_ms=deadline_ms, trace=trace)
-            return self.predict([texts], **options)[0]
         policy = self.resolve_policy(policy or self.policy, max_layer)
         if not isinstance(texts, Sized):
             return self.stream(check_texts(texts), policy, deadline_ms, trace)
-        deadline = deadline_from_now(deadline_ms)
-        return [
+        deadline, single = deadline_from_now(deadline_ms), is_single(texts)
+        found = [
             prediction
-            for part in chunks([*check_texts(texts)], self.engine.window)
+            for part in chunks([*check_texts([texts] if single else texts)], self.engine.window)
             for prediction in self.predict_tokens(self.tokenizer(part), policy, deadline, trace)
         ]
+        return found[0] if single else found
 
     def decide(self, texts: Iterable[Any], policy: Policy | str | None = None) -> Decision:
         """Like `predict` for several texts, as arrays: the exits taken, their logits, and whether all were finite."""

@@ -55,8 +55,6 @@ class ExitEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class ExitClassifier(ClassifierMixin, ExitEstimator):  # type: ignore[misc]
-    """Predicts one label."""
-
     def predict(self, texts: Any) -> Array:
         """(texts,)"""
         chosen: Array = self.classes_[self.logits(texts).argmax(-1)]
@@ -76,8 +74,6 @@ class ExitMultiLabelClassifier(ExitClassifier):
 
 
 class ExitRegressor(RegressorMixin, ExitEstimator):  # type: ignore[misc]
-    """Predicts a number."""
-
     def predict(self, texts: Any) -> Array:
         """(texts,)"""
         return self.logits(texts)[:, 0]

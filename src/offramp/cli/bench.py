@@ -8,8 +8,8 @@ from typer import Argument, Option
 
 from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions, texts_of
-from offramp.cli.timing import Scorer, machine, time_policies, timing_table
-from offramp.errors import BadOption
+from offramp.cli.timing import machine, time_policies, timing_table
+from offramp.errors import BadOption, count
 
 
 def bench(
@@ -36,7 +36,6 @@ def bench(
         offramp bench runs/mine --data dev.csv --policy entropy:0.3 --one-by-one
     """
     from offramp.classifier import Classifier
-    from offramp.reports.table import count
     from offramp.store import ModelInfo, find_model
 
     folder = find_model(model)
@@ -49,8 +48,7 @@ def bench(
     if classifier.policy.criterion.reads == "nothing":
         raise BadOption(f"{model} has no stored policy; use --policy, or store one with `offramp calibrate`.")
     labels = rows["label"] if "label" in rows.column_names else None
-    scorer = Scorer(labels, info.problem_type, task.metrics)
-    timings = time_policies(classifier, texts, classifier.policy, repeats, scorer, one_by_one)
+    timings = time_policies(classifier, texts, classifier.policy, repeats, labels, task.metrics, one_by_one)
     values = {
         "examples": len(texts),
         "layers": info.exits[-1],

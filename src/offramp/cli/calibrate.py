@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from offramp.cli.command import Result
-from offramp.errors import BadOption
+from offramp.errors import BadOption, count
 
 if TYPE_CHECKING:
     from offramp.calibration import Calibration
@@ -49,8 +49,7 @@ class TargetOptions:
         ),
     ] = None
     tolerance: Annotated[
-        float | None,
-        Option(help="With --guarantee, for regression: predictions this close count as equal."),
+        float | None, Option(help="With --guarantee, for regression: predictions this close count as equal.")
     ] = None
     rule: Annotated[
         list[str] | None,
@@ -235,7 +234,7 @@ def search_lines(found: "Calibration | None") -> list[str]:
 
 
 def measured_lines(measured: dict[str, Any]) -> list[str]:
-    from offramp.reports.table import count, percent
+    from offramp.reports.table import percent
 
     if not measured:
         return []

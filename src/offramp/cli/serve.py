@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from offramp.cli.command import Result
 from offramp.cli.options import PolicyOption
+from offramp.cpus import available_cpus
 from offramp.errors import BadOption
 
 
@@ -68,7 +69,7 @@ def serve(
     from offramp.store import find_model
 
     if threads is None and workers > 1:
-        threads = max(1, (os.cpu_count() or 1) // workers)
+        threads = max(1, available_cpus() // workers)
     options = ServerOptions(
         model=find_model(model),
         name=Path(model).resolve().name,

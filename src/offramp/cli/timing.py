@@ -15,23 +15,6 @@ NEVER = "never"
 
 
 @dataclass(frozen=True)
-class Scorer:
-    """The labels of some texts, if they have any, and the metrics to score predictions by."""
-
-    labels: Any | None
-    problem_type: str
-    metrics: Sequence[str]
-
-    def scores(self, logits: Any) -> dict[str, float]:
-        from offramp.problems import decode
-        from offramp.tasks.metrics import compute
-
-        if self.labels is None:
-            return {}
-        return dict(compute(list(self.metrics), self.labels, decode(logits, self.problem_type)))
-
-
-@dataclass(frozen=True)
 class Timing:
     """One policy on some texts."""
 
@@ -48,11 +31,16 @@ def time_policies(
     texts: Sequence[Any],
     policy: "Policy",
     repeats: int,
-    scorer: Scorer,
+    labels: Any = None,
+    metrics: Sequence[str] = (),
     one_by_one: bool = False,
 ) -> list[Timing]:
-    """Time full depth and the policy alternately, so that other load on the machine affects both."""
+    """Time full depth and the policy alternately, so that other load on the machine affects both.
+
+    With labels, both are scored by the metrics.
+    """
     from offramp.policy import Policy
+    from offramp.tasks.metrics import score_logits
 
     policies = [Policy.parse(NEVER), policy]
     seconds: list[list[float]] = [[], []]
@@ -73,7 +61,7 @@ def time_policies(
             seconds=statistics.median(times),
             texts_per_second=len(texts) / statistics.median(times),
             mean_layer=statistics.fmean(layers[exit] for exit in decision.exits),
-            scores=scorer.scores(decision.logits),
+            scores=score_logits(metrics, labels, decision.logits, classifier.stages.problem_type),
         )
         for each, times, decision in zip(policies, seconds, decisions, strict=True)
     ]

@@ -8,6 +8,7 @@ from typer import Argument, Option
 from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions
 from offramp.cli.progress import in_terminal
+from offramp.errors import count
 
 if TYPE_CHECKING:
     from offramp.trace import Trace
@@ -35,7 +36,6 @@ def trace(
         offramp trace runs/mrpc --task mrpc --data glue --out mrpc.trace
         offramp trace runs/mine --data dev.csv --out dev.trace
     """
-    from offramp.reports.table import count
     from offramp.store import find_model
 
     found = collect_trace(find_model(model), data, columns, max_length, batch_tokens)

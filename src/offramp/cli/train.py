@@ -80,6 +80,7 @@ def train(
     from transformers import set_seed
 
     from offramp.recipes import default_recipe
+    from offramp.reports.table import format_table, layer_rows
     from offramp.store import write_card
     from offramp.training import default_arguments
     from offramp.training import train as train_model
@@ -133,7 +134,10 @@ def train(
         "layers": model.config.exits,
         "scores": trained.scores,
     }
-    return Result(values, f"{scores_table(model.config.exits, trained.scores)}\n\nmodel: {trained.folder}")
+    table = "no scores: there are no validation examples"
+    if trained.scores:
+        table = format_table(layer_rows(model.config.exits, trained.scores))
+    return Result(values, f"{table}\n\nmodel: {trained.folder}")
 
 
 def load_config(encoder: str) -> Any:
@@ -235,16 +239,3 @@ def parse_exits(text: str) -> int | list[int]:
     if any(number < 0 for number in numbers) or numbers == [0]:
         raise BadOption(f"--exits {text}: expected layers from 0, or every k-th with k from 1.")
     return numbers if len(numbers) > 1 else numbers[0]
-
-
-def scores_table(layers: list[int], scores: dict[str, list[float]]) -> str:
-    """Each metric at each layer, in per cent."""
-    from offramp.reports.table import format_table, percent
-
-    if not scores:
-        return "no scores: there are no validation examples"
-    rows = [
-        [str(layer), *(percent(values[exit]) for values in scores.values())]
-        for exit, layer in enumerate(layers)
-    ]
-    return format_table([["layer", *scores], *rows])

@@ -19,11 +19,12 @@ import pyarrow.dataset
 import ray.data
 from ray.exceptions import RayActorError, RayTaskError
 
-from offramp.atomic import write_files
+from offramp.atomic import check_free, write_files
 from offramp.classifier import Classifier
 from offramp.cluster.input_files import TextFiles, find_texts
 from offramp.cluster.ray_session import connect
 from offramp.cluster.worker import Predictor
+from offramp.cpus import available_cpus
 from offramp.errors import BadData, BadOption, OfframpError, RunFailed
 from offramp.policy import Policy
 
@@ -86,13 +87,14 @@ def predict(
     """
     start = time.perf_counter()
     model, source, out = Path(model).absolute(), Path(source).absolute(), Path(out).absolute()
-    check_counts(workers, threads)
-    check_empty(out)
+    if threads < 1 or (workers is not None and workers < 1):
+        raise BadOption(f"workers={workers} and threads={threads} must be at least 1.")
+    check_free(out)
     texts, files = find_texts(source, text, text_pair, id)
     classifier = Classifier.from_pretrained(model, policy)  # fails early on a bad model or policy
     policy, used = classifier.policy, classifier.resolve_policy(classifier.policy, max_layer)
     del classifier
-    local_workers = max(1, len(os.sched_getaffinity(0)) // threads)
+    local_workers = max(1, available_cpus() // threads)
     with connect(address, cores=threads * (workers or local_workers)), explain_failures(out):
         workers = workers or max_workers(threads)
         counts = count_texts(texts, files)
@@ -118,21 +120,6 @@ def predict(
     )
     write_files({out / DONE: json.dumps(asdict(summary), indent=1)})
     return summary
-
-
-def check_counts(workers: int | None, threads: int) -> None:
-    if threads < 1 or (workers is not None and workers < 1):
-        raise BadOption(f"workers={workers} and threads={threads} must be at least 1.")
-
-
-def check_empty(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        state = (
-            "already holds predictions"
-            if (out / DONE).is_file()
-            else f"is not empty, and holds no finished run (no {DONE})"
-        )
-        raise BadOption(f"{out} {state}; choose another folder, or delete it.")
 
 
 def max_workers(threads: int) -> int:

@@ -134,9 +134,8 @@ class Agreement(Criterion):
             history = (values, previous, state.total / state.exits[..., None], state.low, state.high)
             features = [at(array, state.prediction) for array in history]
         state = replace(state, run=np.where(agrees, seen.run + 1, 0))
-        every = np.stack(
-            [*features, state.run], axis=-1
-        )  # (examples, features) or (examples, labels, features)
+        # (examples, features) or (examples, labels, features)
+        every = np.stack([*features, state.run], axis=-1)
         return state, every.min(axis=1) if every.ndim == 3 else every
 
     def _distances(self, state: History, previous: Array) -> list[Array]:

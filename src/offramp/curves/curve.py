@@ -71,7 +71,6 @@ class Sweep:
 
     @property
     def full(self) -> Point:
-        """Full depth."""
         return self.per_exit[-1]
 
     def score(self, point: Point) -> float:

@@ -67,7 +67,9 @@ def build_exit_table(
 ) -> ExitTable:
     """Apply thresholds, and the policy's first and last layer, to readiness (examples, exits)."""
     values = np.asarray(thresholds, np.float64)
-    cuts = least_readiness(policy.criterion, values)
+    cuts = np.asarray(policy.criterion.level(values), np.float64)
+    if not policy.criterion.counts_exits:
+        cuts = np.nextafter(cuts, np.inf)  # so that `policy.reached` is a plain >=
     order = np.argsort(cuts, kind="stable")
     best = np.full(len(readiness), -np.inf)
     reached = np.empty((len(layers), len(readiness)), np.int32)
@@ -77,12 +79,6 @@ def build_exit_table(
         last = layer >= policy.last_layer(layers)
         reached[exit] = len(cuts) if last else np.searchsorted(cuts[order], best, side="right")
     return ExitTable(values[order], reached)
-
-
-def least_readiness(criterion: Criterion, thresholds: Array) -> Array:
-    """(thresholds,) the smallest readiness that reaches each, so that `policy.reached` becomes a plain >=."""
-    level = np.asarray(criterion.level(thresholds), np.float64)
-    return np.nextafter(level, np.inf) if not criterion.counts_exits else level
 
 
 def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], number: int) -> Array:
@@ -107,22 +103,13 @@ def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], n
     if len(distinct) > number - 1:
         picks = np.linspace(0, len(values) - 1, number - 1).astype(int)
         chosen = np.searchsorted(distinct, np.unique(values[picks]))
-    unreachable = distinct[-1] + 1 if criterion.counts_exits else distinct[-1]
-    levels = [
-        *(level_below(distinct, index, not criterion.counts_exits) for index in chosen.tolist()),
-        unreachable,
-    ]
+    if criterion.counts_exits:
+        levels = [*distinct[chosen], distinct[-1] + 1]
+    else:
+        below = np.append(distinct[0] - max(abs(distinct[0]), 1.0) / 10, distinct[:-1])
+        levels = [*map(short_number_between, below[chosen], distinct[chosen]), distinct[-1]]
     thresholds = criterion.sign * np.array(levels)
     return np.asarray(thresholds[np.isfinite(criterion.level(thresholds))])
-
-
-def level_below(distinct: Array, index: int, strict: bool) -> float:
-    """A level that distinct[index] reaches and distinct[index - 1] does not."""
-    value = float(distinct[index])
-    if not strict:
-        return value
-    below = float(distinct[index - 1]) if index else value - max(abs(value), 1.0) / 10
-    return short_number_between(below, value)
 
 
 def unreachable_threshold(criterion: Criterion) -> float:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from offramp.cost import Shape, cost, macs
+from offramp.cost import cost, macs
 from offramp.criteria.oracle import Oracle
 from offramp.curves.best_exits import best_exits
 from offramp.curves.curve import Curve, Point, Sweep, parse_rule
@@ -71,10 +71,7 @@ def sweep(
                 threshold=None if not policy.criterion.takes_threshold else float(table.thresholds[index]),
                 scores={name: float(by_metric[name][index]) for name in metrics},
                 cost=cost(
-                    histogram[index],
-                    trace.layers,
-                    trace.layers[-1],
-                    None if spent is None else spent[index],
+                    histogram[index], trace.layers, trace.layers[-1], None if spent is None else spent[index]
                 ),
                 exits=tuple(histogram[index].tolist()),
                 interval=None if around is None else around[index],
@@ -146,7 +143,5 @@ def macs_to_exit(trace: Trace, policy: Policy, exit: int, padded_to: int | None 
     # static policies evaluate only the head of the exit that examples take
     static = policy.criterion.reads in ("nothing", "layer")
     heads = 1 if static else exit + 1 - policy.skippable_exits(trace.layers)
-    sizes = trace.shape
-    shape = Shape(sizes["hidden"], sizes["intermediate"], sizes["heads"], bool(sizes.get("pooler", True)))
     lengths = trace.lengths if padded_to is None else np.full(len(trace), padded_to)
-    return macs(shape, trace.logits.shape[-1], lengths, trace.layers[exit], heads)
+    return macs(trace.shape, trace.logits.shape[-1], lengths, trace.layers[exit], heads)

@@ -14,7 +14,7 @@ from torch import Tensor
 from offramp.errors import CannotLoad
 from offramp.importers import deebert, elasticbert, elbert, pabee
 from offramp.importers.base import Checkpoint, Imported, ImportPlan, build, list_some
-from offramp.importers.checkpoint_files import read_config, read_weights
+from offramp.importers.checkpoint_files import read_json, read_weights
 
 SYSTEMS: dict[str, Callable[[Checkpoint], ImportPlan | None]] = {
     "deebert": deebert.plan,
@@ -41,7 +41,9 @@ def import_checkpoint(
         num_labels: the number of outputs, only for a checkpoint without classifiers (ElasticBERT's pretraining).
         labels: label names; by default those in `config.json`.
     """
-    return import_weights(read_weights(Path(folder)), read_config(Path(folder)), num_labels, labels)
+    return import_weights(
+        read_weights(Path(folder)), read_json(Path(folder) / "config.json"), num_labels, labels
+    )
 
 
 def import_weights(

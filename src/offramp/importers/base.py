@@ -17,21 +17,11 @@ from offramp.tasks.base import NLI_OF_ROBERTA, ROBERTAS, has_default_names
 
 # The values of a checkpoint's config.json that are used. Not `pad_token_id`: older RoBERTa files have 0 or null, but
 # their code had 1 hard-coded and numbered positions from there.
-ENCODER_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "initializer_range",
-    "layer_norm_eps",
-)
-ALBERT_KEYS = ("embedding_size", "num_hidden_groups", "inner_group_num", "classifier_dropout_prob")
+ENCODER_KEYS = """
+vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act hidden_dropout_prob
+attention_probs_dropout_prob max_position_embeddings type_vocab_size initializer_range layer_norm_eps
+""".split()
+ALBERT_KEYS = "embedding_size num_hidden_groups inner_group_num classifier_dropout_prob".split()
 
 BUFFERS = r".*\bembeddings\.(position|token_type)_ids$"
 """Position and segment ids, which some versions of transformers saved with the weights."""
@@ -39,8 +29,6 @@ BUFFERS = r".*\bembeddings\.(position|token_type)_ids$"
 
 @dataclass(frozen=True)
 class Imported:
-    """An imported model."""
-
     model: ExitModel
     system: str
     """A key of `SYSTEMS`. RomeBERT is "deebert": its names are the same."""
@@ -60,7 +48,13 @@ class Checkpoint:
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
         """Names become current ones. If both are present, the old name stays and is reported as unknown."""
-        current = {name: current_name(name) for name in weights}
+        # checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta
+        current = {
+            name: name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+                "LayerNorm.beta", "LayerNorm.bias"
+            )
+            for name in weights
+        }
         return cls({name if new in weights else new: weights[name] for name, new in current.items()}, config)
 
     def find(self, pattern: str) -> re.Match[str] | None:
@@ -76,11 +70,6 @@ class Checkpoint:
             )
         except StrictDataclassError as error:
             raise CannotLoad(f"config.json: {error}") from error
-
-
-def current_name(name: str) -> str:
-    """Checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta."""
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 @dataclass(frozen=True)

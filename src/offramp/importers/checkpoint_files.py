@@ -21,10 +21,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    return read_json(folder / "config.json")
-
-
 def weight_files(folder: Path) -> list[Path]:
     """One file, or the shards in an index; safetensors if both formats are present."""
     if not folder.is_dir():
@@ -42,15 +38,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 def shards(index: Path) -> list[Path]:
     files = read_json(index).get("weight_map")
-    if not isinstance(files, dict) or not all(is_file_name(file) for file in files.values()):
+    if not isinstance(files, dict) or not all(
+        isinstance(file, str) and Path(file).name == file for file in files.values()
+    ):
         raise CannotLoad(
             f"{index} is not an index of weights: weight_map must map names to files in the same folder"
         )
     return [index.parent / name for name in sorted(set(files.values()))]
-
-
-def is_file_name(file: Any) -> bool:
-    return isinstance(file, str) and Path(file).name == file
 
 
 def read_file(file: Path) -> dict[str, Tensor]:

@@ -96,7 +96,8 @@ def write_graphs(model: ExitModel, folder: Path, precision: str) -> list[str]:
     """The file names of the embedding and of each stage; graphs that are equal, weights included, share a file."""
     names: list[str] = []
     written: dict[bytes, str] = {}
-    with WeightsFile(folder / WEIGHTS) as weights:
+    with (folder / WEIGHTS).open("wb") as file:
+        weights = WeightsFile(file)
         for index, graph in enumerate(graphs(model)):
             graph = quantize(graph) if precision == "int8" else graph
             content = weights.move_from(graph).SerializeToString()

@@ -101,9 +101,9 @@ def separate(program: ExportedProgram) -> tuple[dict[str, Tensor], Any]:
     tensors = {**program.state_dict, **program.constants}
     used = [node for node in program.graph.find_nodes(op="placeholder") if node.users and node.name in names]
     weights = {names[node.name]: tensors[names[node.name]] for node in used}
-    code = program.graph_module.code.partition("):")[
-        2
-    ]  # without the parameters, which are all of the model's
+    _, _, code = program.graph_module.code.partition(
+        "):"
+    )  # without the parameters, which are all of the model's
     for index, node in enumerate(used):
         code = re.sub(rf"\b{node.name}\b", f"weight_{index}", code)
     return weights, (code, *((weight.shape, weight.dtype) for weight in weights.values()))

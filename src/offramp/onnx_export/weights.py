@@ -1,9 +1,8 @@
 """One file for the weights of all graphs; weights that graphs share, as ALBERT's layers do, are stored once."""
 
 import hashlib
+from io import BufferedWriter
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.external_data_helper import set_external_data
@@ -13,21 +12,12 @@ ALIGNMENT = 4096  # so that a runtime can map the file into memory
 
 
 class WeightsFile:
-    """The weights file, open for writing."""
-
-    def __init__(self, path: Path) -> None:
-        self.name = path.name
-        self.file = path.open("wb")
+    def __init__(self, file: BufferedWriter) -> None:
+        self.file = file
+        self.name = Path(file.name).name
         self.offsets: dict[bytes, int] = {}  # by digest of the content
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self.file.close()
-
     def move_from(self, graph: ModelProto) -> ModelProto:
-        """Move the graph's weights to this file."""
         for tensor in graph.graph.initializer:
             content = numpy_helper.to_array(tensor).tobytes()
             if len(content) >= SMALLEST:

@@ -8,13 +8,4 @@ from offramp.policy.certificate import Certificate, check_certificate
 from offramp.policy.folds import Folded, fold, reached
 from offramp.policy.policy import Decider, Decision, Policy
 
-__all__ = [
-    "Certificate",
-    "Decider",
-    "Decision",
-    "Folded",
-    "Policy",
-    "check_certificate",
-    "fold",
-    "reached",
-]
+__all__ = ["Certificate", "Decider", "Decision", "Folded", "Policy", "check_certificate", "fold", "reached"]

@@ -84,7 +84,6 @@ def criterion_name(criterion: Criterion) -> str:
 
 
 def criterion_class(name: str) -> type[Criterion]:
-    """The rule of this name."""
     if name not in CRITERIA:
         raise BadPolicy(f"unknown rule {did_you_mean(name, CRITERIA)}")
     if CRITERIA[name].needs_labels:
@@ -99,7 +98,6 @@ def option_names(kind: type[Criterion]) -> list[str]:
 
 
 def fitted_names(kind: type[Criterion]) -> list[str]:
-    """The options that are fitted to data."""
     return [option.name for option in fields(kind) if option.metadata == FITTED]  # type: ignore[arg-type]
 
 

@@ -42,7 +42,8 @@ def report(
 
     def rules_for(trace: Trace) -> list[str]:
         chosen = default_rules(trace) if rules is None else rules
-        return [rule for rule in chosen if rule != "oracle" or allows_oracle(trace)]
+        has_oracle = trace.labels is not None and trace.problem_type != REGRESSION
+        return [rule for rule in chosen if rule != "oracle" or has_oracle]
 
     return Report(
         tuple(measure(name, trace, rules_for(trace), bootstrap, **options) for name, trace in named.items())
@@ -59,10 +60,6 @@ def default_rules(trace: Trace) -> list[str]:
     if find_spec("sklearn") is None:  # which fits agreement
         rules = [rule for rule in rules if not rule.startswith("agreement")]
     return rules if trace.gates is None else [*rules, "gate"]
-
-
-def allows_oracle(trace: Trace) -> bool:
-    return trace.labels is not None and trace.problem_type != REGRESSION
 
 
 @dataclass(frozen=True)

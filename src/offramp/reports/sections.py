@@ -28,8 +28,6 @@ class Readiness:
 
 @dataclass(frozen=True)
 class Section:
-    """A trace with its sweep."""
-
     name: str
     sweep: Sweep
     readiness: Mapping[str, Readiness]

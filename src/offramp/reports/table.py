@@ -1,10 +1,10 @@
 """The report as text: what each rule saves at what loss."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 from offramp.curves import Curve, Point, Sweep
+from offramp.errors import count
 from offramp.reports.sections import Section
 
 LOSSES = (0.5, 1.0, 2.0)
@@ -12,13 +12,11 @@ NONE = "-"
 
 
 def report_text(sections: Sequence[Section]) -> str:
-    return "\n\n\n".join(section_text(section) for section in sections)
-
-
-def section_text(section: Section) -> str:
-    sweep = section.sweep
-    title = f"{section.name}\n{summary_line(sweep)}"
-    return "\n\n".join([title, format_table(rule_rows(sweep)), format_table(exit_rows(sweep))])
+    return "\n\n\n".join(
+        f"{each.name}\n{summary_line(each.sweep)}\n\n"
+        f"{format_table(rule_rows(each.sweep))}\n\n{format_table(exit_rows(each.sweep))}"
+        for each in sections
+    )
 
 
 def summary_line(sweep: Sweep) -> str:
@@ -67,22 +65,23 @@ def cheapest_within(sweep: Sweep, curve: Curve, loss: float) -> Point | None:
 
 
 def policy_text(curve: Curve, point: Point) -> str:
-    """The policy of a point with four digits of its threshold, or the name of a rule that no system can run."""
-    if not curve.attainable:
-        return curve.rule
-    policy = curve.policy(point)
-    if point.threshold is None:
-        return str(policy)
-    return str(replace(policy, threshold=float(f"{point.threshold:.4g}")))
+    """The policy of a point for people, or the name of a rule that no system can run."""
+    return short(curve.policy(point)) if curve.attainable else curve.rule
 
 
 def exit_rows(sweep: Sweep) -> list[list[str]]:
     """A header, then the scores of each exit if every example left there."""
+    scores = {metric: [point.scores[metric] for point in sweep.per_exit] for metric in sweep.metrics}
+    return layer_rows(sweep.layers, scores)
+
+
+def layer_rows(layers: Sequence[int], scores: Mapping[str, Sequence[float]]) -> list[list[str]]:
+    """A header, then each metric at each layer."""
     rows = [
-        [str(layer), *(percent(point.scores[metric]) for metric in sweep.metrics)]
-        for layer, point in zip(sweep.layers, sweep.per_exit, strict=True)
+        [str(layer), *(percent(values[exit]) for values in scores.values())]
+        for exit, layer in enumerate(layers)
     ]
-    return [["layer", *sweep.metrics], *rows]
+    return [["layer", *scores], *rows]
 
 
 def percent(score: float) -> str:
@@ -96,15 +95,6 @@ def short(policy: object) -> str:
     'entropy:0.4742,min_layer=2,class.v1.25000=0.01235'
     """
     return re.sub(r"(?<=[:/=])\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.4g}", str(policy))
-
-
-def count(number: int, noun: str) -> str:
-    """A number of things.
-
-    >>> count(1, "text"), count(8530, "text")
-    ('1 text', '8530 texts')
-    """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:

@@ -65,26 +65,22 @@ def create_app(service: Service) -> ASGIApp:
         description="Text classification with early exits.",
         lifespan=endpoints.lifespan,
     )
-    locked = [Depends(endpoints.check_key)] if service.api_key else []
-    unauthorized = [401] if service.api_key else []
+    locked: dict[str, Any] = {}
+    if service.api_key:
+        locked = {"dependencies": [Depends(endpoints.check_key)], "responses": error_models(401)}
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(page)
     app.get("/health", response_model=Health)(health)
     app.get("/ready", response_model=Ready, responses=error_models(503))(endpoints.ready)
-    app.get(
-        "/info", response_model=dict[str, Any], dependencies=locked, responses=error_models(*unauthorized)
-    )(endpoints.info)
-    app.get(
-        "/metrics",
-        response_class=PlainTextResponse,
-        dependencies=locked,
-        responses=error_models(*unauthorized),
-    )(endpoints.scrape)
+    app.get("/info", response_model=dict[str, Any], **locked)(endpoints.info)
+    app.get("/metrics", response_class=PlainTextResponse, **locked)(endpoints.scrape)
+    schema = request_schema(service.allowed, service.batcher.classifier.stages.layers)
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    refusals = error_models(400, 413, 415, 422, 429, 500, 503)
     app.post(
         "/predict",
         response_model=PredictResponse,
-        dependencies=locked,
-        responses=error_models(400, *unauthorized, 413, 415, 422, 429, 500, 503),
-        openapi_extra={"requestBody": endpoints.body_schema()},
+        openapi_extra={"requestBody": body},
+        **locked | {"responses": refusals | locked.get("responses", {})},
     )(endpoints.predict)
     for kind, handler in HANDLERS.items():
         app.exception_handler(kind)(handler)
@@ -189,10 +185,6 @@ class Endpoints:
         """Metrics in Prometheus' text format."""
         self.metrics.refresh(self.batcher)
         return PlainTextResponse(self.metrics.render(), media_type="text/plain; version=0.0.4")
-
-    def body_schema(self) -> dict[str, Any]:
-        schema = request_schema(self.service.allowed, self.batcher.classifier.stages.layers)
-        return {"required": True, "content": {"application/json": {"schema": schema}}}
 
     async def predict(self, request: Request) -> Response:
         """Classify one text, a list of texts, or a list of pairs, each with its own exit layer."""

@@ -14,7 +14,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from offramp.classifier import Prediction
 from offramp.criteria.base import Criterion
@@ -63,13 +62,6 @@ class RungReport:
     """Whether the drift is large enough for a warning."""
 
 
-class Sample(NamedTuple):
-    """A prediction to compare with full depth."""
-
-    tokens: Tokens
-    prediction: Prediction
-
-
 class Audit:
     """Audits all rungs of a ladder. Thread-safe.
 
@@ -94,7 +86,7 @@ class Audit:
     ) -> None:
         self.share = share
         self._rungs = [RungAudit(policy, layers, delta) for policy in policies]
-        self._samples = [deque[Sample](maxlen=keep) for _ in policies]
+        self._samples = [deque[tuple[Tokens, Prediction]](maxlen=keep) for _ in policies]
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
@@ -108,7 +100,7 @@ class Audit:
         with self._lock:
             self._rungs[rung].count_exit(prediction.layer)
             if self._random.random() < self.share:
-                self._samples[rung].append(Sample(tokens, prediction))
+                self._samples[rung].append((tokens, prediction))
 
     def examine(self, full_depth: Callable[[Tokens], Prediction]) -> int | None:
         """Compares one kept prediction, of the rung with the fewest examined. Returns the rung if this breaks its
@@ -132,8 +124,6 @@ class Audit:
 
 
 class RungAudit:
-    """The audit of one rung."""
-
     def __init__(self, policy: Policy, layers: Sequence[int], delta: float) -> None:
         self.policy = policy
         self.layers = tuple(layers)

@@ -30,27 +30,27 @@ class Metrics:
         )
         self.texts = self.counter("texts", "Texts answered, by exit layer.", ["layer", "rung"])
         self.not_finite = self.counter("texts_not_finite", "Texts with NaN or infinite logits.", [])
-        self.waiting_texts = self.gauge("waiting_texts", "Texts in the queue.", [], "livesum")
+        self.waiting_texts = self.gauge("waiting_texts", "Texts in the queue.", "livesum")
         self.waiting_tokens = self.gauge(
-            "waiting_tokens", "Tokens in the queue, padding included.", [], "livesum"
+            "waiting_tokens", "Tokens in the queue, padding included.", "livesum"
         )
-        self.rung = self.gauge("rung", "Current rung; the lowest of all workers.", [], "livemax")
-        self.healthy = self.gauge("healthy", "1 if the model passes its test.", [], "livemin")
+        self.rung = self.gauge("rung", "Current rung; the lowest of all workers.", "livemax")
+        self.healthy = self.gauge("healthy", "1 if the model passes its test.", "livemin")
         self.examined = self.gauge(
-            "audit_examined", "Predictions compared with full depth.", ["rung"], "livesum"
+            "audit_examined", "Predictions compared with full depth.", "livesum", "rung"
         )
-        self.disagreed = self.gauge("audit_disagreed", "Those of them that differed.", ["rung"], "livesum")
-        self.lower = self.gauge("audit_lower", "Lower bound on the share that differs.", ["rung"], "livemax")
-        self.upper = self.gauge("audit_upper", "Upper bound on the share that differs.", ["rung"], "livemin")
-        self.broken = self.gauge("certificate_broken", "1 if the audit disproved it.", ["rung"], "livemax")
+        self.disagreed = self.gauge("audit_disagreed", "Those of them that differed.", "livesum", "rung")
+        self.lower = self.gauge("audit_lower", "Lower bound on the share that differs.", "livemax", "rung")
+        self.upper = self.gauge("audit_upper", "Upper bound on the share that differs.", "livemin", "rung")
+        self.broken = self.gauge("certificate_broken", "1 if the audit disproved it.", "livemax", "rung")
         self.drift = self.gauge(
-            "exit_drift", "Total variation distance of the exits from calibration.", ["rung"], "livemax"
+            "exit_drift", "Total variation distance of the exits from calibration.", "livemax", "rung"
         )
 
     def counter(self, name: str, help: str, labels: list[str]) -> Counter:
         return Counter(f"offramp_{name}", help, labels, registry=self.registry)
 
-    def gauge(self, name: str, help: str, labels: list[str], mode: str) -> Gauge:
+    def gauge(self, name: str, help: str, mode: str, *labels: str) -> Gauge:
         """`mode` is how the values of several workers are combined."""
         return Gauge(f"offramp_{name}", help, labels, registry=self.registry, multiprocess_mode=mode)  # type: ignore[arg-type]
 

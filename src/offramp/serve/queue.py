@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from offramp.classifier import Prediction
 from offramp.classifier.texts import Text
-from offramp.errors import BadOption, TooLarge
+from offramp.errors import BadOption, TooLarge, count
 from offramp.policy import Policy
 from offramp.stages import Tokens
 
@@ -69,8 +69,6 @@ class Waiting:
 
 @dataclass(eq=False)
 class Ticket:
-    """A request in the queue."""
-
     tokens: list[Tokens]
     rungs: tuple[Policy, ...]
     """Its policy on each rung of the ladder, full depth last; or the one that it named."""
@@ -118,8 +116,6 @@ class Ticket:
 
 
 class QueuedText(NamedTuple):
-    """One text of a request."""
-
     ticket: Ticket
     row: int
 
@@ -148,7 +144,7 @@ class Queue:
         limits = self.limits
         if items > limits.items or tokens > limits.tokens:
             raise TooLarge(
-                f"{items} text{'s' * (items > 1)} with at least {tokens} tokens, padding included, can never fit "
+                f"{count(items, 'text')} with at least {tokens} tokens, padding included, can never fit "
                 f"the queue ({limits.items} texts, {limits.tokens} tokens); split the request."
             )
         return self.items + items <= limits.items and self.tokens + tokens <= limits.tokens

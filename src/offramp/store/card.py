@@ -12,7 +12,7 @@ from offramp.curves import sweep
 from offramp.curves.measure import measure
 from offramp.policy import Policy
 from offramp.policy.text import criterion_name
-from offramp.reports.table import percent, short
+from offramp.reports.table import layer_rows, percent, short
 from offramp.store.folder import ModelInfo, is_path
 from offramp.store.manifest import CONFIG, read_json
 from offramp.trace import Trace
@@ -118,14 +118,8 @@ def summary(info: ModelInfo) -> str:
 
 
 def exits_section(scores: Mapping[str, Any]) -> str:
-    metrics = [name for name in scores if name != "layers"]
-    rows = [
-        [str(layer), *(percent(scores[metric][exit]) for metric in metrics)]
-        for exit, layer in enumerate(scores["layers"])
-    ]
-    return "## Scores of every exit\n\nOn the validation split, in per cent.\n\n" + table(
-        ["layer", *metrics], rows
-    )
+    header, *rows = layer_rows(scores["layers"], {name: scores[name] for name in scores if name != "layers"})
+    return "## Scores of every exit\n\nOn the validation split, in per cent.\n\n" + table(header, rows)
 
 
 def policy_section(policy: Policy) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from offramp.errors import BadData
+from offramp.errors import BadData, count
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from offramp.tasks.files import RawTable, plural
+from offramp.tasks.files import RawTable
 
 
 def check_rows(
@@ -67,15 +67,15 @@ def without_faults(table: RawTable, incomplete: Mapping[int, str], bad_rows: str
             raise BadData(f"{table.source}: no examples")
         return table
     first = min(faults)
-    count, message = plural(len(faults), "bad row"), f"{table.where(first)}: {faults[first]}"
+    bad, message = count(len(faults), "bad row"), f"{table.where(first)}: {faults[first]}"
     if "label" not in table.cells:
-        raise BadData(f"{message} ({count}). Every row of a test set needs a prediction; fix the file.")
+        raise BadData(f"{message} ({bad}). Every row of a test set needs a prediction; fix the file.")
     if bad_rows != "drop":
-        raise BadData(f"{message} ({count}). Fix the file, or pass bad_rows='drop' to skip such rows.")
+        raise BadData(f"{message} ({bad}). Fix the file, or pass bad_rows='drop' to skip such rows.")
     kept = [row for row, number in enumerate(table.numbers) if number not in faults]
     if not kept:
-        raise BadData(f"{message} ({count}). No row is left.")
-    warnings.warn(f"dropped {count}, the first at {message}", stacklevel=6)
+        raise BadData(f"{message} ({bad}). No row is left.")
+    warnings.warn(f"dropped {bad}, the first at {message}", stacklevel=6)
     cells = {role: [column[row] for row in kept] for role, column in table.cells.items()}
     return replace(table, cells=cells, numbers=[table.numbers[row] for row in kept], faults={})
 

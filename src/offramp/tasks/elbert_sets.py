@@ -25,11 +25,6 @@ def split_quoted(line: str) -> list[str]:
     return [text, label.strip('"')]
 
 
-def split_first_comma(line: str) -> list[str]:
-    """The cells of `rec.autos,a text`, where the text may contain commas."""
-    return line.split(",", 1)
-
-
 def task(
     name: str,
     labels: tuple[str, ...],
@@ -125,7 +120,7 @@ ELBERT_SETS = [
         tuple(NEWS20.split()),
         "20news",
         "20newsgroups",
-        split_line=split_first_comma,
+        split_line=lambda line: line.split(",", 1),  # rec.autos,a text that may contain commas
         hub=on_hub("SetFit/20_newsgroups", "text", "label_text", numbered=False),
     ),
     task("r8", tuple(R8.split())),

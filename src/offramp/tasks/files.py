@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from offramp.errors import BadData
+from offramp.errors import BadData, count
 
 Column: TypeAlias = int | str
 """A position, from 0 or negative from the end, or a name."""
@@ -83,7 +83,7 @@ class LineFile:
         header = rows[0][1]
         if len(header) < self._min_width():
             raise BadData(
-                f"{self.path}, line 1: expected at least {plural(self._min_width(), 'column')}, found {len(header)}. "
+                f"{self.path}, line 1: expected at least {count(self._min_width(), 'column')}, found {len(header)}. "
                 "Does this file belong to this task?"
             )
         headings = {role: header[column] for role, column in self._positions().items()}
@@ -268,13 +268,9 @@ def _select(
         if len(cells) == width:
             good.append((number, cells))
         else:
-            faults[number] = f"expected {plural(width, 'column')}, found {len(cells)}"
+            faults[number] = f"expected {count(width, 'column')}, found {len(cells)}"
     found = {role: [cells[column] for _, cells in good] for role, column in columns.items()}
     return RawTable(str(path), found, [number for number, _ in good], unit, faults, headings or {})
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _tsv(path: Path) -> Iterator[Record]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offramp.errors import UnknownName
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, decode
 
 Metric: TypeAlias = Callable[[Array, Array], float]
 
@@ -28,6 +28,13 @@ def compute(names: Sequence[str], labels: ArrayLike, predictions: ArrayLike) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metrics that are undefined, which are 0 here
         return {name: float(np.nan_to_num(METRICS[name](*rows))) for name in names}
+
+
+def score_logits(
+    names: Sequence[str], labels: ArrayLike | None, logits: Array, problem_type: str
+) -> dict[str, float]:
+    """The named metrics of the predictions that logits stand for; empty without labels."""
+    return {} if labels is None else compute(names, labels, decode(logits, problem_type))
 
 
 def check_known(names: Sequence[str]) -> None:
@@ -49,81 +56,38 @@ def check_metrics(names: Sequence[str], problem_type: str, classes: int) -> None
         raise UnknownName(f"{binary[0]} is for binary classification; choose macro_f1 or micro_f1")
 
 
-def mcc(labels: Array, predictions: Array) -> float:
-    """Matthews' correlation coefficient."""
-    from sklearn import metrics
+def sklearn_metric(name: str, **options: Any) -> Metric:
+    def metric(labels: Array, predictions: Array) -> float:
+        from sklearn import metrics
 
-    return float(metrics.matthews_corrcoef(labels, predictions))
+        return float(getattr(metrics, name)(labels, predictions, **options))
 
-
-def acc(labels: Array, predictions: Array) -> float:
-    """The fraction of correct predictions; for multi-label, of rows that are correct in every label."""
-    from sklearn import metrics
-
-    return float(metrics.accuracy_score(labels, predictions))
+    return metric
 
 
-def f1(labels: Array, predictions: Array) -> float:
-    """F1 of class 1, for binary classification."""
-    return _f1("binary", labels, predictions)
+def correlation(name: str) -> Metric:
+    def metric(labels: Array, predictions: Array) -> float:
+        from scipy import stats
+
+        return float(getattr(stats, name)(labels, predictions).statistic) if len(labels) > 1 else 0.0
+
+    return metric
 
 
-def macro_f1(labels: Array, predictions: Array) -> float:
-    """The mean F1 of all classes that occur; for multi-label, of all labels."""
-    return _f1("macro", labels, predictions)
-
-
-def micro_f1(labels: Array, predictions: Array) -> float:
-    """F1 over all decisions together; for single-label problems the same as acc."""
-    return _f1("micro", labels, predictions)
-
-
-def _f1(average: str, labels: Array, predictions: Array) -> float:
-    from sklearn import metrics
-
-    return float(metrics.f1_score(labels, predictions, average=average, zero_division=0.0))
-
-
-def acc_and_f1(labels: Array, predictions: Array) -> float:
-    """The mean of acc and f1, GLUE's summary for MRPC and QQP."""
-    return (acc(labels, predictions) + f1(labels, predictions)) / 2
-
-
-def pearson(labels: Array, predictions: Array) -> float:
-    """Pearson's correlation."""
-    from scipy import stats
-
-    return _correlation(stats.pearsonr, labels, predictions)
-
-
-def spearmanr(labels: Array, predictions: Array) -> float:
-    """Spearman's rank correlation."""
-    from scipy import stats
-
-    return _correlation(stats.spearmanr, labels, predictions)
-
-
-def _correlation(measure: Callable[..., Any], labels: Array, predictions: Array) -> float:
-    if len(labels) < 2:
-        return 0.0
-    return float(np.nan_to_num(measure(labels, predictions).statistic))
-
-
-def corr(labels: Array, predictions: Array) -> float:
-    """The mean of pearson and spearmanr, GLUE's summary for STS-B."""
-    return (pearson(labels, predictions) + spearmanr(labels, predictions)) / 2
+def mean_of(*names: str) -> Metric:
+    return lambda labels, predictions: float(np.mean([*compute(names, labels, predictions).values()]))
 
 
 METRICS: Mapping[str, Metric] = {
-    "mcc": mcc,
-    "acc": acc,
-    "f1": f1,
-    "acc_and_f1": acc_and_f1,
-    "pearson": pearson,
-    "spearmanr": spearmanr,
-    "corr": corr,
-    "macro_f1": macro_f1,
-    "micro_f1": micro_f1,
+    "mcc": sklearn_metric("matthews_corrcoef"),
+    "acc": sklearn_metric("accuracy_score"),  # for multi-label, of rows that are correct in every label
+    "f1": sklearn_metric("f1_score", average="binary", zero_division=0.0),  # of class 1
+    "acc_and_f1": mean_of("acc", "f1"),  # GLUE's summary for MRPC and QQP
+    "pearson": correlation("pearsonr"),
+    "spearmanr": correlation("spearmanr"),
+    "corr": mean_of("pearson", "spearmanr"),  # GLUE's summary for STS-B
+    "macro_f1": sklearn_metric("f1_score", average="macro", zero_division=0.0),
+    "micro_f1": sklearn_metric("f1_score", average="micro", zero_division=0.0),
 }
 
 SUITABLE = {

@@ -95,7 +95,10 @@ def check_labels(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> None:
 def prepare(model: ExitModel, task: Task, recipe: Recipe) -> Task:
     """Adds what the recipe needs to the model and removes its policy; returns the task in the model's label order."""
     task = match_labels(model, task)
-    add_needs(model, recipe)
+    if "weights" in recipe.needs:
+        model.add_exit_weights()
+    if "gate" in recipe.needs:
+        model.add_gate()
     model.config.policy = None  # chosen for the old weights
     return task
 
@@ -108,10 +111,3 @@ def match_labels(model: ExitModel, task: Task) -> Task:
     model.config.id2label = dict(enumerate(task.labels))
     model.config.label2id = {name: index for index, name in enumerate(task.labels)}
     return task
-
-
-def add_needs(model: ExitModel, recipe: Recipe) -> None:
-    if "weights" in recipe.needs:
-        model.add_exit_weights()
-    if "gate" in recipe.needs:
-        model.add_gate()

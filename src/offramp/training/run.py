@@ -43,8 +43,6 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class Trained:
-    """The result of training."""
-
     model: ExitModel
     scores: dict[str, list[float]]
     """Each metric of the task at each exit, on the validation split; empty without one."""
@@ -210,7 +208,10 @@ class Training:
         if has_labels(self.data, "validation"):
             scores = exit_scores(self.task, trainer.predict(self.data["validation"]))
         self.model.config.fine_tuned = True
-        save_finished(trainer, folder, scores)
+        trainer.save_model(str(folder))
+        if trainer.is_world_process_zero():
+            record = {"layers": self.model.config.exits, **scores}
+            write_files({folder / SCORES: json.dumps(record, indent=2)})
         return scores
 
     @property
@@ -282,13 +283,6 @@ def save_phase(trainer: PhaseTrainer, folder: Path) -> None:
     if trainer.is_world_process_zero():
         incomplete.rename(folder / "done")
     trainer.accelerator.wait_for_everyone()
-
-
-def save_finished(trainer: PhaseTrainer, folder: Path, scores: Mapping[str, Any]) -> None:
-    trainer.save_model(str(folder))
-    if trainer.is_world_process_zero():
-        exits = cast(ExitModel, trainer.model).config.exits
-        write_files({folder / SCORES: json.dumps({"layers": exits, **scores}, indent=2)})
 
 
 def load_finished(model: ExitModel, folder: Path) -> Trained:

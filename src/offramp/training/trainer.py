@@ -3,7 +3,6 @@
 Everything else (loop, schedule, checkpoints, mixed precision, processes, loggers) is Trainer's.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -146,7 +145,10 @@ def freeze(model: ExitModel, trainable: str) -> None:
 def trainable_parameters(model: ExitModel, trainable: str) -> set[nn.Parameter]:
     if trainable == "all":
         return set(model.parameters())
-    *inner, last = (set(head_parameters(model, exit)) for exit in range(len(model.config.exits)))
+    *inner, last = (
+        {parameter for part in model.heads.parts(exit) for parameter in part.parameters()}
+        for exit in range(len(model.config.exits))
+    )
     if trainable == "final":
         return {*model.backbone.parameters(), *last}
     chosen = set[nn.Parameter]().union(*inner) - last
@@ -157,10 +159,6 @@ def trainable_parameters(model: ExitModel, trainable: str) -> set[nn.Parameter]:
             "or heads with classifier='own'"
         )
     return chosen
-
-
-def head_parameters(model: ExitModel, exit: int) -> Iterator[nn.Parameter]:
-    return (parameter for part in model.heads.parts(exit) for parameter in part.parameters())
 
 
 def anchor_for(choice: str, task: str) -> str:
