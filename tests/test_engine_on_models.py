@@ -149,7 +149,7 @@ def test_nan_logits_are_flagged_and_leave_at_the_last_exit(tiny_encoder: Callabl
     model.backbone.encoder.layer[1].output.dense.weight.data[0, 0] = torch.nan
     engine = Engine(TorchStages(model))
     decision = engine.run(texts(), Policy.parse("confidence:0,min_layer=2"))
-    assert set(decision.exits) == {3}
+    assert set(decision.exits) == {4}
     assert not decision.finite.any()
     assert set(engine.run(texts(), Policy.parse("confidence:0")).exits) == {0}
 

@@ -16,7 +16,7 @@ from offramp.classifier import Classifier
 from offramp.cli import app
 from offramp.collector import collect
 from offramp.errors import BadPolicy
-from offramp.policy import Policy
+from offramp.policy import Policy, fold
 from offramp.serve.server import ServerOptions, load, make_app
 from offramp.store import load_model
 from offramp.trace import Trace
@@ -75,12 +75,17 @@ def test_a_ladder_runs_the_policy_that_calibrate_printed(learned: Learned) -> No
 
 
 def test_a_request_names_a_threshold_and_the_stored_coefficients_decide(learned: Learned) -> None:
-    with TestClient(make_app(ServerOptions(learned.model, "colours", allow=("agreement:0.7",)))) as client:
-        body = {"texts": learned.texts[:50], "policy": "agreement:0.7"}
+    stored = Classifier.from_pretrained(learned.model).policy
+    readiness = fold(stored.criterion, learned.trace.logits, layers=learned.trace.layers).readiness
+    threshold = round(float(np.median(readiness[:50, :-1].max(1))), 3)  # some texts leave early
+    with TestClient(
+        make_app(ServerOptions(learned.model, "colours", allow=(f"agreement:{threshold}",)))
+    ) as client:
+        body = {"texts": learned.texts[:50], "policy": f"agreement:{threshold}"}
         reply = client.post("/predict", json=body)
         assert reply.status_code == 200, reply.text
         assert client.post("/predict", json=body | {"policy": "agreement:0.8"}).status_code == 422
-    expected = replace(Classifier.from_pretrained(learned.model).policy, threshold=0.7)
+    expected = replace(stored, threshold=threshold)
     found = [each["layer"] for each in reply.json()["predictions"]]
     assert found == layers(expected, learned)
     assert len(set(found)) > 1

@@ -67,7 +67,7 @@ def test_traffic_on_the_page_follows_the_server(serve: Serve, browser: webdriver
     wait.until(lambda _: text(browser, "total") == str(len(answers)))
     assert text(browser, "mean") == "4.0"
     columns = [each.text.split("\n") for each in browser.find_elements(By.CSS_SELECTOR, "#histogram div")]
-    assert columns == [["0%", "1"], ["0%", "2"], ["0%", "3"], ["100%", "4"]]
+    assert columns == [["0%", "0"], ["0%", "1"], ["0%", "2"], ["0%", "3"], ["100%", "4"]]
     wait.until(lambda _: text(browser, "rate") == "0.0")
 
 
