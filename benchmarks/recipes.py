@@ -132,28 +132,26 @@ def load_task(name: str, options: argparse.Namespace) -> tuple[Task, dict[str, A
     """The task and, for SST-2, the other parts of its train file."""
     if name != "sst2":
         return Task.named(name, folder=options.glue), {}
-    with (options.glue / "SST-2" / "train.tsv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    order = iter(np.random.default_rng(0).permutation(len(rows)).tolist())
-    parts = {part: [rows[next(order)] for _ in range(count)] for part, count in SST2.items()}
+    rows = read_sst2(options.glue / "SST-2" / "train.tsv")
+    order = iter(np.random.default_rng(0).permutation(len(rows["text"])).tolist())
+    parts = {}
+    for part, count in SST2.items():
+        chosen = [next(order) for _ in range(count)]
+        parts[part] = {name: [column[row] for row in chosen] for name, column in rows.items()}
     folder = options.out / "sst2"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "train.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "label"])
-        writer.writerows((row["sentence"].strip(), row["label"]) for row in parts["train"])
-    columns = {
-        part: {
-            "text": [row["sentence"].strip() for row in chosen],
-            "label": [int(row["label"]) for row in chosen],
-        }
-        for part, chosen in parts.items()
-    }
-    dev = options.glue / "SST-2" / "dev.tsv"
+    Dataset.from_dict(parts["train"]).to_csv(folder / "train.csv")
+    Dataset.from_dict(read_sst2(options.glue / "SST-2" / "dev.tsv")).to_csv(folder / "dev.csv")
     task = Task.from_files(
-        train=folder / "train.csv", validation=dev, labels=["0", "1"], metrics=["acc"], name="sst2"
+        train=folder / "train.csv", validation=folder / "dev.csv", metrics=["acc"], name="sst2"
     )
-    return task, columns
+    return task, parts
+
+
+def read_sst2(file: Path) -> dict[str, list[Any]]:
+    with file.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return {"text": [row["sentence"].strip() for row in rows], "label": [int(row["label"]) for row in rows]}
 
 
 def measure(folder: Path) -> dict[str, Any]:

@@ -135,12 +135,21 @@ def prepare(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -
         {"text": [row["sentence"] for row in rows], "label": [int(row["label"]) for row in rows]}
     )
     held_back, test = data.select(range(0, len(rows), 2)), data.select(range(1, len(rows), 2))
-    full_depth_graph(model, folder)
+    sample = held_back["text"][::5]  # for the scales of int8, and not to calibrate on
+    held_back = held_back.select([row for row in range(len(held_back)) if row % 5])
+    full_depth_graph(model, folder, sample)
     policies = {}
+    logits = {}
     for name, precision in EXITS.items():
-        place = model if precision is None else export(model, folder / f"stages-{precision}", precision)
+        options = {} if precision != "int8" else {"texts": sample}
+        place = (
+            model
+            if precision is None
+            else export(model, folder / f"stages-{precision}", precision, **options)
+        )
         classifier = Classifier.from_pretrained(place, "never")
         trace = collect(classifier, held_back, metrics=("acc",), data="held back", progress=False)
+        logits[name] = classifier.engine.trace(classifier.tokenizer(test["text"][:]))[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             policy = calibrate(trace, RULE, target)
@@ -152,6 +161,7 @@ def prepare(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -
                 "policies": policies,
                 "texts": test["text"][:],
                 "labels": test["label"][:],
+                "layers": per_layer(logits, np.array(test["label"][:])),
             }
         ),
         encoding="utf-8",
@@ -159,15 +169,31 @@ def prepare(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -
     return folder
 
 
-def full_depth_graph(model: str, folder: Path) -> None:
+def per_layer(logits: dict[str, np.ndarray], labels: np.ndarray) -> dict[str, dict[str, list[float]]]:
+    """Per cent of texts at each exit with the right label, and with the label of fp32 in PyTorch."""
+    found = {name: each.argmax(-1) for name, each in logits.items()}
+    expected = found["offramp torch fp32"]
+    return {
+        name: {
+            "accuracy": (100 * (each == labels[:, None]).mean(0)).tolist(),
+            "agreement": (100 * (each == expected).mean(0)).tolist(),
+        }
+        for name, each in found.items()
+    }
+
+
+def full_depth_graph(model: str, folder: Path, sample: Sequence[str]) -> None:
     """Write full-fp32.onnx and full-int8.onnx: tokens to the logits of the last exit, in one graph."""
     import onnx
     import torch
+    from transformers import AutoTokenizer
 
+    from offramp.classifier.texts import BatchTokenizer
     from offramp.model import ExitModel
-    from offramp.onnx_export.exporter import plain_copy
+    from offramp.onnx_export.exporter import plain_copy, sample_tokens
     from offramp.onnx_export.graphs import capture, optimize, to_onnx
-    from offramp.onnx_export.int8 import quantize
+    from offramp.onnx_export.int8 import observe, quantize
+    from offramp.stages.onnx import embedding_inputs
 
     whole = plain_copy(ExitModel.from_pretrained(model))
     last = len(whole.config.exits) - 1
@@ -193,7 +219,10 @@ def full_depth_graph(model: str, folder: Path) -> None:
     }
     graph = optimize(to_onnx(capture(Full(), inputs), ["logits"]))
     onnx.save(graph, folder / "full-fp32.onnx")
-    onnx.save(quantize(graph), folder / "full-int8.onnx")
+    tokenizer = BatchTokenizer(AutoTokenizer.from_pretrained(model), whole.max_length)
+    tokens = sample_tokens(tokenizer, sample)
+    activations, _ = observe(graph, [embedding_inputs([text], padding=0) for text in tokens])
+    onnx.save(quantize(graph, activations), folder / "full-int8.onnx")
 
 
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -226,6 +255,7 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "texts": len(labels),
         "policies": job["policies"],
+        "layers": job["layers"],
         "runtimes": ratios(found, times),
     }
 
@@ -371,6 +401,12 @@ def table(name: str, results: dict[str, Any]) -> str:
         f"\nThe best at full depth is {best['one, tokenizing']['best at full depth']} for one text, "
         f"{best['window, tokenizing']['best at full depth']} in windows."
     )
+    for measure in ("accuracy", "agreement"):
+        lines += ["", f"{measure} at each exit, per cent:", ""]
+        lines += [
+            f"{runtime}: {' '.join(f'{value:.1f}' for value in each[measure])}"
+            for runtime, each in results["layers"].items()
+        ]
     policies = [f"{runtime} {policy}" for runtime, policy in results["policies"].items()]
     lines.append(f"\nPolicies: {', '.join(policies)}.")
     return "\n".join(lines)
@@ -508,7 +544,9 @@ def onnx(precision: str, folder: Path, job: dict[str, Any], threads: int) -> Cal
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(folder / f"full-{precision}.onnx", options)
+    session = onnxruntime.InferenceSession(
+        folder / f"full-{precision}.onnx", options, disabled_optimizers=["SkipLayerNormFusion"]
+    )
     names = {each.name for each in session.get_inputs()}
 
     def logits(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -1,13 +1,13 @@
 """Measures servers under load, with requests that arrive at a constant rate and do not wait for each other.
 
-    python benchmarks/serve.py --model FOLDER --texts FILE [--quick] [--soak MINUTES] > serve.json
+    python benchmarks/serve.py --model FOLDER --texts FILE [--quick] > serve.json
 
 FOLDER holds a trained ExitModel with its tokenizer; FILE has one text per line, or is a .tsv with a column
 `sentence` or `text`. Policies are calibrated on the first half of the texts; the second half is the load.
 Four servers are measured: transformers' pipeline served by FastAPI, which batches up to 32 waiting requests, and
 `offramp serve` at full depth, with a policy, and with a ladder of three. Requests of one text each arrive at 0.5, 1
 and 3 times the capacity of the pipeline, sent by a separate process. Latency counts from the time a request was due.
---soak then runs the ladder at 0.8 of its capacity and records its memory. A table goes to stderr and JSON to stdout.
+A table goes to stderr and JSON to stdout. soak.py measures long runs.
 """
 
 import argparse
@@ -57,16 +57,16 @@ def main() -> None:
     half = len(texts) // 2
     with tempfile.TemporaryDirectory() as folder:
         policies = calibrate_ladder(args, texts[:half], Path(folder))
-        load = [json.dumps({"texts": text}).encode() for text in texts[half:]]
+        load = [to_body(text) for text in texts[half:]]
         report: dict[str, Any] = {"machine": machine(args), "policies": policies["described"]}
-        if not args.soak_only:
-            report["servers"] = compare(args, policies, load)
-            show(report["servers"])
-        if args.soak:
-            report["soak"] = soak(args, policies, load)
-            print(json.dumps(report["soak"], indent=2), file=sys.stderr)
+        report["servers"] = compare(args, policies, load)
+        show(report["servers"])
     print(json.dumps(report, indent=2))
     return None
+
+
+def to_body(text: str) -> bytes:
+    return json.dumps({"texts": text}).encode()
 
 
 def arguments() -> argparse.Namespace:
@@ -81,8 +81,6 @@ def arguments() -> argparse.Namespace:
         "--max-waiting", type=int, default=512, help="queue size of `offramp serve`, in texts"
     )
     parser.add_argument("--quick", action="store_true", help="a minute or two, to check that it runs")
-    parser.add_argument("--soak", type=float, metavar="MINUTES", help="also record memory for this long")
-    parser.add_argument("--soak-only", action="store_true", help="skip the comparison")
     parser.add_argument("--pipeline-port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.seconds = args.seconds or (3 if args.quick else 20)
@@ -168,11 +166,6 @@ class Server:
     url: str
     process: subprocess.Popen[bytes]
 
-    def memory(self) -> float:
-        """Resident memory in MiB."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
-
 
 @contextmanager
 def start_server(command: list[str]) -> Iterator[Server]:
@@ -212,11 +205,10 @@ def wait_until_ready(server: Server, output: Any) -> None:
     raise SystemExit("a server took more than two minutes to start")
 
 
-def run_client(client: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+def run_client(client: Callable[..., Any], *arguments: Any) -> Any:
     """Run a client in its own process, so that it does not slow down this one's threads."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found: dict[str, Any] = pool.apply(client, arguments)
-        return found
+        return pool.apply(client, arguments)
 
 
 def closed_loop(url: str, load: list[bytes], seconds: float) -> dict[str, Any]:
@@ -280,8 +272,8 @@ class Client:
         self.waits: dict[str, list[float]] = {"answered": [], "refused": []}
         self.seen: Counter[str] = Counter()
 
-    async def send(self, number: int, due: float) -> None:
-        """Every request is counted as answered, refused, failed, lost or mixed up."""
+    async def send(self, number: int, due: float) -> str:
+        """The outcome; every request is counted as answered, refused, failed, lost or mixed up."""
         self.sent += 1
         outcome = "lost"
         try:
@@ -300,6 +292,7 @@ class Client:
             pass
         finally:
             self.outcomes[outcome] += 1
+        return outcome
 
     async def exchange(self, number: int) -> tuple[int, str, bytes]:
         reader, writer = await self.connection()
@@ -349,36 +342,13 @@ def percentiles(values: list[float]) -> dict[str, float] | None:
     return {f"p{part}": float(np.percentile(values, part)) for part in (50, 95, 99)}
 
 
-def soak(args: argparse.Namespace, policies: dict[str, Any], load: list[bytes]) -> dict[str, Any]:
-    """Memory of the server with a ladder, at 0.8 of its capacity."""
-    seconds = 60 * args.soak
-    with start_server(servers(args, policies)["ladder"]) as server:
-        run_client(closed_loop, server.url, load, args.seconds / 4)
-        capacity = run_client(closed_loop, server.url, load, args.seconds / 2)["answered per second"]
-        memory: list[float] = []
-        done = threading.Event()
-
-        def record() -> None:
-            while not done.wait(1):
-                memory.append(server.memory())
-
-        watcher = threading.Thread(target=record)
-        watcher.start()
-        try:
-            found = run_client(open_loop, server.url, load, seconds, 0.8 * capacity)
-        finally:
-            done.set()
-            watcher.join()
-    parts = np.array_split(np.array(memory), 5)
-    return {
-        "minutes": args.soak,
-        **found,
-        "MiB": {
-            "mean of each fifth": [round(float(part.mean()), 1) for part in parts],
-            "peak": max(memory),
-            "last fifth / second": float(parts[-1].mean() / parts[1].mean()),
-        },
-    }
+def memory(process: int) -> float:
+    """Resident memory in MiB; 0 once it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return 0.0
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS")), 0) / 1024
 
 
 def serve_pipeline(model: str, port: int, threads: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offramp.atomic import atomic_file, atomic_folder, write_files
+from offramp.atomic import atomic_file, atomic_folder, finish_writes, write_files
 from offramp.errors import OutputExists
 
 UNWRITABLE = "a lone surrogate \ud800"
@@ -29,6 +29,28 @@ def test_if_one_of_several_files_cannot_be_replaced_the_others_are_restored(tmp_
         write_files({old: "after", new: "after", folder: "after"})
     assert old.read_text() == "before"
     assert sorted(tmp_path.iterdir()) == [folder, old]
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2])
+def test_a_writer_killed_between_two_files_leaves_neither_or_both_to_the_next_reader(
+    tmp_path: Path, moved: int
+) -> None:
+    code = f"""
+import os, pathlib
+from offramp.atomic import write_files
+replace, moves = pathlib.Path.replace, iter(range({moved}))
+def replace_or_die(self, target):
+    if next(moves, None) is None:
+        os._exit(9)
+    return replace(self, target)
+pathlib.Path.replace = replace_or_die
+write_files({{pathlib.Path({str(tmp_path)!r}, name): "after" for name in ("one", "two", "three")}})
+"""
+    for name in ("one", "two", "three"):
+        (tmp_path / name).write_text("before")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    finish_writes(tmp_path)
+    assert {(tmp_path / name).read_text() for name in ("one", "two", "three")} == {"after"}
 
 
 def test_a_file_is_unchanged_when_writing_fails(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ class SumStages:
     has_gate: bool = False
     policy: Policy | None = None
     max_length: int = 6
+    trained_length: int | None = None
+    trained_on_pairs: bool | None = None
     budget: int = 40
     overhead: int = 0
     batches: list[tuple[int, int]] = field(default_factory=list)

@@ -32,13 +32,25 @@ def registries() -> Iterator[None]:
 
 @pytest.fixture
 def demo_model(
-    tiny_encoder: Callable[..., PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_encoder: Callable[..., PreTrainedModel],
+    tiny_classifier: Callable[..., PreTrainedModel],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A tiny model where the demo leaves its own."""
-    folder = tmp_path / "offramp-demo/run/model"
-    ExitModel.from_encoder(tiny_encoder("bert"), labels=["negative", "positive"]).save_pretrained(folder)
-    (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nmovie\n", encoding="utf-8")
-    BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    """Tiny models where the demo, a training run and a user have theirs."""
+    model = ExitModel.from_encoder(tiny_encoder("bert"), labels=["negative", "positive"])
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text(
+        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nmovie\nmessage\n1\n2\n3\n4\n5\n", encoding="utf-8"
+    )
+    for folder in ("fast/model", "runs/mine/model"):
+        model.save_pretrained(tmp_path / folder)
+        BertTokenizer(vocab=str(vocabulary)).save_pretrained(tmp_path / folder)
+    reranker = tmp_path / "fast-reranker/model"
+    ExitModel.from_encoder(tiny_encoder("bert"), num_labels=1).save_pretrained(reranker)
+    BertTokenizer(vocab=str(vocabulary)).save_pretrained(reranker)
+    tiny_classifier("bert").save_pretrained(tmp_path / "my-classifier")
+    BertTokenizer(vocab=str(vocabulary)).save_pretrained(tmp_path / "my-classifier")
     monkeypatch.chdir(tmp_path)
 
 

@@ -57,6 +57,8 @@ class NumpyStages:
     has_gate: bool = False
     policy: Policy | None = None
     max_length: int = 100
+    trained_length: int | None = None
+    trained_on_pairs: bool | None = None
     budget: int = 64
     overhead: int = 4
     batches: list[tuple[int, np.ndarray]] = field(default_factory=list)

@@ -23,7 +23,10 @@ if TYPE_CHECKING:  # the same names as in _NAMES, for type checkers
     from offramp.policy import Certificate, Policy
     from offramp.recipes import RECIPES, Phase, Recipe
     from offramp.reports import report
-    from offramp.store import store_policy
+    from offramp.reranking import Ranked, Reranker
+    from offramp.reranking.calibrate import RankGuarantee, calibrate_ranking
+    from offramp.retrofits import Retrofit, retrofit, retrofit_reranker
+    from offramp.store import store_policy, store_rank_rule
     from offramp.tasks import TASKS, Task
     from offramp.trace import Trace
     from offramp.training import default_arguments, train
@@ -46,10 +49,13 @@ _NAMES = {
     "curves": "Curve Sweep sweep",
     "calibration": "calibrate fit_temperatures Guarantee MaxLoss MinSpeedup Budget",
     "reports": "report",
-    "store": "store_policy",
+    "store": "store_policy store_rank_rule",
     "classifier": "Classifier Prediction",
     "collector": "collect",
+    "reranking": "Ranked Reranker",
+    "reranking.calibrate": "RankGuarantee calibrate_ranking",
     "onnx_export": "export",
+    "retrofits": "Retrofit retrofit retrofit_reranker",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -85,18 +91,26 @@ __all__ = [
     "Phase",
     "Policy",
     "Prediction",
+    "RankGuarantee",
+    "Ranked",
     "Recipe",
+    "Reranker",
+    "Retrofit",
     "Sweep",
     "Task",
     "Trace",
     "calibrate",
+    "calibrate_ranking",
     "collect",
     "default_arguments",
     "export",
     "fit_temperatures",
     "import_checkpoint",
     "report",
+    "retrofit",
+    "retrofit_reranker",
     "store_policy",
+    "store_rank_rule",
     "sweep",
     "train",
 ]

@@ -3,41 +3,60 @@
 Output is written to a scratch folder beside its target, `.NAME.RANDOM.unfinished`, and then renamed. A killed writer
 leaves its scratch folder behind; the next writer of the same target removes it once nothing in it has changed for an
 hour, so that a slow writer that is still running is left alone.
+
+Several files cannot be renamed in one step, so their scratch folder is: to `.NAME.RANDOM.complete`, from which they
+are then moved. If the writer is killed in between, the next reader or writer moves the rest.
 """
 
-import os
 import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from offramp.errors import OutputExists
 
-SUFFIX = ".unfinished"
+SUFFIX, COMPLETE = ".unfinished", ".complete"
 STALE_SECONDS = 3600
 
 
 def write_files(texts: Mapping[Path, str]) -> None:
-    """Write several files; if any of them fails, all are as they were before.
+    """Write several files of a folder; if any of them fails, all are as they were before."""
+    first = next(iter(texts))
+    folder = first.parent
+    finish_writes(folder)
+    with scratch(first) as draft, scratch(first) as old:
+        for path, text in texts.items():
+            (draft.parent / path.name).write_text(text, encoding="utf-8", newline="")
+            if path.is_file():
+                shutil.copy2(path, old.parent)
+        complete = draft.parent.rename(draft.parent.with_suffix(COMPLETE))
+        try:
+            move_files(complete, folder)
+        except OSError:
+            for path in texts:
+                if (before := old.parent / path.name).is_file():
+                    before.replace(path)
+                elif not (complete / path.name).exists():
+                    path.unlink()
+            shutil.rmtree(complete)
+            raise
 
-    Each file is replaced in one step, but a process killed between two of these steps leaves some of them old.
-    """
-    with ExitStack() as stack:
-        drafts = {path: stack.enter_context(scratch(path)) for path in texts}
-        for path, draft in drafts.items():
-            draft.write_text(texts[path], encoding="utf-8", newline="")
-        undo = stack.enter_context(ExitStack())
-        for path, draft in drafts.items():
-            before = shutil.copy2(path, f"{draft}.before") if path.is_file() else None
-            draft.replace(path)
-            if before:
-                undo.callback(os.replace, before, path)
-            else:
-                undo.callback(path.unlink)
-        undo.pop_all()
+
+def finish_writes(folder: Path) -> None:
+    """Move the files of writers that were killed after their files were complete."""
+    for complete in folder.glob(f".*{COMPLETE}"):
+        with suppress(PermissionError):  # a reader may not be allowed to write
+            move_files(complete, folder)
+
+
+def move_files(complete: Path, folder: Path) -> None:
+    with suppress(FileNotFoundError):  # another process has finished this write
+        for file in sorted(complete.iterdir()):
+            file.replace(folder / file.name)
+        complete.rmdir()
 
 
 @contextmanager

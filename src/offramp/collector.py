@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from offramp.classifier import Classifier
-from offramp.classifier.texts import BatchTokenizer
+from offramp.classifier.texts import BatchTokenizer, check_kind
 from offramp.engine import Engine
 from offramp.errors import BadData, BadOption
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
-from offramp.stages import Tokens, stages_of
+from offramp.row_hashes import hash_batch
+from offramp.stages import Tokens, stages_of, text_length
 from offramp.trace import Trace
 
 Batch = dict[str, list[Any]]
@@ -43,15 +44,20 @@ def collect(
             in a hidden test set, count as unlabelled.
         tokenizer: the model's fast tokenizer, needed for texts.
         batch_tokens: the most tokens in a micro-batch, padding included; by default what suits the runtime.
-        max_length: the number of tokens at which texts are truncated; by default the model's limit.
+        max_length: the number of tokens at which texts are truncated; by default as in training, or the
+            model's limit if that is unknown.
         metrics: names of the task's metrics, the headline first.
         data: a description of the data set, for people who read the trace.
         progress: show a progress bar.
     """
+    columns = dataset.column_names or ()
     was_training = getattr(model, "training", False)
     try:
         engine, batch_tokenizer = prepare(model, tokenizer, batch_tokens, max_length)
-        arrays = run(engine, dataset, batch_tokenizer, progress)
+        if "text" in columns:
+            check_kind("text_pair" in columns, engine.stages.trained_on_pairs, "a row")
+        known_rows = model.training_rows if isinstance(model, Classifier) else None
+        arrays = run(engine, dataset, batch_tokenizer, progress, known_rows)
     finally:
         if was_training:  # TorchStages set the model to evaluation
             model.train()
@@ -64,6 +70,7 @@ def collect(
         metrics=metrics,
         data=data,
         precision=stages.precision,
+        max_length=batch_tokenizer.max_length if batch_tokenizer and "input_ids" not in columns else None,
         **stages.about(),
     )
 
@@ -76,11 +83,17 @@ def prepare(
             raise BadOption("a Classifier has its own tokenizer, budget and max_length; set them there.")
         return model.engine, model.tokenizer
     engine = Engine(stages_of(model), budget=batch_tokens)
-    longest = min(max_length or engine.stages.max_length, engine.stages.max_length)
+    longest = text_length(engine.stages, max_length)
     return engine, None if tokenizer is None else BatchTokenizer(tokenizer, longest)
 
 
-def run(engine: Engine, dataset: Any, tokenizer: BatchTokenizer | None, progress: bool) -> dict[str, Any]:
+def run(
+    engine: Engine,
+    dataset: Any,
+    tokenizer: BatchTokenizer | None,
+    progress: bool,
+    known_rows: Array | None,
+) -> dict[str, Any]:
     """The arrays of a trace. Labels are checked before the model runs; those of a stream, as they are read."""
     from tqdm.auto import tqdm
 
@@ -107,6 +120,8 @@ def run(engine: Engine, dataset: Any, tokenizer: BatchTokenizer | None, progress
                 parts["gates"].append(gates)
             if labels is not None:
                 parts["labels"].append(labels)
+            if known_rows is not None and "text" in batch:
+                parts["trained_on"].append(np.isin(hash_batch(batch), known_rows))
             bar.update(len(tokens))
     if not parts:
         raise BadData("the data set is empty.")

@@ -1,5 +1,6 @@
 """ExitConfig: the config.json of a model with exits."""
 
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, ClassVar, Self, cast
 
@@ -11,7 +12,7 @@ from transformers.configuration_utils import SubConfigSpec
 from offramp.backbones import backbone_for
 from offramp.errors import BadConfig
 from offramp.heads import HeadConfig
-from offramp.problems import PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
+from offramp.problems import PROBLEM_TYPES, REGRESSION, SINGLE_LABEL, is_regression
 
 FORMAT = 1
 
@@ -33,8 +34,14 @@ class ExitConfig(PreTrainedConfig):
     """The fields of `HeadConfig`."""
     policy: dict[str, Any] | None = None
     """The default policy of predictions, as JSON."""
+    rank_rule: dict[str, Any] | None = None
+    """How documents are ranked, as JSON: `RankRule`."""
     fine_tuned: bool = False
     """Whether the last exit is a trained classifier, which training keeps unless a recipe is named."""
+    trained_length: int | None = None
+    """The number of tokens that texts were truncated to in training; None if unknown."""
+    trained_on_pairs: bool | None = None
+    """Whether training had pairs of texts; None if unknown."""
     learned_weights: bool = False
     """Whether the loss of each exit has a learned weight (ELBERT)."""
     initializer_range: float = 0.02
@@ -54,7 +61,7 @@ class ExitConfig(PreTrainedConfig):
             raise BadConfig("num_labels must be 1 or more")
         self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
         if self.problem_type is None:
-            self.problem_type = REGRESSION if self.num_labels == 1 else SINGLE_LABEL
+            self.problem_type = REGRESSION if is_regression(self.num_labels, None) else SINGLE_LABEL
         if self.problem_type not in PROBLEM_TYPES:
             raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEM_TYPES)}")
 
@@ -88,6 +95,17 @@ class ExitConfig(PreTrainedConfig):
     @property
     def num_layers(self) -> int:
         return int(self.encoder_config.num_hidden_layers)
+
+    @property
+    def label_names(self) -> list[str]:
+        """In the order of the logits."""
+        return [name for _, name in sorted((self.id2label or {}).items())]
+
+    def rename_labels(self, names: Sequence[str]) -> None:
+        if len(names) != len(self.label_names):
+            raise BadConfig(f"{len(names)} label names for {len(self.label_names)} outputs")
+        self.id2label = dict(enumerate(names))
+        self.label2id = {name: index for index, name in enumerate(names)}
 
     @property
     def head_config(self) -> HeadConfig:

@@ -8,13 +8,15 @@ and the weights of a stage stay in the cache. Nothing is kept between calls, so 
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from offramp.errors import BadOption
-from offramp.policy import Decision, Policy
+from offramp.policy import Decider, Decision, Policy
+from offramp.policy.ranking import RankDecider, Ranking
 from offramp.problems import Array
 from offramp.stages import Stages, Tokens
 
@@ -53,15 +55,39 @@ class Engine:
         `time.monotonic()` value, one for all examples or one for each. An example past its deadline leaves with
         the logits of the last exit it passed; every example passes the first.
         """
-        decision = Decision(
-            exits=np.empty(len(examples), np.int64),
-            logits=np.empty((len(examples), len(self.stages.labels)), np.float32),
-            finite=np.empty(len(examples), bool),
-        )
-        deadlines = np.broadcast_to(deadline, len(examples))
+        decision, deadlines = self.undecided(len(examples)), np.broadcast_to(deadline, len(examples))
+        layers, skipped = self.stages.layers, policy.skippable_exits(self.stages.layers)
+
+        def begin(rows: Array) -> Decider:
+            return policy.begin(len(rows), layers, self.stages.problem_type)
+
         for rows in self.windows(examples):
-            self.run_window(self.embed(examples, rows), policy, deadlines, decision)
+            for _ in self.run_window(self.embed(examples, rows), begin, skipped, deadlines, decision):
+                pass
         return decision
+
+    def run_lists(
+        self, examples: Sequence[Tokens], ranking: Ranking, deadline: float | Array = math.inf
+    ) -> Iterator[Decision]:
+        """Like `run`, for examples that are documents in lists, all of a list in the same window.
+
+        Yields the decision after every micro-batch, complete after the last one, so that a caller may do other work
+        in between.
+        """
+        decision, deadlines = self.undecided(len(examples)), np.broadcast_to(deadline, len(examples))
+        skipped = ranking.skippable_exits(self.stages.layers)
+        for rows in self.windows(examples, ranking.sizes.tolist()):
+            for _ in self.run_window(self.embed(examples, rows), ranking.begin, skipped, deadlines, decision):
+                yield decision
+        yield decision
+
+    def undecided(self, examples: int) -> Decision:
+        """A decision to be filled in."""
+        return Decision(
+            exits=np.empty(examples, np.int64),
+            logits=np.empty((examples, len(self.stages.labels)), np.float32),
+            finite=np.empty(examples, bool),
+        )
 
     def trace(self, examples: Sequence[Tokens]) -> Outputs:
         """The outputs of every exit: logits (examples, exits, labels), and gates (examples, exits) or None."""
@@ -72,24 +98,27 @@ class Engine:
             batches = self.embed(examples, rows)
             order = np.concatenate([batch.rows for batch in batches])
             for exit in range(shape[1]):
-                logits[order, exit], scores = concatenate(self.run_stage(exit, batches))
+                logits[order, exit], scores = concatenate([*self.run_stage(exit, batches)])
                 if scores is not None:
                     gates = np.empty(shape, np.float32) if gates is None else gates
                     gates[order, exit] = scores
         return logits, gates
 
-    def windows(self, examples: Sequence[Tokens]) -> Iterator[range]:
-        """Consecutive examples to run together."""
-        first, tokens = 0, 0
-        for row, example in enumerate(examples):
-            if not example.ids:
-                raise BadOption(f"example {row} has no tokens.")
-            tokens += len(example.ids)
-            if row - first == self.window or (tokens > MAX_MICRO_BATCHES * self.budget and row > first):
-                yield range(first, row)
-                first, tokens = row, len(example.ids)
+    def windows(self, examples: Sequence[Tokens], sizes: Sequence[int] | None = None) -> Iterator[range]:
+        """Consecutive examples to run together. `sizes` are those of lists whose examples are never separated."""
+        lengths = [len(example.ids) for example in examples]
+        if 0 in lengths:
+            raise BadOption(f"example {lengths.index(0)} has no tokens.")
+        first = end = tokens = 0
+        for size in repeat(1, len(examples)) if sizes is None else sizes:
+            more = sum(lengths[end : end + size])
+            full = end + size - first > self.window or tokens + more > MAX_MICRO_BATCHES * self.budget
+            if full and end > first:
+                yield range(first, end)
+                first, tokens = end, 0
+            end, tokens = end + size, tokens + more
         if examples:
-            yield range(first, len(examples))
+            yield range(first, end)
 
     def embed(self, examples: Sequence[Tokens], rows: range) -> list[MicroBatch]:
         """A window as micro-batches of similar length, before the first stage."""
@@ -103,15 +132,27 @@ class Engine:
         return batches
 
     def run_window(
-        self, batches: list[MicroBatch], policy: Policy, deadlines: Array, decision: Decision
-    ) -> None:
-        """Runs the stages and fills in `decision`, with deadlines after every exit: any of them may be the last."""
+        self,
+        batches: list[MicroBatch],
+        begin: Callable[[Array], Decider | RankDecider],
+        skipped: int,
+        deadlines: Array,
+        decision: Decision,
+    ) -> Iterator[None]:
+        """Runs the stages and fills in `decision`, one micro-batch for each step of the iterator.
+
+        With deadlines no exit is skipped and `decision` is filled in after every one, because any of them may be the
+        last.
+        """
         layers = self.stages.layers
         rows = np.concatenate([batch.rows for batch in batches])
-        decider = policy.begin(len(rows), layers, self.stages.problem_type)
+        decider = begin(rows)
         timed = bool((deadlines[rows] < math.inf).any())
-        for exit in range(0 if timed else policy.skippable_exits(layers), len(layers)):
-            outputs = self.run_stage(exit, batches, deadlines if timed and exit else None)
+        for exit in range(0 if timed else skipped, len(layers)):
+            outputs = []
+            for output in self.run_stage(exit, batches, deadlines if timed and exit else None):
+                outputs.append(output)
+                yield
             if not outputs:
                 return
             if timed:
@@ -129,12 +170,11 @@ class Engine:
 
     def run_stage(
         self, exit: int, batches: list[MicroBatch], deadlines: Array | None = None
-    ) -> list[Outputs]:
+    ) -> Iterator[Outputs]:
         """Runs all micro-batches up to an exit and replaces them in the list, which frees their old states.
 
         Rows past their deadline are dropped.
         """
-        outputs = []
         waiting, batches[:] = batches[::-1], []
         while waiting:
             batch = waiting.pop()
@@ -143,8 +183,7 @@ class Engine:
             if len(batch.rows):
                 state, logits, gates = self.stages.run(exit, batch.state)
                 batches.append(MicroBatch(batch.rows, batch.lengths, state))
-                outputs.append((logits, gates))
-        return outputs
+                yield logits, gates
 
     def pack(self, batches: list[MicroBatch], staying: Array) -> list[MicroBatch]:
         """Micro-batches of the rows that stay, small ones merged."""

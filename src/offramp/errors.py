@@ -84,6 +84,10 @@ class ReusedData(UserWarning):
     """The same data selected the rule and its threshold, so the measured score is optimistic."""
 
 
+class NoSampleTexts(UserWarning):
+    """int8 scales come from built-in sentences instead of texts like those that the model will run on."""
+
+
 class CertificateMismatch(UserWarning):
     """The certificate was issued for a different policy, model or precision."""
 
@@ -108,10 +112,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def count(number: int, noun: str) -> str:
     """A number of things.
 
-    >>> count(1, "text"), count(8530, "text")
-    ('1 text', '8530 texts')
+    >>> count(1, "text"), count(8530, "text"), count(2, "query")
+    ('1 text', '8530 texts', '2 queries')
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
 def install_hint(module: str | None, extra: str) -> str:

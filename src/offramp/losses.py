@@ -196,9 +196,7 @@ def taught(
     if labels is None or not known.any():
         return (distance,)
     supervised = task_loss(students[known], labels[known], problem_type).sum()
-    share = (
-        known.float().mean()
-    )  # the mean over all examples, so that unlabelled ones do not raise this weight
+    share = known.float().mean()  # so that unlabelled examples do not raise the weight of the others
     return (label_weight * share * supervised, (1 - label_weight) * distance)
 
 

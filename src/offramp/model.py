@@ -7,12 +7,12 @@ exit is implemented in `engine.py`. A call stores nothing on the model, so threa
 import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
@@ -21,7 +21,7 @@ from transformers.utils.generic import ModelOutput
 
 from offramp.backbones import Backbone, FinalHead, backbone_for
 from offramp.config import ExitConfig
-from offramp.errors import BadConfig, BadOption, CannotLoad
+from offramp.errors import BadConfig, BadOption, CannotLoad, OfframpError, count
 from offramp.heads import HeadConfig, Heads, is_count
 from offramp.problems import REGRESSION, SINGLE_LABEL
 
@@ -84,12 +84,8 @@ class ExitModel(PreTrainedModel):
 
     @property
     def max_length(self) -> int:
-        """The number of tokens that have a position: the size of the table, or the config's where there is none."""
-        table = getattr(getattr(self.backbone, "embeddings", None), "position_embeddings", None)
-        if not isinstance(table, nn.Embedding):
-            return int(self.backbone.config.max_position_embeddings)
-        # RoBERTa's positions start after the padding token's index
-        return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+        """The number of tokens that have a position."""
+        return count_positions(self.backbone)
 
     def forward(
         self,
@@ -226,7 +222,7 @@ class ExitModel(PreTrainedModel):
         if layers < 1 or layers not in self.config.exits:
             raise BadConfig(f"layer {layers} has no exit; there are exits at {self.config.exits}")
         kept = [layer for layer in self.config.exits if layer <= layers]
-        values = self.config.to_dict() | {"exits": kept, "policy": None}
+        values = self.config.to_dict() | {"exits": kept, "policy": None, "rank_rule": None}
         values["encoder_config"] |= self.adapter.truncation(self.config.encoder_config, layers)
         values["head"]["final_pooling"] = self.heads.poolings[len(kept) - 1]
         attention = self.backbone.config._attn_implementation
@@ -254,14 +250,34 @@ class ExitModel(PreTrainedModel):
         return all(bool(weight.isfinite().all()) for weight in self.state_dict().values())
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **options: Any) -> Self:
-        """As in transformers, but safetensors only: pickled weights can contain code."""
-        return super().from_pretrained(*args, **{"use_safetensors": True, **options})
+    def from_pretrained(cls, path: str | Path, *args: Any, **options: Any) -> Self:  # type: ignore[override]
+        """As in transformers, but strict: weights that are missing, unexpected or of another shape are an error.
+
+        Safetensors only: pickled weights can contain code.
+        """
+        as_given = {"use_safetensors": True, **options}
+        report = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        with explain_damage(path):
+            loaded: Any = super().from_pretrained(path, *args, **as_given | report)
+        model, info = loaded
+        # transformers would leave them random
+        shapes = () if options.get("ignore_mismatched_sizes") else info["mismatched_keys"]
+        check_weights(info["missing_keys"], info["unexpected_keys"], shapes, path)
+        return loaded if options.get("output_loading_info") else model  # type: ignore[no-any-return]
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # type: ignore[no-untyped-call]
         if module is self and self.config.learned_weights:
             init.constant_(self.exit_weights, LEARNED_WEIGHT_START)
+
+
+def count_positions(backbone: Any) -> int:
+    """The size of the table of positions, or the config's where there is none."""
+    table = getattr(getattr(backbone, "embeddings", None), "position_embeddings", None)
+    if not isinstance(table, nn.Embedding):
+        return int(backbone.config.max_position_embeddings)
+    # RoBERTa's positions start after the padding token's index
+    return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
 
 
 def empty_exit_weights(config: ExitConfig, device: torch.device) -> nn.Parameter:
@@ -286,25 +302,64 @@ def load_encoder(encoder: str | Path | PreTrainedModel, options: dict[str, Any])
         if options:
             raise BadConfig(f"the model is already loaded; pass {', '.join(options)} where you load it")
         return encoder
-    try:
+    with explain_damage(encoder):
         config = AutoConfig.from_pretrained(encoder, **options)
         adapter_of(config)
         classifier = is_classifier(config.architectures or [])
         auto = AutoModelForSequenceClassification if classifier else AutoModel
         options = {"dtype": torch.float32, "use_safetensors": True, **options}
         model, info = auto.from_pretrained(encoder, output_loading_info=True, **options)
-    except (OSError, ValueError, StrictDataclassError) as error:
-        raise CannotLoad(f"{encoder}: {error}") from error
     missing = sorted(info["missing_keys"])
     if not classifier and any(key.startswith("pooler.") for key in missing):
         model.pooler = None
         missing = [key for key in missing if not key.startswith("pooler.")]
     if missing:
         raise CannotLoad(
-            f"{encoder} lacks {len(missing)} weights of a {type(model).__name__}, such as {', '.join(missing[:3])}. "
-            "Fix the checkpoint, or load the part you need with transformers and pass that model."
+            f"{encoder} lacks {count(len(missing), 'weight')} of a {type(model).__name__}, such as "
+            f"{', '.join(missing[:3])}. Fix the checkpoint, or load the part you need with "
+            "transformers and pass that model."
         )
     return cast(PreTrainedModel, model)
+
+
+@contextmanager
+def explain_damage(path: str | Path) -> Iterator[None]:
+    """`CannotLoad` for whatever a damaged file makes transformers, safetensors or torch raise."""
+    try:
+        yield
+    except OfframpError:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        raise CannotLoad(f"{path}: {kind}{error}") from error
+
+
+def check_weights(
+    missing: Iterable[str],
+    unknown: Iterable[str],
+    shapes: Iterable[tuple[str, Any, Any]],
+    path: str | Path = "",
+) -> None:
+    """Raise one error with all weights that do not fit the model; `shapes` are (name, found, expected)."""
+    misshapen = [f"{name} is {tuple(found)}, expected {tuple(expected)}" for name, found, expected in shapes]
+    faults = [
+        f"{fault}: {list_some(names)}"
+        for fault, names in [
+            ("missing weights", missing),
+            ("unknown weights", unknown),
+            ("weights whose shape contradicts config.json", misshapen),
+        ]
+        if names
+    ]
+    if faults:
+        where = f"{path}: " if path else ""
+        raise CannotLoad(f"{where}{'; '.join(faults)}. Was config.json saved with these weights?")
+
+
+def list_some(names: Iterable[str]) -> str:
+    first, *rest = sorted(names) or ["none"]
+    more = f" and {len(rest) - 4} more" if len(rest) > 4 else ""
+    return ", ".join([first, *rest[:4]]) + more
 
 
 def adapter_of(config: Any) -> Backbone:
@@ -347,13 +402,13 @@ def head_config(head: HeadConfig | dict[str, Any] | None, final: FinalHead | Non
     return replace(head, norm_eps=final.norm.eps if final.norm else head.norm_eps, **fixed)
 
 
-def label_names(labels: Sequence[str] | None, source: Any, count: int) -> dict[int, str]:
-    if not is_count(count) or count < 1:
-        raise BadConfig(f"num_labels={count!r}; choose a whole number from 1")
+def label_names(labels: Sequence[str] | None, source: Any, num_labels: int) -> dict[int, str]:
+    if not is_count(num_labels) or num_labels < 1:
+        raise BadConfig(f"num_labels={num_labels!r}; choose a whole number from 1")
     if labels is None:
-        return dict(source.id2label) if source else {i: f"LABEL_{i}" for i in range(count)}
-    if len(labels) != count:
-        raise BadConfig(f"{len(labels)} label names for num_labels={count}")
+        return dict(source.id2label) if source else {i: f"LABEL_{i}" for i in range(num_labels)}
+    if len(labels) != num_labels:
+        raise BadConfig(f"{count(len(labels), 'label name')} for num_labels={num_labels}")
     return dict(enumerate(labels))
 
 

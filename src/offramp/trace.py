@@ -21,7 +21,7 @@ from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABE
 
 FORMAT = 1
 SHAPE = ("hidden", "intermediate", "heads", "layers")
-PER_EXAMPLE = ("logits", "labels", "lengths", "ids", "gates", "reference")
+PER_EXAMPLE = ("logits", "labels", "lengths", "ids", "gates", "reference", "trained_on")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +50,10 @@ class Trace:
     """(examples, exits) scores of learned gates, if the model has them."""
     reference: Array | None = None
     """(examples, classes) logits of the model whose predictions are to be kept; None: the last exit's."""
+    reference_name: str = ""
+    """The name of that model, for people; empty without a reference."""
+    trained_on: Array | None = None
+    """(examples,) whether the model was trained on this text; None if unknown."""
     problem_type: str = SINGLE_LABEL
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
@@ -64,6 +68,8 @@ class Trace:
     """The precision they were computed in, such as "fp32" or "int8"."""
     shape: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the backbone (hidden, intermediate, heads, layers), for counting MACs; may be empty."""
+    max_length: int | None = None
+    """The number of tokens at which texts were truncated; None if unknown."""
 
     def __post_init__(self) -> None:
         converted = {
@@ -73,6 +79,7 @@ class Trace:
             "ids": np.asarray(self.ids),
             "gates": None if self.gates is None else np.asarray(self.gates, np.float32),
             "reference": None if self.reference is None else np.asarray(self.reference, np.float32),
+            "trained_on": None if self.trained_on is None else np.asarray(self.trained_on, bool),
             "layers": tuple(self.layers),
             "label_names": tuple(self.label_names),
             "metrics": tuple(self.metrics),
@@ -153,12 +160,14 @@ def _check_shapes(trace: Trace) -> None:
         "ids": (examples,),
         "gates": (examples, exits),
         "reference": (examples, classes),
+        "trained_on": (examples,),
         "label_names": (classes,),
     }
     absent = {
         "labels": trace.labels is None,
         "gates": trace.gates is None,
         "reference": trace.reference is None,
+        "trained_on": trace.trained_on is None,
         "label_names": not trace.label_names,
     }
     for name, shape in expected.items():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from offramp.classifier.texts import BatchTokenizer, check_texts, chunks, is_single
+from offramp.classifier.texts import CHARACTERS_PER_TOKEN, BatchTokenizer, check_texts, chunks, is_single
 from offramp.errors import BadData, Incompatible
 from offramp.stages import Tokens
 
@@ -83,6 +83,23 @@ def test_a_text_that_would_be_truncated_is_refused_with_whole(
     for long in ("b " * 39, ("a " * 20, "b " * 20)):
         with pytest.raises(BadData, match="item 0 is longer than 40 tokens"):
             batch_tokenizer([long], whole=True)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_very_long_text_is_cut_before_it_is_tokenized_and_has_the_same_tokens(
+    tokenizer: PreTrainedTokenizerFast, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "truncation_side", side)
+    batch, long = BatchTokenizer(tokenizer, 16), "good bad film a b " * 10_000
+    assert len(batch.cut(long)) == 16 * CHARACTERS_PER_TOKEN
+    assert [len(part) for part in batch.cut((long, "b"))] == [16 * CHARACTERS_PER_TOKEN, 1]
+    found = [tokens.ids for tokens in batch([long, "film"])]
+    assert found == tokenizer([long, "film"], truncation=True, max_length=16)["input_ids"]
+    assert (
+        batch([(long, "film")])[0].ids == tokenizer(long, "film", truncation=True, max_length=16)["input_ids"]
+    )
+    with pytest.raises(BadData, match="16 tokens"):
+        batch([" " * 10**5], whole=True)  # few tokens, but too long to tell
 
 
 def test_types_are_omitted_for_models_without_them(tokenizer: PreTrainedTokenizerFast) -> None:

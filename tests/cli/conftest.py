@@ -55,11 +55,12 @@ def save_encoder(tiny_encoder: Callable[..., PreTrainedModel]) -> Callable[..., 
 
 @pytest.fixture(scope="session")
 def write_rows() -> Callable[..., Path]:
-    """write_rows(file, 24) -> the file, with positive and negative examples."""
+    """write_rows(file, 24) -> the file, with positive and negative examples; no other file has the same texts."""
 
     def write(file: Path, rows: int = 24) -> Path:
+        starts, labels = ["not a good", "a very good"], ["no", "yes"]
         lines = [
-            f"{'a very good' if row % 2 else 'not a good'} film {'plot ' * (row % 5)},{'yes' if row % 2 else 'no'}"
+            f"{starts[row % 2]} film {'plot ' * (row % 5)}{file.stem}{row},{labels[row % 2]}"
             for row in range(rows)
         ]
         file.write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")

@@ -1,7 +1,6 @@
 """The demo, on a tiny encoder and a few rows, offline."""
 
 import csv
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,79 +8,67 @@ from typing import Any
 
 import pytest
 
-from offramp import Certificate, Classifier, Trace
-from offramp.cli.demo import DemoSettings, read, split, summary
+from offramp import Certificate, Classifier
+from offramp.cli.demo import DemoSettings, split
 from offramp.cli.demo import run as run_demo
-from offramp.reports.table import short
 
-QUICK = DemoSettings(epochs=2, learning_rate=5e-3, epsilon=0.6, repeats=1)
+QUICK = DemoSettings(train=100, epochs=1, learning_rate=5e-3, guarantee=0.3)
 
 
-@pytest.fixture
-def inputs(tmp_path: Path, save_encoder: Callable[..., Path]) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory, save_encoder: Callable[..., Path]) -> dict[str, Path]:
     """An encoder, and sentences as the package has them, from two sources."""
-    sentences = tmp_path / "reviews.csv"
-    with sentences.open("w", newline="") as file:
+    home = tmp_path_factory.mktemp("demo")
+    with (home / "reviews.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["text", "label", "source"])
-        for row in range(150):
-            words = ("a very good film " if row % 2 else "not a good film ") + "plot " * (row % 4)
+        for row in range(600):
+            words = ("a very good film " if row % 2 else "not a good film ") + "plot " * (row % 7)
             table.writerow([words, row % 2, "rotten_tomatoes" if row % 3 else "imdb"])
-    return {"encoder": save_encoder(tmp_path / "encoder"), "sentences": sentences, "out": tmp_path / "out"}
+    return {
+        "encoder": save_encoder(home / "encoder", layers=2),
+        "sentences": home / "reviews.csv",
+        "out": home / "out",
+    }
 
 
-def test_the_demo_trains_calibrates_and_reports(inputs: dict[str, Path]) -> None:
-    out = inputs["out"]
-    results = run_demo(**inputs, settings=QUICK)
-    assert results["examples"] == {"train": 80, "calibration": 10, "test": 10}
-    full, early = results["test"]
-    assert full["mean_layer"] == 4 > early["mean_layer"]
-    trace = Trace.load(out / "test.trace")
-    assert full["scores"]["acc"] == results["accuracy_by_layer"][-1]
-    stored = Classifier.from_pretrained(out / "run/model").policy
-    assert early["mean_layer"] == pytest.approx(stored.exits(trace.logits).mean())
-    assert json.loads((out / "results.json").read_text()) == results
-    shown = summary(results, out)
-    for part in (
-        short(results["policy"]),
-        Certificate.from_json(results["certificate"]).summary,
-        "report.html",
-        "offramp predict",
-    ):
-        assert part in shown
-    assert (out / "report/report.html").is_file()
-    assert str(stored) == results["policy"]
-    assert results["certificate"]["rules_tried"] == 5
+@pytest.fixture(scope="module")
+def done(inputs: dict[str, Path]) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("offramp.retrofits.comparison.REPEATS", 1)
+        return run_demo(**inputs, settings=QUICK)
 
 
-def test_splits_are_disjoint_and_from_one_source(inputs: dict[str, Path]) -> None:
-    files = split(inputs["sentences"], inputs["out"], seed=0)
-    again = split(inputs["sentences"], inputs["out"] / "again", seed=0)
-    rows = [row for file in files.values() for row in read(file)]
-    assert len(rows) == 100
-    assert {row["label"] for row in rows} == {"negative", "positive"}
-    assert [read(file) for file in files.values()] == [read(file) for file in again.values()]
-    assert [row["label"] == "positive" for row in rows] == ["very" in row["text"] for row in rows]
+def test_the_demo_compares_plain_transformers_onnx_int8_and_offramp(done: Any) -> None:
+    names = [row["name"] for row in done.results["comparison"]]
+    assert names == ["transformers", "fp32, full depth", "int8, full depth", "offramp"]
+    assert all(0 <= row["scores"]["acc"] <= 1 for row in done.results["comparison"])
+    certificate = Certificate.from_json(done.results["certificate"])
+    assert certificate.reference == "my-classifier"
+    assert certificate.summary in str(done)
+    assert Classifier.from_pretrained(done.folder).predict("a very good film").label in (
+        "negative",
+        "positive",
+    )
 
 
-def test_a_second_run_reuses_the_first(inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run_demo(**inputs, settings=QUICK)
+def test_texts_of_the_retrofit_were_not_used_for_fine_tuning(inputs: dict[str, Path], done: Any) -> None:
+    labelled, others = split(inputs["sentences"], QUICK)
+    assert len(labelled) == 100
+    assert len(others) == 300
+    assert sum(done.results["texts"].values()) == 300
+    assert (labelled, others) == split(inputs["sentences"], QUICK)
+
+
+def test_a_second_run_reuses_the_first(
+    inputs: dict[str, Path], done: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("transformers.Trainer.train", forbidden)
-    monkeypatch.setattr("offramp.collector.collect", forbidden)
-    second = run_demo(**inputs, settings=QUICK)
-    for name in ("policy", "certificate", "accuracy_by_layer"):
-        assert second[name] == first[name]
+    assert run_demo(**inputs, settings=QUICK).results == done.results
 
 
 def forbidden(*arguments: Any, **options: Any) -> Any:
     raise AssertionError("repeated work")
-
-
-def test_without_a_safe_threshold_only_full_depth_is_measured(inputs: dict[str, Path]) -> None:
-    results = run_demo(**inputs, settings=DemoSettings(epochs=1, epsilon=0.01, repeats=1))
-    assert results["policy"] is None
-    assert [row["policy"] for row in results["test"]] == ["never"]
-    assert "cannot prove" in summary(results, inputs["out"])
 
 
 def test_a_missing_package_is_reported_before_any_download(
@@ -91,5 +78,5 @@ def test_a_missing_package_is_reported_before_any_download(
     monkeypatch.setattr("offramp.cli.demo_assets.subprocess.run", forbidden)
     result = run("demo", "--out", tmp_path / "out")
     assert result.exit_code == 1
-    assert "the demo needs torch: pip install 'offramp[train,plot]'" in result.stderr
+    assert "the demo needs torch: pip install 'offramp[train]'" in result.stderr
     assert not (tmp_path / "out").exists()

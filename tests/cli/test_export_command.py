@@ -36,13 +36,30 @@ def test_export_can_calibrate_again(home: Path, ask: Callable[..., Any]) -> None
     ask("calibrate", home / "films", home / "dev.trace", "--rule", "margin", "--max-loss", 50)
     made = ask(
         *("export", home / "films", "--precision", "int8", "--out", home / "fast"),
-        *("--data", home / "dev.csv", "--max-loss", 50),
+        *("--data", home / "dev.csv", "--guarantee", 0.6, "--delta", 0.2),
     )
     assert made["policy"].startswith("margin")
+    rows = len((home / "dev.csv").read_text(encoding="utf-8").splitlines()) - 1
+    assert made["certificate"]["examples"] == rows - -(
+        -rows // 5
+    )  # without those that the scales were found on
     config = json.loads((home / "fast" / "config.json").read_text(encoding="utf-8"))
     assert str(Policy.from_json(config["policy"])) == made["policy"]
     assert Manifest.load(home / "fast").precision == "int8"
     assert (home / "fast" / "README.md").is_file()
+
+
+def test_int8_scales_come_from_the_data_or_with_a_warning_from_built_in_sentences(
+    home: Path, run: Callable[..., Any]
+) -> None:
+    int8 = ["export", home / "films", "--precision", "int8", "--out"]
+    built_in = run(*int8, home / "general")
+    assert "built-in English sentences; pass --data with texts like your own" in built_in.stderr
+    own = run(*int8, home / "own", "--data", home / "dev.csv")
+    assert own.exit_code == 0, own.output
+    assert "built-in" not in own.stderr
+    graphs = [(home / name / "stage-02.onnx").read_bytes() for name in ("general", "own")]
+    assert graphs[0] != graphs[1]
 
 
 def test_a_certificate_in_another_precision_is_a_warning_with_the_next_step(

@@ -58,8 +58,19 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "train encoder --train train.csv --exits two --out x": ("--exits two", "2,4,6"),
     "train encoder --train train.csv --epochs 7 --out films": ("different run", "--epochs", "another folder"),
     "train films/model --train train.csv --exits 2 --out x": ("has exits", "--exits"),
+    "train films/model --train three.csv --recipe pabee --out x": ("needs 3 outputs", "the model has 2"),
     "train encoder --train train.csv --unlabelled gone.csv --out x": ("gone.csv", "no such file"),
     "train encoder --train train.csv --exits 0 --out x": ("--exits 0", "k from 1"),
+    "train encoder --train header.csv --out x": ("header.csv", "no rows"),
+    "predict films header.csv": ("header.csv", "no rows"),
+    "train encoder --train train.csv --out train.csv": ("train.csv is a file", "folder"),
+    "train encoder --train train.csv --out train.csv/x": ("train.csv", "not a folder"),
+    "train encoder --train train.csv --device warp --out x": ("--device warp", "not available"),
+    "train films/nope --train train.csv --out x": ("films/nope", "no such folder"),
+    "predict films/nope dev.csv": ("films/nope", "no model found"),
+    "predict no-such-model dev.csv": ("no-such-model is not a folder here", "downloaded"),
+    "predict films dev.csv --out train.csv/x.csv": ("train.csv", "not a folder"),
+    "import encoder --out films": ("films already exists",),
     "trace films --data other.csv --out x.trace": ("'maybe'", "no, yes"),
     "trace films --data dev.csv --out train.csv/x.trace": ("train.csv", "exist"),
     "curve gone.trace": ("gone.trace", "offramp trace"),
@@ -71,6 +82,10 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "calibrate films dev.trace --budget 2 --max-loss 1": ("got 2", "--budget"),
     "calibrate films --max-loss 1": ("needs a trace", "TRACE"),
     "calibrate films dev.trace --guarantee much": ("much", "0.02"),
+    "calibrate films dev.trace --guarantee 2": ("--guarantee 2", "between 0 and 1"),
+    "calibrate films dev.trace --max-loss -1": ("--max-loss -1", "0 or more"),
+    "calibrate films dev.trace --min-speedup 0.5": ("--min-speedup 0.5", "1 (full depth) or more"),
+    "calibrate films dev.trace --budget 0": ("--budget 0", "more than 0"),
     "calibrate films --policy layer:9": ("layer=9", "1, 2, 3, 4"),
     "calibrate films --policy gate:0.5": ("no gate", "berxit"),
     "calibrate films --policy agreement:0.9": ("not fitted", "calibrate"),
@@ -80,6 +95,14 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "predict films dev.csv --policy entropi:1": ("'entropi'", "entropy"),
     "predict films dev.csv --max-layer 9": ("9", "1, 2, 3, 4"),
     "predict films dev.csv --out predictions.xls": ("predictions.xls", ".jsonl"),
+    "predict films dev.csv --out dev.csv --force": ("dev.csv is also an input", "--out"),
+    "predict films dev.csv --out train.csv": ("train.csv already exists", "--force"),
+    "predict films dev.csv --data train.csv": ("--data", "--submission"),
+    "predict films gap.jsonl": ("gap.jsonl, line 2", "no text"),
+    "predict films dev.csv --device warp": ("--device warp", "cannot be used"),
+    "trace films --data dev.csv --out dev.trace": ("dev.trace already exists", "--force"),
+    "trace films --data dev.csv --out dev.csv": ("dev.csv is also an input", "--out"),
+    "curve dev.trace --out films": ("films already exists", "--force"),
     "predict films --submission glue": ("--task", "--out"),
     "predict films latin.txt": ("latin.txt", "UTF-8"),
     "bench films --data dev.csv": ("no stored policy", "--policy"),
@@ -89,7 +112,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
 
 
 PYTHON = re.compile(
-    r"=\.\.\.|\b(bad_rows|early_stopping|max_length|num_train_epochs|output_dir|problem_type)\b"
+    r"=\.\.\.|\b(bad_rows|early_stopping|max_length|num_labels|num_train_epochs|output_dir|problem_type)\b"
 )
 """Python arguments, which are not flags."""
 
@@ -102,7 +125,10 @@ def workshop(
     place = Path(shutil.copytree(trained, tmp_path_factory.mktemp("mistakes") / "workshop"))
     (place / "other.csv").write_text("text,label\na film,maybe\n")
     (place / "empty-row.csv").write_text("text,label\na film,yes\n,no\n")
+    (place / "three.csv").write_text("text,label\na film,no\na film,yes\na film,maybe\n")
     (place / "unnamed.csv").write_text("first,second\na film,yes\n")
+    (place / "header.csv").write_text("text,label\n")
+    (place / "gap.jsonl").write_text('{"text": "a film"}\n{"txt": "a film"}\n')
     (place / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     make_model(num_labels=1).save_pretrained(place / "regression")
     shutil.copytree(place / "films/model", place / "other")
@@ -137,6 +163,21 @@ def test_no_safe_threshold_has_its_own_code_and_stores_nothing(home: Path, run: 
     assert result.exit_code == 3
     assert "60 examples cannot prove" in error_line(result)
     assert files_in(home) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    {
+        "train encoder --epoch 2 --out x": "--epochs",
+        "predict films --polcy never": "--policy",
+        "trian encoder": "'train'",
+        "bench films --data dev.csv --threads 0": "greater than or equal to 1",
+    }.items(),
+)
+def test_a_mistyped_flag_or_command_gets_a_suggestion(run: Run, line: str, hint: str) -> None:
+    result = run(*line.split())
+    assert result.exit_code == 2
+    assert hint in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("line", ["train", "info", "curve x --bootstrap many", "nonsense", "info x --colour"])
@@ -194,7 +235,7 @@ def test_an_interrupted_prediction_keeps_the_earlier_output(
     (home / "answers.csv").write_text("of yesterday")
     before = files_in(home)
     monkeypatch.setattr(Classifier, "predict", breaks_off)
-    result = run("predict", home / "films", home / "dev.csv", "--out", home / "answers.csv")
+    result = run("predict", home / "films", home / "dev.csv", "--out", home / "answers.csv", "--force")
     assert result.exit_code == code
     assert error_line(result)
     assert files_in(home) == before

@@ -40,6 +40,8 @@ def test_a_local_cluster_predicts_as_one_process_and_is_stopped_afterwards(
         "predict-files films dev.csv --out x --workers 0": ["--workers"],
         "predict-files films dev.csv --out films": ["films", "choose another"],
         "predict-files films gone.csv --out x": ["gone.csv", "no such file"],
+        "predict-files films pairs.csv --out x": ["a pair of texts", "trained on single texts"],
+        "predict-files films dev.csv --max-length 2 --out x": ["--max-length 2", "at least 8"],
         "predict-files films dev.csv --text words --out x": ["'words'", "text, label"],
         "predict-files films dev.csv --address 127.0.0.1:1 --out x": ["cannot connect", "127.0.0.1:1"],
     }.items(),
@@ -48,6 +50,7 @@ def test_a_usage_error_is_one_line(
     trained: Path, monkeypatch: pytest.MonkeyPatch, run: Run, line: str, parts: list[str]
 ) -> None:
     monkeypatch.chdir(trained)
+    (trained / "pairs.csv").write_text("text,text_pair\na film,a plot\n")
     result = run(*line.split())
     assert result.exit_code in (1, 2)
     errors = [each for each in result.stderr.splitlines() if each.startswith("offramp: ")]

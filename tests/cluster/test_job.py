@@ -130,7 +130,7 @@ def test_a_pytorch_model_with_max_layer_predicts_on_a_cluster_as_in_one_process(
     ("name", "content", "where"),
     [
         ("z.csv", "id,text\n1,a\n2,b,c\n", "z.csv, line 3: expected 2 columns, found 3"),
-        ("z.jsonl", '{"id": 1, "text": "a"}\n{"id": 2, "text": null}\n', "z.jsonl, line 2: None as text"),
+        ("z.jsonl", '{"id": 1, "text": "a"}\n{"id": 2, "text": null}\n', "z.jsonl, line 2: no text"),
         ("z.csv", "id,words\n1,a\n", "z.csv: no column named 'text'"),
     ],
 )

@@ -115,6 +115,7 @@ def test_a_mistake_in_the_text_gets_advice(text: str, advice: str) -> None:
         ([1, 2], "not a saved policy"),
         (None, "not a saved policy"),
         ({1: 2}, "not a saved policy"),
+        ({"criterion": "entropy"}, "no threshold"),
         ({"criterion": 3}, "not a saved policy"),
         ({"criterion": ["entropy"]}, "not a saved policy"),
         ({"criterion": "entropy", "options": ["top"]}, "not a saved policy"),
@@ -180,6 +181,19 @@ def test_a_certificate_for_something_else_warns(
 ) -> None:
     with pytest.warns(CertificateMismatch, match=message):
         check_certificate(replace(certified, **changes), fingerprint, precision)
+
+
+@pytest.mark.parametrize("text", ["confidence:1.5", "entropy:-1", "patience:0", "margin:2", "gate:1.1"])
+def test_a_threshold_that_nothing_reaches_is_not_run(text: str) -> None:
+    with pytest.raises(Incompatible, match="write never for full depth"):
+        Policy.parse(text).check([1, 2, 3, 4], has_gate=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["confidence:1", "entropy:0", "patience:9", "window:0", "entropy:-1/0.5/0/0", "layer:2", "never"]
+)
+def test_a_threshold_on_the_border_is_run(text: str) -> None:
+    Policy.parse(text).check([1, 2, 3, 4])
 
 
 def test_a_matching_certificate_does_not_warn(certified: Policy) -> None:
@@ -325,7 +339,7 @@ def test_the_last_exit_answers_even_if_its_logits_are_broken() -> None:
         ({"logits": [[1.0, 2.0]]}, r"\(examples, exits, classes\)"),
         ({"logits": np.zeros((2, 0, 3))}, r"\(examples, exits, classes\)"),
         ({"logits": np.zeros((2, 3, 2)), "gates": np.zeros((2, 2))}, "do not fit"),
-        ({"logits": np.zeros((2, 3, 2)), "layers": (1, 2)}, "2 layers were given"),
+        ({"logits": np.zeros((2, 3, 2)), "layers": (1, 2)}, "2 layers given"),
         ({"logits": np.zeros((2, 3, 2)), "layers": (3, 2, 1)}, "rising order"),
         ({"logits": np.zeros((2, 3, 2)), "problem_type": "ranking"}, "is none of"),
         ({"logits": np.zeros((2, 3, 2)), "problem_type": "regression"}, "2 real-valued outputs"),

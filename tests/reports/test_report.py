@@ -18,7 +18,7 @@ from offramp.reports.plots import draw
 from offramp.reports.section_charts import curves_chart, histogram_chart, points_near_half
 from offramp.reports.style import style
 from offramp.reports.svg import Drawing
-from offramp.reports.table import format_table
+from offramp.reports.table import format_table, short
 from offramp.trace import Trace
 
 Make = Callable[..., Trace]
@@ -119,6 +119,14 @@ def test_thresholds_are_shown_with_four_digits_and_saved_with_all(make_trace: Ma
     assert target["policy"] == "entropy:0.1235"
     (point,) = found.to_json()["sections"][0]["sweep"]["curves"][rule]["points"]
     assert point["threshold"] == threshold
+
+
+def test_a_threshold_below_one_is_not_shown_as_one() -> None:
+    assert short("confidence:0.99996,class.spam=0.9999964") == "confidence:0.99996,class.spam=0.9999964"
+
+
+def test_a_rule_without_a_threshold_may_have_options(make_trace: Make) -> None:
+    assert "never,max_layer=2" in str(report(make_trace(30), ["never,max_layer=2"]))
 
 
 def test_page_and_image_draw_the_same_points(make_trace: Make) -> None:

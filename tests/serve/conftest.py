@@ -1,9 +1,10 @@
 """Servers for a tiny model, each in a thread of the test and on its own port."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import uvicorn
 
 from offramp.classifier import Classifier
 from offramp.policy import Policy
+from offramp.policy.ranking import RankRule
 from offramp.serve.app import Service, create_app
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
+from offramp.serve.connections import LimitedConnection
 from offramp.serve.ladder import Ladder
 
 
@@ -88,22 +91,25 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             limits: Limits | None = None,
             rungs: tuple[Policy, ...] = (),
             audit_share: float = 0.0,
+            connections: Mapping[str, float] | None = None,
+            rank_rule: RankRule | None = None,
             **options: Any,
         ) -> Served:
             ladder = Ladder(rungs or [model.policy])
             audit = Audit(ladder.rungs, model.stages.layers, share=audit_share) if audit_share else None
-            batcher = Batcher(model, ladder, limits or Limits(), audit)
+            batcher = Batcher(model, ladder, limits or Limits(), audit, rank_rule=rank_rule)
             allowed = {str(policy): policy for policy in [*ladder.rungs, Policy.parse("never")]}
             service = Service(batcher, "colours", allowed, **options)
-            url = servers.enter_context(running(service))
+            url = servers.enter_context(running(service, connections or {}))
             return Served(batcher, url, servers.enter_context(httpx.Client(base_url=url, timeout=60)))
 
         yield start
 
 
 @contextmanager
-def running(service: Service) -> Iterator[str]:
-    config = uvicorn.Config(create_app(service), port=0, log_config=None, ws="none")
+def running(service: Service, connections: Mapping[str, float]) -> Iterator[str]:
+    http: Any = partial(LimitedConnection, **{"most": 100, "header_seconds": 60, "by_age": {}, **connections})
+    config = uvicorn.Config(create_app(service), port=0, log_config=None, ws="none", http=http)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -367,6 +367,14 @@ def test_info_describes_what_is_served(serve: Serve, classifier: Classifier) -> 
     assert info["allowed"] == ["confidence:0.775", "never"]
     assert info["limits"]["items"] == Limits().items
     assert info["ladder"] == [{"policy": "confidence:0.775", "certificate": None}]
+    assert info["guarantee"] is None
+
+
+def test_info_has_the_guarantee_in_one_sentence(serve: Serve, loose: Policy) -> None:
+    assert loose.certificate is not None
+    info = serve(rungs=[loose]).client.get("/info").json()
+    assert info["guarantee"] == loose.certificate.summary
+    assert info["certificate"]["promise"] == loose.certificate.promise
 
 
 def test_metrics_count_texts_by_exit_layer(serve: Serve) -> None:
@@ -405,6 +413,27 @@ def test_the_log_has_a_line_for_each_request_and_texts_only_with_log_texts(
     assert good["ms"] >= 0
     assert (bad["status"], bad["error"]) == (422, "BadData")
     assert ("secret" in caplog.text + json.dumps(lines)) is log_texts
+
+
+@pytest.mark.parametrize(
+    "texts", ["NaN", "[Infinity]", "1e999", '"\\ud800"', '["\\ud800"]', "[" * 300 + "]" * 300]
+)
+def test_every_line_of_the_log_is_json_whatever_the_texts(
+    serve: Serve, caplog: pytest.LogCaptureFixture, texts: str
+) -> None:
+    from offramp.serve.logs import JsonFormatter
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    server = serve(log_texts=True)
+    with caplog.at_level(logging.INFO, logger="offramp"):
+        server.client.post(
+            "/predict", content=f'{{"texts": {texts}}}', headers={"Content-Type": "application/json"}
+        )
+    [record] = [each for each in caplog.records if hasattr(each, "fields")]
+    line = json.loads(JsonFormatter().format(record), parse_constant=refuse)
+    json.dumps(line, ensure_ascii=False).encode()  # no lone surrogate, which strict readers refuse
 
 
 def test_the_callers_request_id_is_kept_if_it_is_well_formed(server: Any) -> None:

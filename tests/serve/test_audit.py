@@ -56,6 +56,13 @@ def report(audit: Audit) -> RungReport:
     return only
 
 
+def test_predictions_that_there_was_no_time_to_compare_are_counted() -> None:
+    audit = Audit([certified()], LAYERS, share=1.0, keep=3)
+    for _ in range(5):
+        audit.offer(0, Tokens([1]), answer())
+    assert (report(audit).dropped, audit.pending) == (2, 3)
+
+
 def test_a_certificate_that_holds_is_called_broken_no_more_often_than_delta() -> None:
     runs = 200
     broken = [
@@ -158,6 +165,15 @@ def test_full_depth_predictions_are_not_run_again_unless_the_rule_combines_exits
         audit.examine(lambda tokens, runs=runs: runs.append(tokens) or answer())  # type: ignore[misc]
         assert len(runs) == ran
         assert report(audit).examined == 1
+
+
+def test_a_certificate_about_another_model_is_compared_with_that_model() -> None:
+    """Even at full depth, int8 or tuning may change a prediction of the original."""
+    for reference, expected in (("my-classifier", 1), ("", 0)):
+        audit = Audit([certified(reference=reference)], LAYERS, share=1)
+        audit.offer(0, Tokens([1]), answer("yes", layer=4))
+        audit.examine(lambda _: answer("yes", layer=4), original=lambda _: answer("no", layer=4))
+        assert report(audit).disagreed == expected
 
 
 def test_a_share_of_predictions_is_kept_and_the_oldest_dropped() -> None:

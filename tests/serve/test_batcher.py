@@ -2,8 +2,9 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from offramp.errors import (
 from offramp.policy import Certificate, Policy
 from offramp.serve import batcher as module
 from offramp.serve.audit import Audit
-from offramp.serve.batcher import Batcher, Limits, Reply, Request
+from offramp.serve.batcher import Batcher, Limits, Reply, Request, run_to_the_end
 from offramp.serve.ladder import Ladder
 from offramp.stages import Tokens
 
@@ -48,6 +49,8 @@ class WordStages:
     has_gate: bool = False
     policy: Policy | None = None
     max_length: int = 300
+    trained_length: int | None = None
+    trained_on_pairs: bool | None = None
     budget: int = 64
     overhead: int = 16
     door: threading.Event = field(default_factory=threading.Event)
@@ -308,6 +311,13 @@ def test_retry_after_is_the_time_to_empty_the_queue_at_the_measured_pace(
     assert refusal.value.retry_after == pytest.approx(10)
 
 
+def test_a_deadline_counts_from_the_arrival(make: Make) -> None:
+    bench = make()
+    for ago, layer in [(10**4, 2), (0, 8)]:
+        request = Request(["a b"], Policy.parse("never"), deadline_ms=10**6, arrived=time.monotonic() - ago)
+        assert predictions(bench.batcher.submit(request))[0].layer == layer
+
+
 def test_a_deadline_counts_from_submit_and_late_texts_get_the_first_exits_prediction(make: Make) -> None:
     bench = make()
     first = bench.shut()
@@ -517,17 +527,28 @@ def test_when_no_rung_is_left_every_text_runs_to_full_depth(make: Make) -> None:
     assert bench.submit("a", max_layer=4).result(WAIT).policy == "never,max_layer=4"
 
 
-def test_texts_are_audited_only_while_nothing_waits(make: Make) -> None:
-    bench, waiting, audited = make(audit=1.0, window=3), [], threading.Event()
+def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, now, waiting, audited = make(audit=1.0, window=1), [0.0], [], threading.Event()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "AUDIT_TIME", 0.25)
+    monkeypatch.setattr(module, "MOST_CREDIT", 100)
+
+    def takes_a_second() -> None:
+        now[0] += 1
+
+    bench.stages.before = takes_a_second
     first = bench.shut()
-    futures = [bench.submit(["a b", "c d e", "f"]) for _ in range(5)]
-    audit_one = bench.batcher._audit_one
+    futures = [bench.submit("a b") for _ in range(40)]
+    audit_one, audit = bench.batcher._audit_one, bench.batcher.audit
+    assert audit is not None
+    monkeypatch.setattr(audit._rungs[0], "is_full_depth", lambda prediction: False)  # each takes a run
 
     def audit_and_note() -> None:
         waiting.append(bench.batcher.waiting.items)
         audit_one()
-        assert bench.batcher.audit is not None
-        if bench.batcher.audit.reports()[0].examined == 16:
+        if audit.reports()[0].examined == 41:
             audited.set()
 
     bench.batcher._audit_one = audit_and_note  # type: ignore[method-assign]
@@ -535,7 +556,66 @@ def test_texts_are_audited_only_while_nothing_waits(make: Make) -> None:
     for future in [first, *futures]:
         predictions(future)
     assert audited.wait(WAIT)
-    assert waiting == [0] * 16
+    assert len([*filter(None, waiting)]) == 10  # a second each, beside 40 seconds for the texts
+
+
+def test_the_audit_compares_with_full_depth_in_the_runtime_that_serves(make: Make) -> None:
+    bench = make(audit=1.0)
+    tokens = bench.classifier.tokenizer(["a b"])[0]
+    bench.stages.runs.clear()
+    assert run_to_the_end(bench.classifier, tokens) == bench.classifier.predict("a b", policy="never")
+    assert [exit for exit, _ in bench.stages.runs] == [3, 3]  # both ran in these stages
+
+
+def test_texts_being_tokenized_take_room_in_the_queue(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, begun, go_on = make(items=4), threading.Event(), threading.Event()
+    tokenize = bench.classifier.tokenizer.__call__
+
+    def slow(*arguments: Any, **options: Any) -> list[Tokens]:
+        begun.set()
+        assert go_on.wait(WAIT)
+        return tokenize(*arguments, **options)
+
+    monkeypatch.setattr(bench.classifier, "tokenizer", FakeTokenizer(slow, 300))
+    with ThreadPoolExecutor() as clients:
+        large = clients.submit(bench.submit, ["a"] * 4)
+        assert begun.wait(WAIT)
+        with pytest.raises(Overloaded):
+            bench.submit("a")
+        with pytest.raises(Overloaded):
+            bench.batcher.check_room(1)
+        go_on.set()
+        assert len(predictions(large.result(WAIT))) == 4
+    assert bench.batcher.waiting.items == 0
+
+
+def test_very_long_texts_are_refused_before_they_are_tokenized(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(tokens=1000)
+    bench.shut()
+    bench.submit(["b " * 400] * 3)  # truncated to 300 tokens each
+    monkeypatch.setattr(bench.classifier, "tokenizer", FakeTokenizer(None, 300))
+    with pytest.raises(Overloaded):
+        bench.submit("b " * 10**6)
+
+
+def test_a_text_that_fails_to_tokenize_returns_its_room(make: Make) -> None:
+    bench = make()
+    with pytest.raises(BadData):
+        bench.submit("b " * 299, truncate=False)
+    assert (bench.batcher.waiting.items, bench.batcher.waiting.tokens) == (0, 0)
+
+
+@dataclass
+class FakeTokenizer:
+    """A tokenizer that calls a function."""
+
+    function: Any
+    max_length: int
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self.function(*arguments, **options)
 
 
 def test_requests_with_their_own_limits_are_not_audited(make: Make) -> None:

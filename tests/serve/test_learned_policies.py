@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -17,6 +19,7 @@ from offramp.cli import app
 from offramp.collector import collect
 from offramp.errors import BadPolicy
 from offramp.policy import Policy, fold
+from offramp.serve.queue import Request
 from offramp.serve.server import ServerOptions, load, make_app
 from offramp.store import load_model
 from offramp.trace import Trace
@@ -78,9 +81,11 @@ def test_a_request_names_a_threshold_and_the_stored_coefficients_decide(learned:
     stored = Classifier.from_pretrained(learned.model).policy
     readiness = fold(stored.criterion, learned.trace.logits, layers=learned.trace.layers).readiness
     threshold = round(float(np.median(readiness[:50, :-1].max(1))), 3)  # some texts leave early
-    with TestClient(
-        make_app(ServerOptions(learned.model, "colours", allow=(f"agreement:{threshold}",)))
-    ) as client:
+    options = ServerOptions(
+        learned.model, "colours", allow=(f"agreement:{threshold}",), allowed_hosts=("localhost",)
+    )
+    _, app = make_app(options)
+    with TestClient(app, base_url="http://localhost") as client:
         body = {"texts": learned.texts[:50], "policy": f"agreement:{threshold}"}
         reply = client.post("/predict", json=body)
         assert reply.status_code == 200, reply.text
@@ -97,3 +102,29 @@ def test_policies_of_the_same_text_and_another_fit_are_refused(learned: Learned,
     (tmp_path / "other.json").write_text(json.dumps(record))
     with pytest.raises(BadPolicy, match="fitted to different examples"):
         load(ServerOptions(learned.model, "colours", ladder=(learned.rung, tmp_path / "other.json")))
+
+
+def test_the_audit_of_a_retrofitted_model_runs_the_original(learned: Learned, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(learned.model, tmp_path / "model"))
+    original, tokenizer = load_model(model)
+    with torch.no_grad():
+        original.heads.classifiers[-1].weight.neg_()  # predicts something else
+        original.heads.classifiers[-1].bias.neg_()
+    original.config.policy = None
+    original.save_pretrained(model / "reference")
+    tokenizer.save_pretrained(model / "reference")
+    config = json.loads((model / "config.json").read_text())
+    config["policy"]["certificate"]["reference"] = "my-classifier"
+    (model / "config.json").write_text(json.dumps(config))
+
+    batcher, _ = load(ServerOptions(model, "colours", audit_share=1.0))
+    batcher.submit(Request(learned.texts[:50])).result(60)
+    deadline = time.monotonic() + 60
+    while batcher.audit.reports()[0].examined < 50 and time.monotonic() < deadline:  # type: ignore[union-attr]
+        time.sleep(0.01)
+    batcher.drain(10)
+    [found] = batcher.audit.reports()  # type: ignore[union-attr]
+    truth = Classifier.from_pretrained(model / "reference", "never").predict(learned.texts[:50])
+    given = Classifier.from_pretrained(model).predict(learned.texts[:50])
+    assert found.examined == 50
+    assert found.disagreed == sum(a.label != b.label for a, b in zip(given, truth, strict=True)) > 0

@@ -52,7 +52,7 @@ def test_responses_conform_to_the_description(
     check()
 
 
-def test_every_endpoint_but_the_page_is_described(server: Any) -> None:
+def test_our_own_endpoints_are_described(server: Any) -> None:
     described = server.client.get("/openapi.json").json()
     assert set(described["paths"]) == {"/predict", "/health", "/ready", "/info", "/metrics"}
     schema = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier
 from offramp.cli import COMMANDS
-from offramp.errors import BadData, BadPolicy, Incompatible
+from offramp.errors import BadData, BadOption, BadPolicy, CannotLoad, Incompatible
 from offramp.model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.serve.batcher import Limits, Request
@@ -42,11 +42,16 @@ class Running:
     process: subprocess.Popen[str]
     url: str = ""
     lines: Queue[dict[str, Any]] = field(default_factory=Queue)
+    started: Queue[int] = field(default_factory=Queue)
+    """The processes that serve."""
 
     def read(self) -> None:
         assert self.process.stderr
         for line in self.process.stderr:
-            self.lines.put(json.loads(line) if line.startswith("{") else {"message": line})
+            record = json.loads(line) if line.startswith("{") else {"message": line}
+            if record["message"].startswith("Started server process"):
+                self.started.put(int(record["message"].split("[")[1].rstrip("]")))
+            self.lines.put(record)
         self.lines.put(THE_END)
 
     def wait_for(self, message: str) -> dict[str, Any]:
@@ -57,8 +62,7 @@ class Running:
             assert line != THE_END, f"it ended before {message}"
 
     def workers(self, count: int) -> list[int]:
-        lines = [self.wait_for("Started server process") for _ in range(count)]
-        return [int(line["message"].split("[")[1].rstrip("]")) for line in lines]
+        return [self.started.get(timeout=120) for _ in range(count)]
 
     def answers(self) -> bool:
         """In a new connection, which any worker may take."""
@@ -152,14 +156,75 @@ def test_a_killed_worker_is_replaced_while_the_other_answers(exported: Path) -> 
         assert 'offramp_requests_total{status="200"} 21.0' in counted, (
             "the counters of a dead worker are kept"
         )
-        environment = Path(f"/proc/{third}/environ").read_text().split("\0")
-        variables = dict(line.split("=", 1) for line in environment if line)
-        Path(
-            variables["PROMETHEUS_MULTIPROC_DIR"], "broken-0"
-        ).touch()  # as a worker does whose audit says so
+        shared = Path(environment(third)["PROMETHEUS_MULTIPROC_DIR"])
+        (shared / "broken-0").touch()  # as a worker does whose audit says so
         until(lambda: ask(server.url, "good film").json()["rung"] == FULL_DEPTH)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=60) == 0
+
+
+def test_a_stopped_worker_delays_neither_the_replacement_of_another_nor_the_end(exported: Path) -> None:
+    with running(exported, "--workers", 2, "--drain-seconds", 1) as server:
+        stopped, killed = server.workers(2)
+        os.kill(stopped, signal.SIGSTOP)
+        os.kill(killed, signal.SIGKILL)
+        server.workers(1)
+        until(server.answers)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=30) == 0
+        assert not is_alive(stopped)
+
+
+def test_workers_end_and_leave_nothing_when_their_parent_is_killed(exported: Path) -> None:
+    with running(exported, "--workers", 2) as server:
+        workers = server.workers(2)
+        folder = Path(environment(workers[0])["PROMETHEUS_MULTIPROC_DIR"])
+        assert folder.is_dir()
+        server.process.kill()
+        until(lambda: not any(map(is_alive, workers)))
+        assert not server.answers()
+        assert not folder.exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_while_requests_are_finished_new_connections_are_refused(exported: Path, workers: int) -> None:
+    slow = ["--threads", 1, "--window", 1, "--max-waiting", 8000, "--drain-seconds", 3]
+    with running(exported, "--workers", workers, *slow) as server, ThreadPoolExecutor() as clients:
+        future = clients.submit(ask, server.url, ["a"] * 8000)
+        until(lambda: working(server.url) or future.done())
+        server.process.send_signal(signal.SIGTERM)
+        host, port = server.url.removeprefix("http://").split(":")
+        outcomes, resets = set[str](), list[int]()
+
+        def refused() -> bool:
+            try:
+                with socket.create_connection((host, int(port)), timeout=60) as client:
+                    client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                    outcomes.add(client.recv(12).decode())
+            except ConnectionRefusedError:
+                return True
+            except ConnectionResetError:
+                resets.append(1)
+            return False
+
+        until(refused)
+        assert not future.done()
+        assert outcomes <= {"HTTP/1.1 200"}  # until the signal has arrived
+        assert len(resets) <= 1  # the kernel resets one that has not been accepted when the socket is closed
+        assert future.result().status_code in (200, 503)
+
+
+def environment(process: int) -> dict[str, str]:
+    lines = Path(f"/proc/{process}/environ").read_text().split("\0")
+    return dict(line.split("=", 1) for line in lines if line)
+
+
+def is_alive(process: int) -> bool:
+    """Whether it has not ended; one that nobody waits for stays in the table of processes as a zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_flags_have_the_defaults_of_the_python_options() -> None:
@@ -167,7 +232,8 @@ def test_flags_have_the_defaults_of_the_python_options() -> None:
     options, limits = ServerOptions(Path(), ""), Limits()
     assert (flags["max_waiting"], flags["max_waiting_tokens"]) == (limits.items, limits.tokens)
     assert (flags["window"], flags["max_body"]) == (limits.window, options.body_limit)
-    for name in ("audit_share", "drain_seconds", "log_texts", "max_length", "policy", "threads"):
+    same = ("audit_share", "drain_seconds", "log_texts", "max_length", "policy", "threads", "max_connections")
+    for name in (*same, "header_seconds", "body_seconds"):
         assert flags[name] == getattr(options, name)
     server = inspect.signature(serve).parameters
     assert all(flags[name] == server[name].default for name in ("host", "port", "workers"))
@@ -193,7 +259,15 @@ def test_a_port_in_use_and_a_bad_policy_are_reported_in_one_line(exported: Path)
 def test_workers_that_cannot_start_are_not_restarted_forever(exported: Path) -> None:
     stderr = failing(exported, "--port", 0, "--workers", 2, "--policy", "confidense:0.9")
     assert "confidence" in stderr
-    assert "no worker could start" in stderr
+    assert len(stderr.splitlines()) == 1, "and it never says that it serves"
+
+
+def test_workers_that_die_while_they_load_end_the_server_with_one_line(
+    exported: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(exported, tmp_path / "model"))
+    (next(model.glob("*.onnx"))).write_bytes(b"damaged")
+    assert len(failing(model, "--port", 0, "--workers", 2).splitlines()) == 1
 
 
 def test_a_missing_key_variable_is_an_error(exported: Path) -> None:
@@ -247,7 +321,7 @@ def test_a_policy_that_the_model_cannot_run_is_refused_at_start_up(
         config["policy"] = Policy.parse("layer:9").to_json()
         (model / "config.json").write_text(json.dumps(config))
     options = {option: given[option]} if option in given else {}
-    with pytest.raises(Incompatible, match=r"layer.*9"):
+    with pytest.raises((Incompatible, CannotLoad), match=r"layer.*9"):
         load(ServerOptions(model, "colours", **options))
 
 
@@ -313,3 +387,10 @@ def test_a_file_that_is_not_a_policy_is_refused(tmp_path: Path, content: str) ->
 def test_responses_are_sent_without_nagles_delay() -> None:
     with bind("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY where it sees this
+
+
+def test_a_device_that_cannot_run_the_model_is_refused_at_start_up(saved: Path, exported: Path) -> None:
+    with pytest.raises(BadOption, match="device='cuda:99' cannot be used"):
+        load(ServerOptions(saved, "colours", device="cuda:99"))
+    with pytest.raises(BadOption, match="exported model, which runs on the CPU"):
+        load(ServerOptions(exported, "colours", device="cuda"))

@@ -22,10 +22,13 @@ def change_manifest(folder: Path, **changes: Any) -> None:
     ("damage", "reason"),
     [
         (lambda folder: (folder / "stage-02.onnx").unlink(), "stage-02.onnx is missing"),
-        (lambda folder: (folder / "stage-02.onnx").write_bytes(b"?"), "stage-02.onnx cannot be loaded"),
-        (lambda folder: (folder / "weights.bin").unlink(), "cannot be loaded"),
+        (
+            lambda folder: (folder / "stage-02.onnx").write_bytes(b"?"),
+            "stage-02.onnx is not the file that was",
+        ),
+        (lambda folder: (folder / "weights.bin").unlink(), "weights.bin is missing"),
         (lambda folder: (folder / "stages.json").write_text("{"), "cannot be read"),
-        (lambda folder: (folder / "stages.json").write_text("{}"), "has no embedding"),
+        (lambda folder: (folder / "stages.json").write_text("{}"), "has no digests"),
         (lambda folder: change_manifest(folder, format=99), "upgrade offramp"),
     ],
 )

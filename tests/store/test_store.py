@@ -45,6 +45,25 @@ def test_a_stored_policy_is_the_default_of_the_next_classifier(folder: Path) -> 
     assert "`entropy:0.4742,class.red=0.1`" in (folder / "README.md").read_text()
 
 
+def test_config_and_card_agree_after_storing_a_policy_was_killed_between_the_two(folder: Path) -> None:
+    offramp.store_policy(folder, "entropy:0.1")
+    code = f"""
+import os, pathlib
+from offramp import store_policy
+replace, moves = pathlib.Path.replace, iter(range(1))
+def replace_or_die(self, target):
+    if next(moves, None) is None:
+        os._exit(9)
+    return replace(self, target)
+pathlib.Path.replace = replace_or_die
+store_policy({str(folder)!r}, "entropy:0.2")
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    policy = ModelInfo.read(folder).policy
+    assert str(policy) == "entropy:0.2"
+    assert f"`{policy}`" in (folder / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("policy", "error"),
     [

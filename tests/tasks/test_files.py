@@ -322,3 +322,14 @@ def test_inferring_and_loading_a_task_reads_each_file_once(
 def test_the_rows_of_a_file_do_not_fill_its_repr(tmp_path: Path) -> None:
     path = write(tmp_path, ".csv", ROWS)
     assert "Fine" not in repr(Task.from_files(train=path)) + repr(read_file(path))
+
+
+def test_labels_that_are_joined_are_not_taken_for_a_class(tmp_path: Path) -> None:
+    rows = [("who", "HUM"), ("where", "LOC"), ("who and where", "HUM|LOC")]
+    file = tmp_path / "a.csv"
+    file.write_text("\n".join(["text,label", *(",".join(row) for row in rows)]))
+    with pytest.raises(BadData, match=r"'HUM\|LOC' consists of other labels; pass separator='\|'"):
+        Task.from_files(train=file)
+    several = Task.from_files(train=file, separator="|")
+    assert (several.labels, several.problem_type) == (("HUM", "LOC"), "multi_label_classification")
+    assert Task.from_files(train=file, labels=["HUM", "LOC", "HUM|LOC"]).labels == ("HUM", "LOC", "HUM|LOC")

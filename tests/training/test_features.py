@@ -103,8 +103,9 @@ def test_unlabelled_text_is_used_beside_labels(
 
 def test_an_interrupted_pass_is_started_again(fit: Fit, tmp_path: Path) -> None:
     whole = fit("frozen", folder="whole").model
-    (tmp_path / "cut" / "phase-1").mkdir(parents=True)
-    (tmp_path / "cut" / "phase-1" / "train.incomplete").write_bytes(b"half")
+    scratch = tmp_path / "cut" / "phase-1" / ".train.npy.killed.unfinished"
+    scratch.mkdir(parents=True)
+    (scratch / "train.npy").write_bytes(b"half")
     again = fit("frozen", folder="cut").model
     for name, weight in whole.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], weight)

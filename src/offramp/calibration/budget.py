@@ -72,8 +72,8 @@ def mean_price(prices: Array, split: "Split") -> float:
 
 def score_of(trace: Trace, predictions: Array, split: "Split") -> float:
     """The headline score."""
-    left = ExitTable(np.zeros(1), (split.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
-    return float(scores(trace, left, predictions)[metric_names(trace)[0]][0])
+    table = ExitTable(np.zeros(1), (split.exits <= np.arange(len(trace.layers))[:, None]).astype(np.int32))
+    return float(scores(trace, table, predictions)[metric_names(trace)[0]][0])
 
 
 def prices_of(trace: Trace, policy: Policy, of: str) -> Array:

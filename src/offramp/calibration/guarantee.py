@@ -10,7 +10,6 @@ With bounds by class a threshold passes if it passes for every class. A threshol
 must then pass for that class too, so each class is also tested at the full level delta.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,9 +22,9 @@ from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
 from offramp.curves.exit_table import build_exit_table
 from offramp.curves.scores import apply_rule
-from offramp.errors import BadOption, NoSafeThreshold
+from offramp.errors import BadOption, NoSafeThreshold, count
 from offramp.policy import Certificate, Policy, fold
-from offramp.policy.text import class_indices
+from offramp.policy.text import class_indices, round_threshold
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
 from offramp.trace import Trace
 
@@ -36,15 +35,21 @@ LARGEST_LEAD = 25.0
 """The lead of the top logit at the safest end of the grid: a probability of 1 - 1e-11."""
 
 
-def certify(candidates: Sequence[Candidate], target: Guarantee, origin: dict[str, str | None]) -> list[Found]:
-    """The policies that are proven safe, with certificates, the earliest-leaving first; or `NoSafeThreshold`."""
-    outcomes = [prove(each, target, target.delta / len(candidates)) for each in candidates]
+def certify(
+    candidates: Sequence[Candidate], target: Guarantee, origin: dict[str, str | None], choices: int = 1
+) -> list[Found]:
+    """The policies that are proven safe, with certificates, the earliest-leaving first; or `NoSafeThreshold`.
+
+    `choices` is the number of such calls among whose results one is chosen: all of them share delta.
+    """
+    tried = len(candidates) * choices
+    outcomes = [prove(each, target, target.delta / tried) for each in candidates]
     proven = [outcome for outcome in outcomes if outcome.proven]
     if not proven:
         raise no_safe_threshold(target, outcomes)
     return [
         Found(
-            replace(each.policy, certificate=issue(each, target, len(candidates), origin)),
+            replace(each.policy, certificate=issue(each, target, tried, origin)),
             each.candidate.trace,
             each.mean_layer,
         )
@@ -55,11 +60,11 @@ def certify(candidates: Sequence[Candidate], target: Guarantee, origin: dict[str
 def check_target(trace: Trace, target: Guarantee) -> None:
     regression = trace.problem_type == REGRESSION
     if regression and target.tolerance is None:
-        raise BadOption("for regression, set the tolerance within which two numbers count as equal")
+        raise BadOption("regression needs tolerance=..., within which two numbers count as equal")
     if not regression and target.tolerance is not None:
         raise BadOption("a tolerance is for regression only; leave it out")
     if target.of == "accuracy" and trace.labels is None:
-        raise BadOption('accuracy needs labels and the trace has none; bound "disagreement" instead')
+        raise BadOption("accuracy needs labels and the trace has none; pass of='disagreement'")
 
 
 @dataclass(frozen=True)
@@ -104,18 +109,18 @@ class Outcome:
 def prove(candidate: Candidate, target: Guarantee, delta: float) -> Outcome:
     """Fixed-sequence testing of one rule along its grid of thresholds."""
     trace, policy = candidate.trace, candidate.policy
-    read = apply_rule(trace, policy)
-    left = build_exit_table(policy, read.readiness, trace.layers, threshold_grid(policy.criterion, trace))
-    losses, largest = losses_of(trace, target, read.predictions), largest_loss(trace, target)
+    output = apply_rule(trace, policy)
+    table = build_exit_table(policy, output.readiness, trace.layers, threshold_grid(policy.criterion, trace))
+    losses, largest = losses_of(trace, target, output.predictions), largest_loss(trace, target)
     _, bound = bound_for(trace, target)
     parts = parts_of(trace, target)
 
     def mean_loss(part: Part) -> Array:
-        return left.total(lambda exit: losses[exit] * part.rows) / (max(part.examples, 1) * largest)
+        return table.total(lambda exit: losses[exit] * part.rows) / (max(part.examples, 1) * largest)
 
     risks = [mean_loss(part) for part in parts]
     p_values = [bound(risk, part.examples, part.epsilon) for part, risk in zip(parts, risks, strict=True)]
-    exits = left.histogram()
+    exits = table.histogram()
     mean_layers = exits @ np.asarray(trace.layers) / len(trace)
 
     safest_first = np.arange(len(mean_layers))[::-1]
@@ -127,7 +132,7 @@ def prove(candidate: Candidate, target: Guarantee, delta: float) -> Outcome:
     return Outcome(
         proven=bool(proven),
         candidate=candidate,
-        policy=replace(policy, threshold=float(left.thresholds[index])),
+        policy=replace(policy, threshold=float(table.thresholds[index])),
         tests=tuple(
             TestResult(part, float(risk[index]), float(p_value[index]))
             for part, risk, p_value in zip(parts, risks, p_values, strict=True)
@@ -162,20 +167,8 @@ def threshold_grid(criterion: Criterion, trace: Trace) -> Array:
     return np.unique([round_threshold(value) for value in (criterion.sign * readiness).tolist()])
 
 
-def round_threshold(value: float) -> float:
-    """Four significant digits; close to 1, two significant digits of the distance to 1.
-
-    >>> round_threshold(0.47421046), round_threshold(0.98765432), round_threshold(0.999953421)
-    (0.4742, 0.9877, 0.999953)
-    """
-    digits = 3 - math.floor(math.log10(abs(value))) if value else 0
-    if 0.9 < value < 1:
-        digits = max(digits, 1 - math.floor(math.log10(1 - value)))
-    return round(value, digits)
-
-
 def losses_of(trace: Trace, target: Guarantee, predictions: Array) -> Array:
-    """(exits, examples) the loss, 0 to `largest_loss`, of leaving at each exit instead of at full depth.
+    """(exits, examples) the loss, 0 to `largest_loss`, of leaving at each exit, compared with the reference.
 
     Integers, because sums of fractions would be off by rounding.
     """
@@ -234,14 +227,16 @@ def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeT
     _, bound = bound_for(nearest.candidate.trace, target)
     without_errors = examples_needed(part.epsilon, delta, bound=bound)
     needed = examples_needed(part.epsilon, delta, risk, bound)
-    kind = "examples" if part.of_class is None else f"examples of the class {part.of_class!r}"
+    examples = count(part.examples, "example")
+    if part.of_class is not None:
+        examples += f" of the class {part.of_class!r}"
     if nearest.candidate.fitted_on:
-        kind += f" (besides {nearest.candidate.fitted_on} that the rule was fitted on)"
+        examples += f" (besides {nearest.candidate.fitted_on} that the rule was fitted on)"
     wanted = f"{target.of} of at most {part.epsilon:g} with confidence {1 - delta:g}"
     if without_errors is None or part.examples < without_errors:
         least = "more than a billion" if without_errors is None else str(without_errors)
         return NoSafeThreshold(
-            f"{part.examples} {kind} cannot prove {wanted}: even with no errors it takes {least}. "
+            f"{examples} cannot prove {wanted}: even with no errors it takes {least}. "
             "Calibrate on more examples, or allow more risk.",
             needed or without_errors,
             part.of_class,
@@ -249,12 +244,12 @@ def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeT
     seen = f"the safest threshold that saves anything has an observed risk of {risk:.4f}"
     if needed is None:
         return NoSafeThreshold(
-            f"no threshold can be proven to have {wanted} on {part.examples} {kind}: {seen}. More examples do not "
+            f"no threshold can be proven to have {wanted} on {examples}: {seen}. More examples do not "
             "help; allow a larger risk, use another rule, or train the exits further.",
             of_class=part.of_class,
         )
     return NoSafeThreshold(
-        f"no threshold can be proven to have {wanted} on {part.examples} {kind}: {seen}. "
+        f"no threshold can be proven to have {wanted} on {examples}: {seen}. "
         f"If that is the true risk, about {needed} are needed.",
         needed,
         part.of_class,
@@ -284,10 +279,13 @@ def issue(
         by_class=by_class or None,
         mean_layer=outcome.mean_layer,
         exits=outcome.exits,
+        reference=trace.reference_name,
         data=trace.data,
         fingerprint=trace.fingerprint,
         runtime=trace.runtime,
         precision=trace.precision,
+        max_length=trace.max_length,
+        top_k=None,
         rules_tried=rules_tried,
         fitted_on=outcome.candidate.fitted_on,
         **origin,
@@ -296,9 +294,10 @@ def issue(
 
 def promise(target: Guarantee, outcome: Outcome) -> str:
     """The exact statement, with every condition."""
+    reference = outcome.candidate.trace.reference_name or "full depth"
     loss, belongs = {
-        "disagreement": ("get a prediction that differs from full depth", "that full depth predicts as"),
-        "accuracy": ("lose a right prediction of full depth by leaving early", "labelled"),
+        "disagreement": (f"get a prediction that differs from {reference}", f"that {reference} predicts as"),
+        "accuracy": (f"lose a right prediction of {reference}", "labelled"),
     }[target.of]
     parts = [
         f"a fraction {part.epsilon:g} of "

@@ -15,7 +15,7 @@ from offramp.criteria import CRITERIA
 from offramp.curves import Curve, Point, Sweep, sweep
 from offramp.curves.curve import parse_rule
 from offramp.curves.learned_rules import default_tolerance, fit_rule
-from offramp.errors import BadOption, NoSafeThreshold, ReusedData
+from offramp.errors import BadOption, NoSafeThreshold, ReusedData, count
 from offramp.policy import Policy
 from offramp.problems import REGRESSION
 from offramp.trace import Trace
@@ -23,6 +23,8 @@ from offramp.trace import Trace
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "layer")
 FIT_SHARE, FIT_MOST = 3, 2000
 """A rule that learns is fitted on a third of the examples, at most this many: it has few coefficients."""
+TRAINING_SHARE = 0.01
+"""The share of texts that may also be in the training data: short texts recur by chance."""
 POINTS = 400
 """Thresholds tried where no statistical test limits them."""
 AS_GOOD = 1.02
@@ -39,6 +41,7 @@ def calibrate(
     seed: int = 0,
     temperatures: Temperatures | Sequence[float] | None = None,
     chosen_on: Trace | str | None = None,
+    allow_training_rows: bool = False,
 ) -> Policy:
     """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
 
@@ -49,7 +52,8 @@ def calibrate(
     rule is already fitted keeps its fit, which must be to other examples.
     `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` is the trace, or the name
     of the data, that the rule and its options were chosen on. A warning says if the rule or the temperatures were
-    chosen on examples of this trace.
+    chosen on examples of this trace. Texts that the model was trained on are refused, if there are more than a few,
+    unless `allow_training_rows`.
 
     *Example*
     >>> import numpy as np
@@ -60,7 +64,15 @@ def calibrate(
     >>> policy.certificate.examples, policy.certificate.observed_risk
     (400, 0.005)
     """
-    return find_policy(trace, rule, target, seed=seed, temperatures=temperatures, chosen_on=chosen_on).policy
+    return find_policy(
+        trace,
+        rule,
+        target,
+        seed=seed,
+        temperatures=temperatures,
+        chosen_on=chosen_on,
+        allow_training_rows=allow_training_rows,
+    ).policy
 
 
 @dataclass(frozen=True)
@@ -92,10 +104,17 @@ def find_policy(
     seed: int = 0,
     temperatures: Temperatures | Sequence[float] | None = None,
     chosen_on: Trace | str | None = None,
+    choices: int = 1,
+    allow_training_rows: bool = False,
 ) -> Calibration:
-    """Like `calibrate`, with the rules that were tried and the examples that were used."""
+    """Like `calibrate`, with the rules that were tried and the examples that were used.
+
+    `choices`: how many calibrations with a guarantee, such as one for each precision, share its delta because one
+    of their policies will be chosen.
+    """
     if not len(trace):
         raise BadOption("the trace is empty; there is nothing to calibrate on")
+    check_held_out(trace, allow_training_rows)
     rules = (
         default_rules(trace, target) if rule is None else [rule] if isinstance(rule, str | Policy) else rule
     )
@@ -121,7 +140,7 @@ def find_policy(
     candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
     if isinstance(target, Guarantee):
         origin = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
-        found = certify(candidates, target, origin)
+        found = certify(candidates, target, origin, choices)
     else:
         if len(policies) > 1:
             warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
@@ -137,6 +156,18 @@ def find_policy(
         seed=seed,
         static_cut=next((each for each in found if as_good(each, found[0], target)), None),
     )
+
+
+def check_held_out(trace: Trace, allow_training_rows: bool) -> None:
+    """On its training texts a model is surer, and its exits agree more, than on any others."""
+    known = 0 if trace.trained_on is None else int(trace.trained_on.sum())
+    if not known:
+        return
+    message = f"the model was trained on {known} of the {len(trace)} rows of the trace"
+    if allow_training_rows or known <= TRAINING_SHARE * len(trace):
+        warn(message)
+    else:
+        raise BadOption(f"{message}; calibrate on others, or pass allow_training_rows=True.")
 
 
 def default_rules(trace: Trace, target: Target) -> list[str]:
@@ -156,11 +187,14 @@ def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Can
     if policy.criterion.is_fitted:
         return Candidate(policy, trace)
     order = np.random.default_rng(seed).permutation(len(trace))
-    count = min(len(trace) // FIT_SHARE, FIT_MOST)
-    if count < 2:
-        raise BadOption(f"{len(trace)} examples are too few to fit agreement and calibrate its threshold")
-    fitted = fit_rule(policy, trace[np.sort(order[:count])], tolerance)
-    return Candidate(fitted, trace[np.sort(order[count:])], count)
+    number = min(len(trace) // FIT_SHARE, FIT_MOST)
+    if number < 2:
+        raise BadOption(
+            f"too few to fit agreement and calibrate its threshold: {count(len(trace), 'example')}, "
+            f"expected at least {2 * FIT_SHARE}"
+        )
+    fitted = fit_rule(policy, trace[np.sort(order[:number])], tolerance)
+    return Candidate(fitted, trace[np.sort(order[number:])], number)
 
 
 def reach(candidates: Sequence[Candidate], target: MaxLoss | MinSpeedup | Budget) -> list[Found]:

@@ -1,11 +1,11 @@
 """Classifier: texts in, predictions out, with every text leaving the model at its own layer."""
 
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack, overload
 
 import numpy as np
@@ -17,8 +17,9 @@ from offramp.engine import WINDOW, Engine
 from offramp.errors import BadOption
 from offramp.policy import Decision, Policy, check_certificate, fold
 from offramp.problems import Array
-from offramp.stages import Stages, Tokens, stages_of
-from offramp.store import SavedTokenizer, is_exported, load_model
+from offramp.row_hashes import load_hashes
+from offramp.stages import Stages, Tokens, stages_of, text_length
+from offramp.store import SavedTokenizer, find_model, is_exported, load_model
 
 NEVER = Policy(CRITERIA["never"]())
 MIN_LENGTH = 8
@@ -51,16 +52,22 @@ class Classifier:
         window: int = WINDOW,
         budget: int | None = None,
         max_length: int | None = None,
+        training_rows: Array | None = None,
     ) -> None:
         if max_length is not None and max_length < MIN_LENGTH:
             raise BadOption(f"max_length={max_length} must be at least {MIN_LENGTH} tokens.")
         self.stages = stages_of(model)
+        self.training_rows = training_rows  # hashes, sorted; see `offramp.row_hashes`
         self.engine = Engine(self.stages, window, budget)
-        longest = self.stages.max_length
-        self.tokenizer = BatchTokenizer(tokenizer, min(max_length or longest, longest))
+        self.tokenizer = BatchTokenizer(tokenizer, text_length(self.stages, max_length))
         self.policy = self.resolve_policy(policy or self.stages.policy or NEVER)
         if self.policy.certificate is not None:  # computing a fingerprint is slow
-            check_certificate(self.policy, self.stages.about()["fingerprint"], self.stages.precision)
+            self.policy = check_certificate(
+                self.policy,
+                self.stages.about()["fingerprint"],
+                self.stages.precision,
+                self.tokenizer.max_length,
+            )
 
     @classmethod
     def from_pretrained(
@@ -79,17 +86,19 @@ class Classifier:
         """Load a saved model, which runs in PyTorch, or an exported one, which runs in ONNX Runtime.
 
         Args:
-            path: a folder or a hub name; for an exported model, a folder.
+            path: a folder or a hub name.
             policy: replaces the stored policy, for example "entropy:0.3".
             device: "cpu", "cuda", ...; the CPU by default. PyTorch only.
             autocast: a dtype to compute in, such as torch.bfloat16; the weights keep their own. PyTorch only.
             threads: CPU threads; in PyTorch, for the whole process.
             window: the number of texts that run together.
             budget: the most tokens in a micro-batch, padding included.
-            max_length: the number of tokens at which texts are truncated; by default the model's limit.
+            max_length: the number of tokens at which texts are truncated; by default as in training, or the
+                model's limit if that is unknown.
             options: passed to transformers' `from_pretrained`, for example `revision` or `dtype`. PyTorch only.
         """
-        if is_exported(path):
+        folder = find_model(os.fspath(path), options.get("revision"))
+        if is_exported(folder):
             unknown = [*options, *(["device"] if device else []), *(["autocast"] if autocast else [])]
             if unknown:
                 raise BadOption(
@@ -98,15 +107,17 @@ class Classifier:
                 )
             from offramp.stages.onnx import OnnxStages
 
-            onnx = OnnxStages(path, threads)
+            onnx = OnnxStages(folder, threads)
             stages: Stages[Any] = onnx
-            tokenizer: Any = SavedTokenizer.load(Path(path), onnx.manifest.tokenizer)
+            tokenizer: Any = SavedTokenizer.load(folder, onnx.manifest.tokenizer)
         else:
             from offramp.stages.torch import TorchStages
 
-            model, tokenizer = load_model(path, **options)
+            options.pop("revision", None)
+            model, tokenizer = load_model(folder, **options)
             stages = TorchStages(model, device, autocast, threads)
-        return cls(stages, tokenizer, policy, window=window, budget=budget, max_length=max_length)
+        sizes: dict[str, Any] = {"window": window, "budget": budget, "max_length": max_length}
+        return cls(stages, tokenizer, policy, **sizes, training_rows=load_hashes(folder))
 
     @overload
     def predict(self, texts: Text, **options: Unpack[PredictOptions]) -> Prediction: ...
@@ -142,11 +153,11 @@ class Classifier:
             raise BadOption("trace=True runs all layers, so it cannot be combined with deadline_ms.")
         policy = self.resolve_policy(policy or self.policy, max_layer)
         if not isinstance(texts, Sized):
-            return self.stream(check_texts(texts), policy, deadline_ms, trace)
+            return self.stream(self.check_texts(texts), policy, deadline_ms, trace)
         deadline, single = deadline_from_now(deadline_ms), is_single(texts)
         found = [
             prediction
-            for part in chunks([*check_texts([texts] if single else texts)], self.engine.window)
+            for part in chunks([*self.check_texts([texts] if single else texts)], self.engine.window)
             for prediction in self.predict_tokens(self.tokenizer(part), policy, deadline, trace)
         ]
         return found[0] if single else found
@@ -154,13 +165,17 @@ class Classifier:
     def decide(self, texts: Iterable[Any], policy: Policy | str | None = None) -> Decision:
         """Like `predict` for several texts, as arrays: the exits taken, their logits, and whether all were finite."""
         policy = self.resolve_policy(policy or self.policy)
-        parts = [*chunks([*check_texts(texts)], self.engine.window)] or [[]]
+        parts = [*chunks([*self.check_texts(texts)], self.engine.window)] or [[]]
         decisions = [self.engine.run(self.tokenizer(part), policy) for part in parts]
         return Decision(
             exits=np.concatenate([decision.exits for decision in decisions]),
             logits=np.concatenate([decision.logits for decision in decisions]),
             finite=np.concatenate([decision.finite for decision in decisions]),
         )
+
+    def check_texts(self, texts: Any) -> Iterator[Text]:
+        """The texts or pairs, whichever the model was trained on; anything else is a `BadData`."""
+        return check_texts(texts, self.stages.trained_on_pairs)
 
     def sklearn(self, policy: Policy | str | None = None, classes: Sequence[Any] | None = None) -> Any:
         """A fitted scikit-learn estimator; it predicts `classes` instead of label names if they are given."""

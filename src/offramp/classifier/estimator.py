@@ -19,7 +19,7 @@ def estimator(
     """The estimator for the classifier's problem type."""
     labels = classifier.stages.labels
     if classes is not None and len(classes) != len(labels):
-        raise BadOption(f"{len(classes)} classes given for {len(labels)} labels: {', '.join(labels)}.")
+        raise BadOption(f"expected a class for each label ({', '.join(labels)}), got {len(classes)}.")
     kinds = {REGRESSION: ExitRegressor, MULTI_LABEL: ExitMultiLabelClassifier}
     kind = kinds.get(classifier.stages.problem_type, ExitClassifier)
     return kind(classifier, policy, classes)

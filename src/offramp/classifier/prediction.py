@@ -32,6 +32,8 @@ class Prediction:
     """False if an exit on the way returned NaN or infinity; texts never leave early on those."""
     exits: tuple["Prediction", ...] = field(default=(), repr=False)
     """With `trace=True`, the prediction of every exit."""
+    logits: tuple[float, ...] = field(default=(), repr=False)
+    """Of every label, in the model's order; in a regression, the value alone."""
 
 
 def predictions(decision: Decision, stages: Stages[Any]) -> Iterator[Prediction]:
@@ -55,6 +57,7 @@ def predictions(decision: Decision, stages: Stages[Any]) -> Iterator[Prediction]
             layer=stages.layers[decision.exits[row]],
             layers=stages.layers[-1],
             finite=bool(decision.finite[row]),
+            logits=tuple(logits[row].tolist()),
         )
 
 

@@ -11,6 +11,9 @@ from offramp.stages import Tokens
 
 Text = str | tuple[str, str]
 """A text or a pair of texts."""
+CHARACTERS_PER_TOKEN = 64
+"""Only this many characters of a text are tokenized for each token that the model takes. Tokens have about four, so
+the predictions stay the same unless most of a text is white space or no words."""
 
 
 def is_single(texts: Any) -> bool:
@@ -22,18 +25,21 @@ def is_pair(item: Any) -> bool:
     return isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(part, str) for part in item)
 
 
-def check_texts(texts: Any) -> Iterator[Text]:
-    """Several texts, or several pairs; the first item that is neither or mixes them is a `BadData`."""
+def check_texts(texts: Any, pairs: bool | None = None, mixed: bool = False) -> Iterator[Text]:
+    """Several texts, or several pairs; with `mixed`, also both. The first other item is a `BadData`.
+
+    `pairs` is whether the model was trained on pairs, if that is known; the other kind is refused.
+    """
     if (
         not isinstance(texts, Iterable)
         or isinstance(texts, Mapping | bytes)
         or getattr(texts, "ndim", 1) != 1
     ):
         raise BadData(f"{describe(texts)} is not a text or a list of texts.")
-    return check_items(texts)
+    return check_items(texts, pairs, mixed)
 
 
-def check_items(items: Iterable[Any]) -> Iterator[Text]:
+def check_items(items: Iterable[Any], pairs: bool | None, mixed: bool) -> Iterator[Text]:
     kind = None
     for index, item in enumerate(items):
         if isinstance(item, str):
@@ -42,10 +48,19 @@ def check_items(items: Iterable[Any]) -> Iterator[Text]:
             text = clean(item[0]), clean(item[1])
         else:
             raise BadData(f"item {index} is {describe(item)}, not a text or a pair of texts.")
-        if kind not in (None, type(text)):
+        if not mixed and kind not in (None, type(text)):
             raise BadData(f"item {index} mixes texts and pairs; pass only one kind.")
         kind = type(text)
+        check_kind(isinstance(text, tuple), pairs, f"item {index}")
         yield text
+
+
+def check_kind(is_pair: bool, pairs: bool | None, what: str) -> None:
+    """Refuse texts for a model that was trained on pairs, and the reverse."""
+    if pairs is not None and is_pair != pairs:
+        kinds = {True: "a pair of texts", False: "a single text"}
+        expected = {True: "pairs (text and text_pair)", False: "single texts"}
+        raise BadData(f"{what} is {kinds[is_pair]}, but the model was trained on {expected[pairs]}.")
 
 
 def describe(value: Any) -> str:
@@ -90,11 +105,17 @@ class BatchTokenizer:
             )
         self.rust = Tokenizer.from_str(rust.to_str())  # a copy, because its settings change
         self.rust.no_padding()
-        self.max_length = min(max_length, getattr(tokenizer, "model_max_length", max_length))
-        self.side = getattr(tokenizer, "truncation_side", "right")
-        self.rust.enable_truncation(self.max_length, direction=self.side)
-        self.uses_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ["token_type_ids"])
-        self.pad_token = getattr(tokenizer, "pad_token_id", None) or 0
+        try:
+            self.max_length = int(min(max_length, getattr(tokenizer, "model_max_length", max_length)))
+            self.side = getattr(tokenizer, "truncation_side", "right")
+            self.rust.enable_truncation(self.max_length, direction=self.side)
+            self.uses_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ["token_type_ids"])
+            self.pad_token = int(getattr(tokenizer, "pad_token_id", None) or 0)
+            self.rust.encode_batch_fast(["a", ("a", "b")])
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of a damaged file: also a panic in Rust, which is no Exception
+            raise Incompatible(f"the tokenizer cannot be used ({error}); save the model again.") from error
 
     def settings(self) -> dict[str, Any]:
         """What `SavedTokenizer` needs besides tokenizer.json."""
@@ -107,9 +128,10 @@ class BatchTokenizer:
 
     def __call__(self, texts: Sequence[Text], whole: bool = False) -> list[Tokens]:
         """The tokens of each text; with `whole`, a text that would be truncated is a `BadData`."""
-        encodings = self.rust.encode_batch_fast(texts)
+        cut = [self.cut(text) for text in texts]
+        encodings = self.rust.encode_batch_fast(cut)
         for index, encoding in enumerate(encodings if whole else ()):
-            if encoding.overflowing:
+            if encoding.overflowing or cut[index] != texts[index]:
                 raise BadData(
                     f"item {index} is longer than {self.max_length} tokens; shorten it, or allow truncation."
                 )
@@ -118,3 +140,13 @@ class BatchTokenizer:
             Tokens(encoding.ids or [self.pad_token], (encoding.type_ids or [0]) if self.uses_types else None)
             for encoding in encodings
         ]
+
+    def cut(self, text: Text) -> Text:
+        """Without the characters far beyond the model's length, which would take long to tokenize."""
+        if isinstance(text, tuple):
+            return self.cut_one(text[0]), self.cut_one(text[1])
+        return self.cut_one(text)
+
+    def cut_one(self, text: str) -> str:
+        most = CHARACTERS_PER_TOKEN * self.max_length
+        return text[-most:] if self.side == "left" else text[:most]

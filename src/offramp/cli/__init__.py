@@ -21,17 +21,21 @@ from offramp.cli.info import info
 from offramp.cli.list_names import list_names
 from offramp.cli.predict import predict
 from offramp.cli.predict_files import predict_files
+from offramp.cli.rerank import rerank
+from offramp.cli.retrofit import retrofit
 from offramp.cli.serve import serve
 from offramp.cli.trace import trace
 from offramp.cli.train import train
 
 COMMANDS: dict[str, Callable[..., Result]] = {
+    "retrofit": retrofit,
     "train": train,
     "trace": trace,
     "curve": curve,
     "calibrate": calibrate,
     "predict": predict,
     "predict-files": predict_files,
+    "rerank": rerank,
     "serve": serve,
     "bench": bench,
     "export": export,

@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions, texts_of
+from offramp.cli.options import RuntimeOptions
 from offramp.cli.timing import machine, time_policies, timing_table
 from offramp.errors import BadOption, count
 
@@ -16,6 +17,7 @@ def bench(
     model: Annotated[str, Argument(help="Model folder, training run or hub name.")],
     data: DataOptions,
     columns: ColumnOptions,
+    runtime: RuntimeOptions,
     policy: Annotated[
         str | None, Option(help="Policy to time, such as entropy:0.3; by default the stored one.")
     ] = None,
@@ -24,7 +26,6 @@ def bench(
     one_by_one: Annotated[
         bool, Option("--one-by-one", help="Predict one text per call, like single requests.")
     ] = False,
-    threads: Annotated[int | None, Option(help="CPU threads.")] = None,
 ) -> Result:
     """Time full depth and a policy on this machine.
 
@@ -35,7 +36,6 @@ def bench(
         offramp bench runs/mrpc --task mrpc --data glue
         offramp bench runs/mine --data dev.csv --policy entropy:0.3 --one-by-one
     """
-    from offramp.classifier import Classifier
     from offramp.store import ModelInfo, find_model
 
     folder = find_model(model)
@@ -44,7 +44,7 @@ def bench(
     rows = task.load(data.split_name)[data.split_name]
     rows = rows.select(range(min(limit, len(rows))))
     texts = texts_of(rows)
-    classifier = Classifier.from_pretrained(folder, policy, threads=threads)
+    classifier = runtime.load(folder, policy)
     if classifier.policy.criterion.reads == "nothing":
         raise BadOption(f"{model} has no stored policy; use --policy, or store one with `offramp calibrate`.")
     labels = rows["label"] if "label" in rows.column_names else None

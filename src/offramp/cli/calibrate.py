@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from offramp.cli.command import Result
+from offramp.cli.command import Result, log
 from offramp.errors import BadOption, count
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_RULES_HELP = "By default agreement, entropy, confidence, margin and layer are tried."
+LARGE_LOSS = 0.05
+"""A fall of a metric that a user should hear of."""
 TARGETS = ("guarantee", "max_loss", "min_speedup", "budget", "policy")
 
 
@@ -32,7 +34,7 @@ class TargetOptions:
         float | None, Option(help="Points of the headline metric that may be lost, such as 0.5.")
     ] = None
     min_speedup: Annotated[
-        float | None, Option(help="How many times cheaper than full depth, such as 2.")
+        float | None, Option(help="How many times cheaper than full depth (see --of), such as 2.")
     ] = None
     budget: Annotated[
         float | None, Option(help="Mean layers (or MACs, with --of macs) per text, such as 3.5.")
@@ -45,7 +47,7 @@ class TargetOptions:
         str | None,
         Option(
             help="With --guarantee: disagreement (default) or accuracy. "
-            "With --min-speedup or --budget: layers (default) or macs."
+            "With --min-speedup: macs (default) or layers. With --budget: layers (default) or macs."
         ),
     ] = None
     tolerance: Annotated[
@@ -60,6 +62,11 @@ class TargetOptions:
     seed: Annotated[
         int, Option(help="Seed of the split into examples that a rule is fitted on and the others.")
     ] = 0
+
+    allow_training_rows: Annotated[
+        bool,
+        Option("--allow-training-rows", help="Calibrate even on texts that the model was trained on."),
+    ] = False
 
     def target(self) -> "Target":
         from offramp.calibration import Budget, Guarantee, MaxLoss, MinSpeedup
@@ -129,6 +136,7 @@ def calibrate(
         calibrated = find_policy(found, target, target.rule, chosen_on)
         policy, found = calibrated.policy, calibrated.trace
     measured = {} if found is None else measure(policy, found)
+    warn_of_loss(measured)
     if not dry_run:
         store_policy(folder, policy, found)
     record = policy.to_json()
@@ -167,20 +175,17 @@ def parse_bounds(text: str) -> float | dict[str, float]:
 
 
 def check_same_model(folder: Path, trace: "Trace") -> None:
-    """Thresholds from the logits of another model would be meaningless."""
-    from offramp.stages.torch import precision_name
-    from offramp.store import Manifest, is_exported, load_model
+    """Thresholds from the logits of another model, or of texts cut elsewhere, would be meaningless."""
+    from offramp.classifier import Classifier
 
-    if is_exported(folder):
-        manifest = Manifest.load(folder)
-        fingerprint, precision = manifest.fingerprint, manifest.precision
-    else:
-        model, _ = load_model(folder)
-        fingerprint, precision = model.fingerprint(), precision_name(model.dtype)
-    if trace.fingerprint != fingerprint:
+    classifier = Classifier.from_pretrained(folder, "never")
+    length, precision = classifier.tokenizer.max_length, classifier.stages.precision
+    if trace.fingerprint != classifier.stages.about()["fingerprint"]:
         difference = "with other weights than"
     elif trace.precision != precision:
         difference = f"in {trace.precision}, not in the {precision} of"
+    elif trace.max_length not in (None, length):
+        difference = f"with texts of up to {trace.max_length} tokens, not the {length} of"
     else:
         return
     raise BadOption(
@@ -194,7 +199,12 @@ def find_policy(
     from offramp import calibration
 
     return calibration.find_policy(
-        trace, rules or None, target.target(), seed=target.seed, chosen_on=chosen_on
+        trace,
+        rules or None,
+        target.target(),
+        seed=target.seed,
+        chosen_on=chosen_on,
+        allow_training_rows=target.allow_training_rows,
     )
 
 
@@ -226,10 +236,8 @@ def search_lines(found: "Calibration | None") -> list[str]:
         )
     if cut is not None:
         layer = int(cut.policy.threshold)  # type: ignore[arg-type]
-        lines.append(
-            f"a static cut at layer {layer} is as good ({cut.mean_layer:.2f} layers): prefer --rule layer, or a "
-            f"smaller model, ExitModel.truncate({layer})"
-        )
+        smaller = f", or a smaller model (offramp train --layers {layer})" if layer else ""
+        lines.append(f"a static cut at layer {layer} is as good: prefer --rule layer{smaller}")
     return lines
 
 
@@ -244,6 +252,17 @@ def measured_lines(measured: dict[str, Any]) -> list[str]:
         "on average",
         *(f"{name}: {percent(full[name])} -> {percent(score)}" for name, score in measured["scores"].items()),
     ]
+
+
+def warn_of_loss(measured: dict[str, Any]) -> None:
+    """A guarantee bounds single predictions; a metric of all of them, such as a correlation, may fall further."""
+    for name, score in measured.get("scores", {}).items():
+        full = measured["full_depth"][name]
+        if full - score > LARGE_LOSS:
+            log(
+                f"warning: {name} falls from {100 * full:.1f} to {100 * score:.1f}; bound it with --max-loss, or "
+                "choose a smaller --guarantee or --tolerance."
+            )
 
 
 def certificate_lines(policy: "Policy") -> list[str]:

@@ -33,18 +33,24 @@ EXIT_CODES = {
 }
 
 FLAG_OF_ARGUMENT = {
+    "epsilon": "guarantee",
     "folder": "data",
+    "label_names": "labels",
+    "mean": "budget",
     "num_train_epochs": "epochs",
     "output_dir": "out",
     "per_device_train_batch_size": "batch_size",
+    "points": "max_loss",
     "problem_type": "problem",
+    "ratio": "min_speedup",
+    "texts": "data",
 }
 """Python arguments whose flag has another name."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a command prints: one record, or a stream of records of which only one form is read."""
+    """What a command prints: one record, or a stream of records, which is read in one of the two forms only."""
 
     values: Mapping[str, Any] | Iterator[Mapping[str, Any]]
     """For machines, with --json."""
@@ -167,7 +173,7 @@ def show(result: Result, as_json: bool) -> None:
     if isinstance(result.values, Mapping):
         print(json.dumps(result.values, indent=1, default=str) if as_json else result.text)
     else:
-        lines = (json.dumps(record, ensure_ascii=False) for record in result.values)
+        lines = (json.dumps(record, ensure_ascii=False, default=str) for record in result.values)
         for line in lines if as_json else result.text:
             print(line)
     sys.stdout.flush()  # so that a full disk or a closed pipe is reported here
@@ -232,11 +238,11 @@ def with_flags(message: str, flags: Mapping[str, str]) -> str:
         if found["name"] not in flags:
             return found[0]
         value = found["quoted"] or found["bare"] or (found["list"] or "").replace(", ", ",")
-        return f"{flags[found['name']]} {value}".rstrip()
+        return f"{flags[found['name']]} {'' if value == 'True' else value}".rstrip()
 
     message = ASSIGNMENT.sub(assignment, message)
-    for argument in FLAG_OF_ARGUMENT.keys() - {"folder"}:
-        if argument in flags:
+    for argument in FLAG_OF_ARGUMENT:
+        if argument in flags and "_" in argument:  # other arguments may just be words
             message = re.sub(rf"(?<![\w/.-]){argument}(?![\w/-]|\.\w)", flags[argument], message)
     return message
 

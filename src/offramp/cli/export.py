@@ -1,5 +1,6 @@
 """offramp export: a model as ONNX graphs that run without torch."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,11 +10,13 @@ from typer import Argument, Option
 from offramp.atomic import atomic_folder
 from offramp.cli.calibrate import TargetOptions, find_policy, search_facts, search_lines
 from offramp.cli.command import Result
-from offramp.cli.data import ColumnOptions, DataOptions
+from offramp.cli.data import ColumnOptions, DataOptions, texts_of
+from offramp.cli.options import RuntimeOptions, check_output
 from offramp.cli.trace import collect_trace
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
+    from offramp.policy import Policy
     from offramp.store import ModelInfo
 
 
@@ -29,33 +32,43 @@ def export(
 ) -> Result:
     """Export a model to ONNX, one graph per stage.
 
-    ONNX Runtime runs the graphs without torch (extra `onnx`). The logits of int8 differ slightly, so its
-    policy should be calibrated again: give held-out examples and a target to do that here. The rule is then
-    by default that of the stored policy, if there is one.
+    ONNX Runtime runs the graphs without torch (extra `onnx`). The scales of int8 are found on texts like those
+    that the model will run on, up to 256 of those in --data. The logits of int8 differ slightly, so its policy
+    should be calibrated again: give held-out examples and a target to do that here. At most every fifth example
+    is then used for the scales, and the others to calibrate. The rule is by default that of the stored policy.
 
     \b
     Examples:
         offramp export runs/mine --out mine-onnx
+        offramp export runs/mine --precision int8 --out mine-int8 --data logs.csv
         offramp export runs/mine --precision int8 --out mine-int8 --data held-out.csv --max-loss 0.5
     """
     from offramp.curves.measure import measure
     from offramp.onnx_export import export as export_model
+    from offramp.onnx_export.exporter import SAMPLE_TEXTS
     from offramp.reports.table import short
-    from offramp.store import ModelInfo, find_model, store_policy, write_card
+    from offramp.store import ModelInfo, find_model, megabytes, store_policy, write_card
 
     folder = find_model(model)
     info = ModelInfo.read(folder)
     calibrates = bool(target.given())
     if calibrates:
         target.check()
-    if calibrates != data.given():
+    if calibrates != data.given() and (calibrates or precision != "int8"):
         raise BadOption("calibrating needs both examples and a target, such as --data and --max-loss.")
+    check_output(out, force=False)
     with atomic_folder(out) as half:
+        texts, others = None, None
+        if data.given():  # read first, so that bad data fails before the export
+            rows = data.load_task(info, columns).load(data.split_name)[data.split_name]
+            if precision == "int8":
+                # a guarantee is about texts that the model has not seen
+                step = max(5 if calibrates else 1, -(-len(rows) // SAMPLE_TEXTS))
+                texts = texts_of(rows.select(range(0, len(rows), step)))
+                others = [row for row in range(len(rows)) if row % step]
+        export_model(folder, half, precision, texts=texts)
         if calibrates:
-            data.load_task(info, columns).load(data.split_name)  # so that bad data fails before the export
-        export_model(folder, half, precision)
-        if calibrates:
-            trace = collect_trace(half, data, columns)
+            trace = collect_trace(half, data, columns, RuntimeOptions(), chosen=others)
             if target.policy is not None:
                 policy, found = info.check_policy(target.policy), None
             else:
@@ -81,9 +94,20 @@ def export(
         lines.append(
             f"the policy {short(info.policy)} was calibrated in another precision; calibrate it again:\n"
             f"  offramp trace {out} --data ... --out new.trace\n"
-            f"  offramp calibrate {out} new.trace --max-loss 0.5"
+            f"  offramp calibrate {out} new.trace {target_flags(info.policy)}"
         )
     return Result(values, "\n".join(lines))
+
+
+def target_flags(policy: "Policy") -> str:
+    """The target that the policy was calibrated for, as far as its certificate tells."""
+    proof = policy.certificate
+    if proof is None:
+        return "--max-loss 0.5  # or the target that you chose before"
+    epsilon = proof.epsilon if isinstance(proof.epsilon, Mapping) else {"": proof.epsilon}
+    bounds = ",".join(f"{name}={bound:g}".removeprefix("=") for name, bound in epsilon.items())
+    tolerance = [] if proof.tolerance is None else [f"--tolerance {proof.tolerance:g}"]
+    return " ".join([f"--guarantee {bounds} --delta {proof.delta:g} --of {proof.of}", *tolerance])
 
 
 def stored_rule(info: "ModelInfo") -> list[str] | None:
@@ -91,7 +115,3 @@ def stored_rule(info: "ModelInfo") -> list[str] | None:
     if info.policy is None or not info.policy.criterion.takes_threshold:
         return None
     return [str(replace(info.policy, class_thresholds={}, temperatures=None))]
-
-
-def megabytes(folder: Path) -> float:
-    return round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6, 1)

@@ -7,6 +7,7 @@ from typer import Argument, Option
 
 from offramp.atomic import atomic_folder
 from offramp.cli.command import Result
+from offramp.cli.options import check_output
 from offramp.errors import CannotLoad
 
 
@@ -25,7 +26,7 @@ def import_checkpoint(
 ) -> Result:
     """Convert a checkpoint of DeeBERT, RomeBERT, PABEE, ELBERT or ElasticBERT.
 
-    The codebase is recognised by the names of the weights.
+    The codebase is recognized by the names of the weights.
 
     \b
     Example:
@@ -34,15 +35,16 @@ def import_checkpoint(
     from offramp import importers
     from offramp.store import load_tokenizer, write_card
 
+    check_output(out, force=False)
     imported = importers.import_checkpoint(checkpoint, num_labels, labels.split(",") if labels else None)
     config = imported.model.config
     try:
         loaded = load_tokenizer(tokenizer or checkpoint, config=config.encoder_config)
     except CannotLoad as error:
         raise CannotLoad(f"{error}; use --tokenizer, such as --tokenizer bert-base-uncased.") from error
-    with atomic_folder(out) as half:
-        imported.model.save_pretrained(half)
-        loaded.save_pretrained(half)
+    with atomic_folder(out) as draft:
+        imported.model.save_pretrained(draft)
+        loaded.save_pretrained(draft)
     write_card(out)
     values = {
         "model": str(out),

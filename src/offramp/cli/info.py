@@ -37,10 +37,18 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         "policy": None if found.policy is None else str(found.policy),
         "certificate": None if found.policy is None else found.policy.to_json()["certificate"],
     }
+    if found.rank_rule is not None:
+        values |= {
+            "ranking": str(found.rank_rule),
+            "rank_certificate": found.rank_rule.to_json()["certificate"],
+        }
     shown = dict(values)
     if found.policy is not None:
         shown["policy"] = short(found.policy)
         shown["certificate"] = found.policy.certificate and found.policy.certificate.summary
+    if found.rank_rule is not None:
+        proof = found.rank_rule.certificate
+        shown |= {"rank_certificate": proof and proof.summary}
     return Result(values, "\n".join(f"{name:12}{format_value(value)}" for name, value in shown.items()))
 
 

@@ -1,8 +1,16 @@
 """Options that several commands share."""
 
-from typing import Annotated
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
+
+from offramp.errors import BadOption, OutputExists
+
+if TYPE_CHECKING:
+    from offramp.classifier import Classifier
 
 PolicyOption = Annotated[
     str | None, Option(help="When to exit, such as entropy:0.3; the model's own policy by default.")
@@ -10,3 +18,43 @@ PolicyOption = Annotated[
 MaxLayerOption = Annotated[int | None, Option(help="Every text exits at this layer at the latest.")]
 TextOption = Annotated[str | None, Option(help="Column of the text; guessed from its name by default.")]
 TextPairOption = Annotated[str | None, Option(help="Column of the second text, for pairs.")]
+DeviceOption = Annotated[
+    str | None, Option(help="Where PyTorch runs the model: cpu, cuda, cuda:1, mps; by default cpu.")
+]
+ForceOption = Annotated[bool, Option("--force", help="Replace --out if it exists.")]
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """How a model is run."""
+
+    device: DeviceOption = None
+    threads: Annotated[int | None, Option(min=1, help="CPU threads; by default all.")] = None
+    max_length: Annotated[
+        int | None,
+        Option(help="Truncate texts to this many tokens; by default as in training, or the model's limit."),
+    ] = None
+
+    def load(self, folder: Path, policy: str | None, **more: Any) -> "Classifier":
+        from offramp.classifier import Classifier
+
+        return Classifier.from_pretrained(
+            folder, policy, device=self.device, threads=self.threads, max_length=self.max_length, **more
+        )
+
+
+def check_output(out: Path, force: bool, *inputs: Path | None) -> None:
+    """Refuse an output that exists, that is an input, or that cannot be written, before any work is done."""
+    for source in inputs:
+        if source is not None and source.exists() and out.exists() and os.path.samefile(source, out):
+            raise BadOption(f"--out {out} is also an input; choose another file.")
+    if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
+        raise OutputExists(f"{out} already exists; choose another --out, or replace it with --force.")
+    check_writable(out)
+
+
+def check_writable(out: Path) -> None:
+    parent = next(place for place in out.absolute().parents if place.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        fault = "is not writable" if parent.is_dir() else "exists and is not a folder"
+        raise BadOption(f"--out {out}: {parent} {fault}; choose another place.")

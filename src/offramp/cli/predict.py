@@ -7,31 +7,48 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
 from offramp.atomic import atomic_file
 from offramp.cli.command import Result, log
 from offramp.cli.data import ColumnOptions, find_task, match_labels, texts_of
-from offramp.cli.options import MaxLayerOption, PolicyOption, TextOption, TextPairOption
+from offramp.cli.options import (
+    ForceOption,
+    MaxLayerOption,
+    PolicyOption,
+    RuntimeOptions,
+    TextOption,
+    TextPairOption,
+    check_output,
+)
 from offramp.cli.progress import with_progress
-from offramp.errors import BadOption
+from offramp.errors import BadData, BadOption, count
 
 if TYPE_CHECKING:
     from offramp.classifier import Classifier, Prediction
     from offramp.tasks import Task
 
 STDIN = "-"
+PREDICTED = ("label", "score", "layer")
 PROBABILITIES = "probabilities"
 BENCHMARKS = ("glue", "elue")
 
 
+class Row(NamedTuple):
+    """One text or pair, and the columns that it was read from."""
+
+    text: Any
+    columns: Mapping[str, Any]
+
+
 def predict(
     model: Annotated[str, Argument(help="A model with exits, or an exported one.")],
+    runtime: RuntimeOptions,
     texts: Annotated[
         str, Argument(help="A txt (one text per line), csv, tsv, jsonl or parquet file, or - for stdin.")
     ] = STDIN,
@@ -39,6 +56,7 @@ def predict(
         Path | None,
         Option(help="A jsonl, csv or tsv file, or the folder of a submission; stdout by default."),
     ] = None,
+    force: ForceOption = False,
     policy: PolicyOption = None,
     max_layer: MaxLayerOption = None,
     text: TextOption = None,
@@ -47,14 +65,17 @@ def predict(
     submission: Annotated[
         str | None, Option(help="Write the files that a benchmark takes, glue or elue, for --task.")
     ] = None,
-    task: Annotated[str | None, Option(help="The task of the submission, such as mrpc.")] = None,
-    data: Annotated[Path | None, Option(help="Folder of the task's files; the hub by default.")] = None,
-    threads: Annotated[int | None, Option(min=1, help="CPU threads.")] = None,
+    task: Annotated[str | None, Option(help="With --submission: its task, such as mrpc.")] = None,
+    data: Annotated[
+        Path | None, Option(help="With --submission: folder of the task's files; the hub by default.")
+    ] = None,
 ) -> Result:
     """Classify texts, each with its own exit layer.
 
-    Prints label, score, layer and text separated by tabs, or with --json one object per line. For a folder of
-    files, or a cluster, see predict-files.
+    Prints label, score, layer and text separated by tabs, or with --json one object per line. Files and --json also
+    have the other columns of the input, such as an id; a column that is called like one of the prediction becomes
+    input_label. A csv of a multi-label model has the probability of each label. For a folder of files, or a cluster,
+    see predict-files.
 
     \b
     Examples:
@@ -62,90 +83,111 @@ def predict(
         offramp predict runs/mine new.csv --policy patience:3 --out predictions.csv
         offramp predict runs/mrpc --submission glue --task mrpc --data glue --out submission
     """
-    from offramp.classifier import Classifier
+    from offramp.problems import MULTI_LABEL
     from offramp.store import ModelInfo, find_model
 
     folder = find_model(model)
+    source = None if texts == STDIN else Path(texts)
+    if out is not None:
+        check_output(out, force, source)
     if submission is not None:
         if submission not in BENCHMARKS or task is None or out is None:
             raise BadOption("a submission needs --submission glue or elue, --task NAME and --out FOLDER.")
         elue = submission == "elue"
         name = f"elue/{task.removeprefix('elue/')}" if elue else task
         test = match_labels(find_task(name, data, None, ColumnOptions()), ModelInfo.read(folder))
-        classifier = Classifier.from_pretrained(folder, policy, threads=threads)
-        return predict_submission(classifier, max_layer, elue, test, out)
-    given = None if texts == STDIN else list(read_texts(texts, text, text_pair))
-    classifier = Classifier.from_pretrained(folder, policy, threads=threads)
+        return predict_submission(runtime.load(folder, policy), max_layer, elue, test, out)
+    if task is not None or data is not None:
+        raise BadOption(
+            "--task and --data need --submission; to classify a file: offramp predict MODEL FILE."
+        )
+    if out is not None and out.suffix.lower() not in LINES:
+        raise BadOption(f"{out}: expected a file that ends in {', '.join(LINES)}.")
+    given = None if source is None else list(read_rows(source, text, text_pair))
+    classifier = runtime.load(folder, policy)
     stream = read_stdin(input_format, text, text_pair) if given is None else given
     records = predict_records(classifier, stream, max_layer, None if given is None else len(given))
-    return Result(records, map(tsv_line, records)) if out is None else write_records(records, out)
+    if out is not None:
+        several = classifier.stages.problem_type == MULTI_LABEL
+        return write_records(
+            (record for _, record in records), out, classifier.stages.labels if several else ()
+        )
+    return Result((record for _, record in records), (tsv_line(short_record(*each)) for each in records))
 
 
-def read_texts(name: str, text: str | None, text_pair: str | None) -> Iterator[Any]:
-    """The texts of a file, or its pairs."""
-    from offramp.tasks.files import ColumnMap, decode_lines, guess_columns, read_file
+def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[Row]:
+    """The texts of a file, or its pairs, with all columns."""
+    from offramp.tasks.files import ColumnMap, decode_lines, guess_columns, no_texts, read_file
 
-    path = Path(name)
     if not path.is_file():
         raise BadOption(f"{path}: no such file.")
     if path.suffix.lower() == ".txt":
         with path.open("rb") as lines:
-            yield from decode_lines(lines, name)
+            yield from (Row(line, {"text": line}) for line in decode_lines(lines, str(path)))
         return
     file = read_file(path)
-    found = guess_columns(name, file.column_names, text, text_pair, label="")  # labels are not read
-    rows = file.select(ColumnMap(found.text, found.text_pair))
-    if rows.faults:
-        number, fault = next(iter(rows.faults.items()))
-        raise BadOption(f"{rows.where(number)}: {fault}.")
-    pairs = rows.cells.get("text_pair")
-    yield from rows.cells["text"] if pairs is None else zip(rows.cells["text"], pairs, strict=True)
+    file.check_not_empty()
+    found = guess_columns(str(path), file.column_names, text, text_pair, label="")  # labels are not read
+    table = file.select(ColumnMap(found.text, found.text_pair))
+    faults = {**table.faults, **no_texts(table)}
+    if faults:
+        raise BadData(f"{table.where(min(faults))}: {faults[min(faults)]}. Fix the file.")
+    texts = zip(*table.cells.values(), strict=True)
+    for parts, (_, cells) in zip(texts, file.records, strict=True):
+        columns = dict(zip(file.column_names, cells, strict=True))
+        yield Row(parts if len(parts) > 1 else parts[0], columns)
 
 
-def read_stdin(kind: str, text: str | None, text_pair: str | None) -> Iterator[Any]:
+def read_stdin(kind: str, text: str | None, text_pair: str | None) -> Iterator[Row]:
     """Streams lines of text; other formats are read whole."""
     if kind == "txt":
         from offramp.tasks.files import decode_lines
 
-        yield from decode_lines(sys.stdin.buffer, "stdin")
+        yield from (Row(line, {"text": line}) for line in decode_lines(sys.stdin.buffer, "stdin"))
         return
     with TemporaryDirectory() as folder:
         file = Path(folder) / f"stdin.{kind}"
         file.write_bytes(sys.stdin.buffer.read())
-        yield from read_texts(str(file), text, text_pair)
+        yield from read_rows(file, text, text_pair)
 
 
 def predict_records(
-    classifier: "Classifier", texts: Iterable[Any], max_layer: int | None, total: int | None
-) -> Iterator[dict[str, Any]]:
-    """A record for each text; at the end a summary on stderr."""
-    pending: deque[Any] = deque()
+    classifier: "Classifier", rows: Iterable[Row], max_layer: int | None, total: int | None
+) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Each row with the record of its prediction; at the end a summary on stderr."""
+    pending: deque[Row] = deque()
 
     def remember() -> Iterator[Any]:
-        for text in texts:
-            pending.append(text)
-            yield text
+        for row in rows:
+            pending.append(row)
+            yield row.text
 
-    start, count, layers = time.perf_counter(), 0, 0
+    start, done, layers = time.perf_counter(), 0, 0
     for prediction in with_progress(classifier.predict(remember(), max_layer=max_layer), "predicting", total):
-        count, layers = count + 1, layers + prediction.layer
-        yield record(pending.popleft(), prediction)
-    if count:
-        rate = count / (time.perf_counter() - start)
-        mean, depth = layers / count, classifier.stages.layers[-1]
-        texts_read = "1 text" if count == 1 else f"{count} texts"
-        log(f"{texts_read}, mean layer {mean:.2f} of {depth}, {rate:.0f} texts/s")
+        done, layers = done + 1, layers + prediction.layer
+        row = pending.popleft()
+        yield row, record(row, prediction)
+    if done:
+        rate = done / (time.perf_counter() - start)
+        mean, depth = layers / done, classifier.stages.layers[-1]
+        log(f"{count(done, 'text')}, mean layer {mean:.2f} of {depth}, {rate:.0f} texts/s")
 
 
-def record(text: Any, prediction: "Prediction") -> dict[str, Any]:
-    texts = {"text": text} if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
+def record(row: Row, prediction: "Prediction") -> dict[str, Any]:
+    taken = {*PREDICTED, PROBABILITIES}
     return {
         "label": prediction.label,
         "score": rounded(prediction.score),
         "layer": prediction.layer,
         PROBABILITIES: {name: rounded(value) for name, value in prediction.probabilities.items()},
-        **texts,
+        **{f"input_{name}" if name in taken else name: value for name, value in row.columns.items()},
     }
+
+
+def short_record(row: Row, record: Mapping[str, Any]) -> dict[Any, Any]:
+    """What people read: the prediction and the text."""
+    texts = [row.text] if isinstance(row.text, str) else row.text
+    return {name: record[name] for name in PREDICTED} | dict(enumerate(texts))
 
 
 def rounded(value: float) -> float | None:
@@ -153,27 +195,27 @@ def rounded(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
 
 
-def write_records(records: Iterator[dict[str, Any]], out: Path) -> Result:
-    """Writes a file in the format of its suffix."""
-    if out.suffix.lower() not in LINES:
-        raise BadOption(f"{out}: expected a file that ends in {', '.join(LINES)}.")
-    to_line, count = LINES[out.suffix.lower()], 0
+def write_records(records: Iterator[dict[str, Any]], out: Path, labels: Sequence[str]) -> Result:
+    """Writes a file in the format of its suffix; a table has a column for each of the labels."""
+    to_line, number = LINES[out.suffix.lower()], 0
     with atomic_file(out) as half, half.open("w", encoding="utf-8", newline="") as file:
-        for count, each in enumerate(records, 1):
-            if count == 1 and to_line is not json_line:
-                file.write(to_line({name: name for name in each}) + "\n")
+        for number, each in enumerate(records, 1):
+            if to_line is not json_line:
+                each |= {f"probability_{name}": each[PROBABILITIES][name] for name in labels}
+                if number == 1:
+                    file.write(to_line({name: name for name in each}) + "\n")
             file.write(to_line(each) + "\n")
-    return Result({"out": str(out), "examples": count}, f"{out}: {count} predictions")
+    return Result({"out": str(out), "examples": number}, f"{out}: {count(number, 'prediction')}")
 
 
 def json_line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False)
+    return json.dumps(record, ensure_ascii=False, default=str)
 
 
 def csv_line(record: Mapping[str, Any]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(cells(record))
-    return line.getvalue()
+    line, end = io.StringIO(), "\r\n"  # csv quotes the characters that end a line
+    csv.writer(line, lineterminator=end).writerow(cells(record))
+    return line.getvalue().removesuffix(end)
 
 
 def tsv_line(record: Mapping[str, Any]) -> str:
@@ -182,11 +224,11 @@ def tsv_line(record: Mapping[str, Any]) -> str:
 
 
 def cells(record: Mapping[str, Any]) -> list[str]:
-    """All values but the probabilities; multiple labels are joined by commas."""
-    label = record["label"]
-    name = "" if label is None else label if isinstance(label, str) else ",".join(label)
-    rest = [value for key, value in record.items() if key not in ("label", PROBABILITIES)]
-    return [name, *("" if value is None else str(value) for value in rest)]
+    """All values but the probabilities; multiple labels, which are a tuple, are joined by commas."""
+    values = [value for key, value in record.items() if key != PROBABILITIES]
+    return [
+        ",".join(each) if isinstance(each, tuple) else "" if each is None else str(each) for each in values
+    ]
 
 
 LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -220,6 +262,5 @@ def predict_submission(
         "examples": len(rows),
         "mean_layer": float(layers.mean()),
     }
-    return Result(
-        values, f"{', '.join(map(str, files))}: {len(rows)} predictions, mean layer {layers.mean():.2f}"
-    )
+    found = f"{count(len(rows), 'prediction')}, mean layer {layers.mean():.2f}"
+    return Result(values, f"{', '.join(map(str, files))}: {found}")

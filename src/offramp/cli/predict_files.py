@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from offramp.cli.command import Result
 from offramp.cli.options import MaxLayerOption, PolicyOption, TextOption, TextPairOption
+from offramp.errors import count
 
 
 def predict_files(
@@ -25,6 +26,9 @@ def predict_files(
     ] = None,
     workers: Annotated[int | None, Option(min=1, help="Number of workers; by default one per core.")] = None,
     threads: Annotated[int, Option(min=1, help="CPU threads of each worker.")] = 1,
+    max_length: Annotated[
+        int | None, Option(help="Truncate texts to this many tokens; by default as in training.")
+    ] = None,
 ) -> Result:
     """Predict many files in parallel, on Ray.
 
@@ -51,6 +55,8 @@ def predict_files(
         address=address,
         workers=workers,
         threads=threads,
+        max_length=max_length,
     )
-    line = f"{out}: {done.texts} predictions, mean layer {done.mean_layer:.2f}, in {done.seconds:.0f} s"
+    predictions = count(done.texts, "prediction")
+    line = f"{out}: {predictions}, mean layer {done.mean_layer:.2f}, in {done.seconds:.0f} s"
     return Result({"out": str(out), **asdict(done)}, line)

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from offramp.cli.command import Result
-from offramp.cli.options import PolicyOption
+from offramp.cli.options import DeviceOption, PolicyOption
 from offramp.cpus import available_cpus
 from offramp.errors import BadOption
 
@@ -25,6 +25,7 @@ def serve(
     allow: Annotated[
         list[str] | None, Option(help="Further policy that requests may name; repeatable.")
     ] = None,
+    device: DeviceOption = None,
     threads: Annotated[
         int | None, Option(min=1, help="CPU threads of each worker; by default workers share the cores.")
     ] = None,
@@ -37,15 +38,35 @@ def serve(
         int | None,
         Option(
             min=8,
-            help="Tokens per text; longer texts are truncated or refused. By default the model's maximum.",
+            help="Tokens per text; longer texts are truncated or refused. By default as in training.",
         ),
     ] = None,
+    max_connections: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Connections of each worker; at the limit, idle ones are closed. By default --max-waiting + 1536.",
+        ),
+    ] = None,
+    header_seconds: Annotated[
+        float, Option(min=0.001, help="How long a connection may stay without the head of a request.")
+    ] = 10.0,
+    body_seconds: Annotated[
+        float, Option(min=0.001, help="How long the body of a request may take to arrive.")
+    ] = 30.0,
     max_body: Annotated[int, Option(min=1, help="Bytes per request.")] = 1 << 20,
     audit_share: Annotated[
-        float, Option(min=0, max=1, help="Share of predictions to compare with full depth while idle.")
+        float, Option(min=0, max=1, help="Share of predictions to compare with full depth.")
     ] = 0.01,
     api_key_env: Annotated[
         str | None, Option(help="Environment variable with the API key that requests must send.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        Option(
+            help="Host name that requests may be sent to, or * for any; repeatable. By default localhost if --host "
+            "is a loopback address, otherwise any."
+        ),
     ] = None,
     drain_seconds: Annotated[
         float, Option(min=0, help="How long to finish accepted requests when stopped.")
@@ -76,12 +97,17 @@ def serve(
         policy=policy,
         ladder=tuple(ladder or ()),
         allow=tuple(allow or ()),
+        device=device,
         threads=threads,
         limits=Limits(items=max_waiting, tokens=max_waiting_tokens, window=window),
         max_length=max_length,
         body_limit=max_body,
         audit_share=audit_share,
         api_key=read_key(api_key_env),
+        allowed_hosts=tuple(allowed_host or ()),
+        max_connections=max_connections,
+        header_seconds=header_seconds,
+        body_seconds=body_seconds,
         log_texts=log_texts,
         drain_seconds=drain_seconds,
     )

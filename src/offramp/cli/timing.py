@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from offramp.cli.progress import with_progress
+
 if TYPE_CHECKING:
     from offramp.classifier import Classifier
     from offramp.policy import Policy
@@ -45,7 +47,7 @@ def time_policies(
     policies = [Policy.parse(NEVER), policy]
     seconds: list[list[float]] = [[], []]
     decisions = [classifier.decide(texts, each) for each in policies]  # also the warm-up
-    for _ in range(repeats):
+    for _ in with_progress(range(repeats), "timing"):
         for which, each in enumerate(policies):
             begin = time.perf_counter()
             if one_by_one:

@@ -1,17 +1,22 @@
 """offramp trace: the logits of every exit for a dataset, saved as one file."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from offramp.cli.command import Result
+from offramp.cli.command import Result, log
 from offramp.cli.data import ColumnOptions, DataOptions
+from offramp.cli.options import ForceOption, RuntimeOptions, check_output
 from offramp.cli.progress import in_terminal
 from offramp.errors import count
 
 if TYPE_CHECKING:
     from offramp.trace import Trace
+
+SWAPPED = 0.75
+"""The share of rows that renamed labels must explain before they count as swapped."""
 
 
 def trace(
@@ -19,11 +24,11 @@ def trace(
     out: Annotated[Path, Option(help="File to write, such as dev.trace.")],
     data: DataOptions,
     columns: ColumnOptions,
-    max_length: Annotated[
-        int | None, Option(help="Truncate texts to this many tokens; by default to what the model supports.")
-    ] = None,
+    runtime: RuntimeOptions,
+    force: ForceOption = False,
     batch_tokens: Annotated[
-        int | None, Option(help="Tokens per batch, including padding; by default what suits the runtime.")
+        int | None,
+        Option(min=1, help="Tokens per batch, including padding; by default what suits the runtime."),
     ] = None,
 ) -> Result:
     """Run every exit once over a dataset, and save the logits.
@@ -38,7 +43,9 @@ def trace(
     """
     from offramp.store import find_model
 
-    found = collect_trace(find_model(model), data, columns, max_length, batch_tokens)
+    folder = find_model(model)
+    check_output(out, force, data.data)
+    found = collect_trace(folder, data, columns, runtime, batch_tokens)
     found.save(out)
     values = {
         "trace": str(out),
@@ -56,16 +63,43 @@ def collect_trace(
     folder: Path,
     data: DataOptions,
     columns: ColumnOptions,
-    max_length: int | None = None,
+    runtime: RuntimeOptions,
     batch_tokens: int | None = None,
+    chosen: Sequence[int] | None = None,
 ) -> "Trace":
-    """Collect a trace in PyTorch, or in ONNX Runtime for an exported model."""
-    from offramp.classifier import Classifier
+    """Collect a trace of all rows or the chosen ones, in PyTorch, or in ONNX Runtime for an exported model."""
     from offramp.collector import collect
     from offramp.store import ModelInfo
 
     task = data.load_task(ModelInfo.read(folder), columns)
     rows = task.load(data.split_name)[data.split_name]
+    rows = rows if chosen is None else rows.select(chosen)
     name = f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name
-    classifier = Classifier.from_pretrained(folder, "never", budget=batch_tokens, max_length=max_length)
-    return collect(classifier, rows, metrics=task.metrics, data=name, progress=in_terminal())
+    classifier = runtime.load(folder, "never", budget=batch_tokens)
+    found = collect(classifier, rows, metrics=task.metrics, data=name, progress=in_terminal())
+    warn_of_swapped_labels(found)
+    return found
+
+
+def warn_of_swapped_labels(trace: "Trace") -> None:
+    """Labels in the wrong order: the model is mostly wrong, and right if its labels are renamed."""
+    import numpy as np
+
+    from offramp.problems import SINGLE_LABEL
+
+    if trace.labels is None or trace.problem_type != SINGLE_LABEL or not trace.label_names:
+        return
+    classes = len(trace.label_names)
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (trace.logits[:, -1].argmax(-1), trace.labels), 1)
+    usual = counts.argmax(-1)  # the most frequent label where the model predicts a class
+    right, renamed = np.trace(counts), counts[np.arange(classes), usual].sum()
+    if len({*usual}) == classes and right < len(trace) / classes and renamed > SWAPPED * len(trace):
+        names = trace.label_names
+        pairs = [
+            f"{names[label]} where the model predicts {names[index]}" for index, label in enumerate(usual)
+        ]
+        log(
+            f"warning: the labels look swapped: most rows are labelled {', '.join(pairs)}. Check the order of the "
+            "model's label names (--labels)."
+        )

@@ -1,5 +1,9 @@
 """offramp train: add exits to an encoder and train them with a recipe."""
 
+import math
+import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,9 +11,10 @@ from typer import Argument, Option
 
 from offramp.cli.command import Result, log
 from offramp.cli.data import HUB, TASK, ColumnOptions, find_task
+from offramp.cli.options import check_writable
 from offramp.cli.progress import training_progress
 from offramp.cli.settings import parse_recipe, parse_settings, parse_training_arguments
-from offramp.errors import BadOption, CannotLoad
+from offramp.errors import BadOption, CannotLoad, count
 
 if TYPE_CHECKING:
     from offramp.recipes import Recipe
@@ -55,10 +60,13 @@ def train(
         str | None, Option(help="Settings of the heads: pooling=first,pooler=shared,classifier=shared")
     ] = None,
     epochs: Annotated[float | None, Option(help="Epochs of each phase; 3 by default.")] = None,
-    learning_rate: Annotated[float | None, Option(help="5e-5 by default.")] = None,
+    learning_rate: Annotated[float | None, Option("--learning-rate", "--lr", help="5e-5 by default.")] = None,
     batch_size: Annotated[int | None, Option(help="32 by default.")] = None,
     seed: Annotated[int | None, Option(help="42 by default.")] = None,
     max_length: Annotated[int, Option(help="Truncate texts to this many tokens.")] = 128,
+    device: Annotated[
+        str | None, Option(help="cpu, or the kind of accelerator; by default one if there is one.")
+    ] = None,
     early_stopping: Annotated[
         int | None, Option(help="Stop a phase after this many evaluations without improvement.")
     ] = None,
@@ -85,6 +93,9 @@ def train(
     from offramp.training import default_arguments
     from offramp.training import train as train_model
 
+    if out.is_file():
+        raise BadOption(f"--out {out} is a file; choose a folder.")
+    check_writable(out)
     config, keeps_backbone = load_config(encoder), False
     if recipe is None:
         recipe = default_recipe(is_fine_tuned(config))
@@ -104,9 +115,12 @@ def train(
         "per_device_train_batch_size": batch_size,
         "seed": seed,
         "disable_tqdm": True,
+        "use_cpu": device == "cpu" or None,
         **parse_training_arguments(argument or []),
     }
     args = default_arguments(out, **{name: value for name, value in changes.items() if value is not None})
+    if device is not None and args.device.type != device:
+        raise BadOption(f"--device {device} is not available here; PyTorch would use {args.device.type}.")
     set_seed(args.seed)
     check_outputs(config, chosen, method)
     model, tokenizer = load_or_add_exits(encoder, config.model_type, chosen, exits, head)
@@ -114,6 +128,7 @@ def train(
         model = model.truncate(layers)
     if keeps_backbone:
         log(f"{encoder} is fine-tuned: its backbone stays as it is (--recipe mixed trains it too)")
+    print(describe(chosen, method, args, model.config.exits, max_length), file=sys.stderr)
     with training_progress() as callbacks:
         trained = train_model(
             model,
@@ -140,17 +155,52 @@ def train(
     return Result(values, f"{table}\n\nmodel: {trained.folder}")
 
 
+def describe(task: "Task", recipe: "Recipe", args: Any, exits: list[int], max_length: int) -> str:
+    """What the command understood, for people, before it starts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # training loads the rows again, and warns then
+        rows = {name: rows for name, rows in task.load().items() if name != "test"}
+    columns, train = task.splits["train"].columns.roles(), rows["train"]
+    lines = {
+        "rows": ", ".join(f"{name} {len(each)}" for name, each in rows.items()),
+        "columns": ", ".join(f"{role} {column!r}" for role, column in columns.items()),
+        "labels": class_counts(task, train),
+        "recipe": f"{recipe.name}: {', '.join(phase_steps(recipe, args, len(train)))}",
+        "exits": f"after layers {', '.join(map(str, exits))}",
+        "texts": f"up to {max_length} tokens",
+    }
+    return "\n".join(f"{name:9}{value}" for name, value in lines.items())
+
+
+def class_counts(task: "Task", rows: Any) -> str:
+    if "label" not in rows.column_names or task.labels is None:
+        return "numbers" if "label" in rows.column_names else "none in the training examples"
+    import numpy as np
+
+    labels = np.asarray(rows["label"])
+    counts = labels.sum(0) if labels.ndim > 1 else np.bincount(labels, minlength=len(task.labels))
+    return ", ".join(f"{name} {int(number)}" for name, number in zip(task.labels, counts, strict=True))
+
+
+def phase_steps(recipe: "Recipe", args: Any, rows: int) -> Iterator[str]:
+    for phase in recipe.phases:
+        size = phase.batch_size or args.per_device_train_batch_size
+        epochs = args.num_train_epochs if phase.epochs is None else phase.epochs
+        updates = math.ceil(rows / (size * args.gradient_accumulation_steps))
+        steps = args.max_steps if args.max_steps > 0 else math.ceil(updates * epochs)
+        yield f"{count(steps, 'step')} of {size} rows ({phase.trainable})"
+
+
 def load_config(encoder: str) -> Any:
     from transformers import AutoConfig
 
+    from offramp.model import explain_damage
     from offramp.store import is_path
 
     if is_path(encoder) and not Path(encoder).is_dir():
         raise CannotLoad(f"{encoder}: no such folder.")
-    try:
+    with explain_damage(encoder):
         return AutoConfig.from_pretrained(encoder)
-    except (OSError, ValueError) as error:
-        raise CannotLoad(f"{encoder}: {error}") from error
 
 
 def is_fine_tuned(config: Any) -> bool:
@@ -172,9 +222,9 @@ def check_outputs(config: Any, task: "Task", recipe: "Recipe") -> None:
 def read_unlabelled(file: Path, columns: ColumnOptions) -> Any:
     from datasets import Dataset
 
-    from offramp.cli.predict import read_texts
+    from offramp.cli.predict import read_rows
 
-    texts = list(read_texts(str(file), columns.text, columns.text_pair))
+    texts = [row.text for row in read_rows(file, columns.text, columns.text_pair)]
     if not texts:
         raise BadOption(f"--unlabelled {file}: no texts.")
     if isinstance(texts[0], tuple):

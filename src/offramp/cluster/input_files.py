@@ -9,7 +9,7 @@ import pyarrow
 
 from offramp.classifier.texts import clean
 from offramp.errors import BadData, BadOption
-from offramp.tasks.files import READERS, ColumnMap, RawTable, guess_columns, read_file
+from offramp.tasks.files import READERS, ColumnMap, RawTable, guess_columns, no_texts, read_file
 
 ID_NAMES = ("id", "idx")
 RESERVED = ("file", "row", "text", "text_pair", "label", "score", "layer")
@@ -53,11 +53,7 @@ class TextFiles:
 
     def read(self, file: Path) -> RawTable:
         rows = read_file(file).select(self.columns)
-        faults = dict(rows.faults)
-        for role in rows.cells.keys() - {"idx"}:
-            for number, cell in zip(rows.numbers, rows.cells[role], strict=True):
-                if not isinstance(cell, str):
-                    faults[number] = f"{cell!r} as {role}, expected a text"
+        faults = {**rows.faults, **no_texts(rows)}
         if faults:
             raise BadData(f"{rows.where(min(faults))}: {faults[min(faults)]}. Fix the file.")
         return rows

@@ -21,6 +21,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from offramp.atomic import check_free, write_files
 from offramp.classifier import Classifier
+from offramp.classifier.texts import check_kind
 from offramp.cluster.input_files import TextFiles, find_texts
 from offramp.cluster.ray_session import connect
 from offramp.cluster.worker import Predictor
@@ -36,7 +37,7 @@ ROWS_PER_FILE = 200_000
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Saved as `_done.json` beside the predictions."""
+    """Saved as `_done.json` with the predictions."""
 
     texts: int
     files: int
@@ -64,6 +65,7 @@ def predict(
     address: str | None = None,
     workers: int | None = None,
     threads: int = 1,
+    max_length: int | None = None,
 ) -> RunSummary:
     """Predicts all texts of a file or a folder, and writes a folder of Parquet files.
 
@@ -84,6 +86,7 @@ def predict(
             by default a local one is started for this run.
         workers: the number of classifiers; by default as many as the cores allow.
         threads: cores for each worker.
+        max_length: the number of tokens at which texts are truncated; by default as in training.
     """
     start = time.perf_counter()
     model, source, out = Path(model).absolute(), Path(source).absolute(), Path(out).absolute()
@@ -91,7 +94,9 @@ def predict(
         raise BadOption(f"workers={workers} and threads={threads} must be at least 1.")
     check_free(out)
     texts, files = find_texts(source, text, text_pair, id)
-    classifier = Classifier.from_pretrained(model, policy)  # fails early on a bad model or policy
+    # fails early on a bad model, policy or kind of text
+    classifier = Classifier.from_pretrained(model, policy, max_length=max_length)
+    check_kind(texts.columns.text_pair is not None, classifier.stages.trained_on_pairs, f"a row of {source}")
     policy, used = classifier.policy, classifier.resolve_policy(classifier.policy, max_layer)
     del classifier
     local_workers = max(1, available_cpus() // threads)
@@ -103,6 +108,7 @@ def predict(
             raise BadData(f"{source}: no texts.")
         full = [file for file, count in zip(files, counts, strict=True) if count]
         options = {"model": str(model), "policy": policy, "max_layer": max_layer, "threads": threads}
+        options["max_length"] = max_length
         run_workers(texts, full, out, workers, options)
         exits = count_exits(out)
     if exits.total() != total:

@@ -15,9 +15,16 @@ TEXTS = ("text", "text_pair")
 class Predictor:
     """A classifier limited to the worker's cores."""
 
-    def __init__(self, model: str, policy: Policy | str | None, max_layer: int | None, threads: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        policy: Policy | str | None,
+        max_layer: int | None,
+        threads: int,
+        max_length: int | None = None,
+    ) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # for the tokenizer, which reads it when it starts
-        self.classifier = Classifier.from_pretrained(model, policy, threads=threads)
+        self.classifier = Classifier.from_pretrained(model, policy, threads=threads, max_length=max_length)
         self.max_layer = max_layer
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:

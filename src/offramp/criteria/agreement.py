@@ -1,4 +1,4 @@
-"""Agreement: leave when full depth would probably predict the same, by a learned estimate."""
+"""Agreement: leave when full depth will probably predict the same, as learned from other examples."""
 
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -58,6 +58,7 @@ class Agreement(Criterion):
 
     probability = True
     regression = True
+    highest = 1.0
 
     @property
     def is_fitted(self) -> bool:  # type: ignore[override]
@@ -131,8 +132,10 @@ class Agreement(Criterion):
             features = self._distances(state, previous)
         else:
             agrees = state.prediction == seen.prediction
-            history = (values, previous, state.total / state.exits[..., None], state.low, state.high)
-            features = [at(array, state.prediction) for array in history]
+            mean = state.total / state.exits[..., None]
+            history = np.stack([values, previous, mean, state.low, state.high])
+            # of the predicted class; one call, because a single text pays for each
+            features = [*np.take_along_axis(history, state.prediction[None, ..., None], axis=-1)[..., 0]]
         state = replace(state, run=np.where(agrees, seen.run + 1, 0))
         # (examples, features) or (examples, labels, features)
         every = np.stack([*features, state.run], axis=-1)
@@ -169,8 +172,3 @@ def log_odds(logits: Array) -> Array:
     with np.errstate(divide="ignore"):  # a probability of 1 has infinite odds
         odds: Array = log_p - np.log(-np.expm1(np.minimum(log_p, 0)))
     return odds.clip(-CLIP, CLIP)
-
-
-def at(array: Array, index: Array) -> Array:
-    """array[..., index], one class per row."""
-    return np.take_along_axis(array, index[..., None].astype(int), axis=-1)[..., 0]

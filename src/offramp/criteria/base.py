@@ -22,6 +22,10 @@ FITTED = {"written": "never"}
 """Metadata of an option that is fitted to data: part of a policy's JSON form, not of its text form."""
 
 
+COUNT = float(np.finfo(np.float64).max)
+"""The `highest` readiness of a rule that counts exits: any finite number."""
+
+
 class Criterion:
     """A rule for leaving. Rules are frozen dataclasses whose fields are the rule's options.
 
@@ -34,6 +38,8 @@ class Criterion:
     passed the logits and ignores them)."""
     sign: ClassVar[int] = 1
     """-1 where the threshold is an upper bound, as in "entropy below 0.3"."""
+    highest: ClassVar[float] = np.inf
+    """The highest readiness there is; a threshold beyond it would mean never."""
     counts_exits: ClassVar[bool] = False
     """Whether readiness is a number of exits: it leaves at the threshold, not only above it, and 0 means never."""
     takes_threshold: ClassVar[bool] = True

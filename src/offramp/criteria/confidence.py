@@ -22,5 +22,7 @@ class Confidence(Criterion):
     array([0.7])
     """
 
+    highest = 1.0
+
     def step(self, state: Any, logits: Array) -> tuple[Any, Array]:
         return state, softmax(logits).max(-1)

@@ -30,6 +30,7 @@ class Entropy(Criterion):
     """Use only this many of the most likely classes, renormalised: a long tail of classes would dominate."""
 
     sign = -1
+    highest = 0.0
 
     def __post_init__(self) -> None:
         if self.top is not None and self.top < 2:

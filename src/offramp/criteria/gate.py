@@ -21,6 +21,8 @@ class Gate(Criterion):
     array([0.2, 0.9])
     """
 
+    highest = 1.0
+
     reads = "gate"
     probability = True
     regression = True

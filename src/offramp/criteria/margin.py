@@ -23,6 +23,8 @@ class Margin(Criterion):
     array([0.5])
     """
 
+    highest = 1.0
+
     def step(self, state: Any, logits: Array) -> tuple[Any, Array]:
         top_two = np.partition(softmax(logits), -2, axis=-1)[..., -2:]
         return state, top_two[..., 1] - top_two[..., 0]

@@ -23,6 +23,7 @@ class MinProbability(Criterion):
     """
 
     sign = -1
+    highest = 0.0
 
     def step(self, state: Any, logits: Array) -> tuple[Any, Array]:
         return state, -softmax(logits).min(-1)

@@ -1,4 +1,4 @@
-"""Oracle: leave at the exit that is best for the example, chosen with its label in hand.
+"""Oracle: leave at the exit that is best for the example, chosen with knowledge of its label.
 
 It shows how good a rule could be, and never runs. `offramp.curves.best_exits` chooses the exits.
 """

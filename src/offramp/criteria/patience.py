@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offramp.criteria.base import Criterion, PerExample, Shape, finite_rows
+from offramp.criteria.base import COUNT, Criterion, PerExample, Shape, finite_rows
 from offramp.problems import Array
 
 
@@ -41,6 +41,7 @@ class Patience(Criterion):
     """In regression, values closer than this agree; with 0 none do."""
 
     counts_exits = True
+    highest = COUNT
     regression = True
 
     def start(self, examples: Shape) -> Streak:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from offramp.criteria.base import ALWAYS_WRITTEN, Criterion, PerExample, Shape, softmax
+from offramp.criteria.base import ALWAYS_WRITTEN, COUNT, Criterion, PerExample, Shape, softmax
 from offramp.errors import BadPolicy
 from offramp.problems import Array
 
@@ -38,6 +38,7 @@ class PatienceConfidence(Criterion):
     """The lower bound on the largest probability, at every exit of the run."""
 
     counts_exits = True
+    highest = COUNT
 
     def __post_init__(self) -> None:
         if not 0 <= self.confidence < 1:

@@ -1,4 +1,4 @@
-"""The best exit for each example, chosen with the labels in hand: where the oracle leaves."""
+"""The best exit for each example, chosen with knowledge of the labels: where the oracle leaves."""
 
 import numpy as np
 
@@ -19,23 +19,24 @@ def best_exits(trace: Trace, metric: str) -> Array:
     usable = finite_rows(trace.logits)  # no rule leaves where logits are not finite,
     usable[:, -1] = True  # except at the last exit
     if trace.problem_type == MULTI_LABEL and metric != "acc":
-        missed, invented = (labels > predictions).sum(-1), (predictions > labels).sum(-1)
-        return best_for_micro_f1(missed, invented, usable, positives=int(labels.sum()))
+        false_negatives, false_positives = (labels > predictions).sum(-1), (predictions > labels).sum(-1)
+        return best_for_micro_f1(false_negatives, false_positives, usable, positives=int(labels.sum()))
     wrong = predictions != labels
     wrong = wrong.any(-1) if wrong.ndim == 3 else wrong
     return np.asarray((wrong | ~usable).argmin(1))
 
 
-def best_for_micro_f1(missed: Array, invented: Array, usable: Array, positives: int) -> Array:
-    """The exits of the highest micro-F1, by Dinkelbach's method; missed, invented and usable are (examples, exits).
+def best_for_micro_f1(false_negatives: Array, false_positives: Array, usable: Array, positives: int) -> Array:
+    """The exits of the highest micro-F1, by Dinkelbach's method. All arrays are (examples, exits).
 
     F1 >= f means 2 TP >= f (2 TP + FN + FP): for a given f, a sum over examples, each of which has its own best
     exit. The F1 of these exits is the next f, until it no longer grows.
     """
-    examples, f1, best = np.arange(len(missed)), 0.0, -1.0
+    examples, f1, best = np.arange(len(usable)), 0.0, -1.0
     while f1 > best:
         best = f1
-        exits = np.where(usable, (2 - f1) * missed + f1 * invented, np.inf).argmin(1)
-        hits, errors = positives - missed[examples, exits].sum(), (missed + invented)[examples, exits].sum()
-        f1 = 2 * hits / max(2 * hits + errors, 1)
+        exits = np.where(usable, (2 - f1) * false_negatives + f1 * false_positives, np.inf).argmin(1)
+        missed, extra = (each[examples, exits].sum() for each in (false_negatives, false_positives))
+        hits = positives - missed
+        f1 = 2 * hits / max(2 * hits + missed + extra, 1)
     return np.asarray(exits)

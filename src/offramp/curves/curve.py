@@ -10,6 +10,7 @@ from offramp.cost import Cost
 from offramp.criteria import CRITERIA
 from offramp.errors import BadOption
 from offramp.policy import Policy
+from offramp.policy.text import rule_class
 from offramp.problems import Array
 
 
@@ -39,8 +40,8 @@ class Curve:
 
     @property
     def attainable(self) -> bool:
-        """Whether a live system could follow it. The oracle needs the labels."""
-        return not self.rule.startswith("oracle")
+        """Whether a live system could follow it: its rule does not read the labels."""
+        return not needs_labels(self.rule)
 
     def policy(self, point: Point) -> Policy:
         """The policy that runs at this point."""
@@ -123,10 +124,16 @@ def parse_rule(rule: str | Policy) -> Policy:
         policy = rule
     else:
         known = CRITERIA.get(rule)
-        policy = Policy(known()) if known and rule != "oracle" else Policy.parse(rule)
+        policy = Policy(known()) if known and not known.needs_labels else Policy.parse(rule)
     if policy.class_thresholds:
         raise BadOption(f"a sweep varies one threshold for all classes; remove class.* from {rule}")
     return replace(policy, threshold=0.0, certificate=None)
+
+
+def needs_labels(rule: str | Policy) -> bool:
+    """Whether a rule reads the labels, as the oracle does."""
+    kind = rule_class(str(rule))
+    return kind is not None and kind.needs_labels
 
 
 def elue_score(points: ArrayLike | Iterable[tuple[float, float]], reference: ArrayLike) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from offramp.cost import cost, macs
 from offramp.criteria.oracle import Oracle
 from offramp.curves.best_exits import best_exits
-from offramp.curves.curve import Curve, Point, Sweep, parse_rule
+from offramp.curves.curve import Curve, Point, Sweep, needs_labels, parse_rule
 from offramp.curves.exit_table import ExitTable, build_exit_table, useful_thresholds
 from offramp.curves.learned_rules import fit_rule
 from offramp.curves.scores import apply_rule, intervals, metric_names, scores
@@ -60,7 +60,7 @@ def sweep(
         policy = policy_for(rule, trace)
         output = apply_rule(trace, policy, seed)
         policy = fit_rule(policy, trace)
-        values = thresholds_for(policy, given, output.readiness, trace.layers, points)
+        values = thresholds_for(policy, given, output.readiness, trace, points)
         table = build_exit_table(policy, output.readiness, trace.layers, values)
         by_metric = scores(trace, table, output.predictions)
         around = intervals(trace, table, output.predictions, bootstrap, seed) if bootstrap else None
@@ -106,7 +106,7 @@ def thresholds_by_rule(thresholds: Thresholds, rules: Sequence[str]) -> dict[str
 
 def policy_for(rule: str | Policy, trace: Trace) -> Policy:
     """The policy whose threshold is swept."""
-    if rule != "oracle":
+    if not needs_labels(rule):
         return parse_rule(rule)
     if trace.labels is None:
         raise BadOption("the oracle needs labels and the trace has none; sweep other rules")
@@ -114,19 +114,20 @@ def policy_for(rule: str | Policy, trace: Trace) -> Policy:
 
 
 def thresholds_for(
-    policy: Policy, given: str | Sequence[float], readiness: Array, layers: Sequence[int], points: int
+    policy: Policy, given: str | Sequence[float], readiness: Array, trace: Trace, points: int
 ) -> Array:
-    """The thresholds of one rule, each checked against these exits."""
+    """The thresholds of one rule, each of which must work for the model of this trace."""
     if not policy.criterion.takes_threshold:
         return np.zeros(1)
     if not isinstance(given, str):
         values = np.asarray(given, np.float64)
     elif policy.criterion.reads == "layer":
-        values = np.asarray(layers)
+        values = np.asarray(trace.layers)
     else:
-        values = useful_thresholds(policy, readiness, layers, points)
+        values = useful_thresholds(policy, readiness, trace.layers, points)
     for threshold in values.tolist():
-        replace(policy, threshold=threshold).begin(0, layers)
+        changed = replace(policy, threshold=threshold)
+        changed.check(trace.layers, trace.problem_type, trace.gates is not None)
     return values
 
 

@@ -1,7 +1,7 @@
 """Shared by all importers: a checkpoint, the plan to import it, and the model built by the plan."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from offramp.config import ExitConfig
 from offramp.errors import CannotLoad
 from offramp.heads import HeadConfig
-from offramp.model import ExitModel, label_names
+from offramp.model import ExitModel, check_weights, label_names
 from offramp.tasks.base import NLI_OF_ROBERTA, ROBERTAS, has_default_names
 
 # The values of a checkpoint's config.json that are used. Not `pad_token_id`: older RoBERTa files have 0 or null, but
@@ -105,8 +105,18 @@ def build(
     sources = {name: plan.source(name) for name in model.state_dict()}
     used = {theirs for theirs in sources.values() if theirs is not None}
     unused = sorted(set(checkpoint.weights) - used)
-    check_weights(model, sources, checkpoint, unknown=[name for name in unused if not plan.drops(name)])
-    state = {ours: checkpoint.weights[theirs] for ours, theirs in sources.items() if theirs is not None}
+    weights = checkpoint.weights
+    needed = {theirs: tensor for ours, tensor in model.state_dict().items() if (theirs := sources[ours])}
+    check_weights(
+        missing=[name for name in needed if name not in weights],
+        unknown=[name for name in unused if not plan.drops(name)],
+        shapes=[
+            (name, weights[name].shape, tensor.shape)
+            for name, tensor in needed.items()
+            if name in weights and weights[name].shape != tensor.shape
+        ],
+    )
+    state = {ours: weights[theirs] for ours, theirs in sources.items() if theirs is not None}
     model.load_state_dict(state, strict=False)
     nn.Module.eval(model)
     fresh = [ours for ours, theirs in sources.items() if theirs is None]
@@ -155,37 +165,6 @@ def build_empty(plan: ImportPlan, names: dict[int, str]) -> ExitModel:
         return ExitModel(config)
     except (KeyError, ValueError) as error:
         raise CannotLoad(f"config.json describes an encoder that cannot be built: {error}") from error
-
-
-def check_weights(
-    model: ExitModel, sources: Mapping[str, str | None], checkpoint: Checkpoint, unknown: Sequence[str]
-) -> None:
-    """Raise one error with everything that is wrong."""
-    weights = checkpoint.weights
-    needed = {theirs: tensor for ours, tensor in model.state_dict().items() if (theirs := sources[ours])}
-    missing = [name for name in needed if name not in weights]
-    misshapen = [
-        f"{name} is {tuple(weights[name].shape)}, expected {tuple(tensor.shape)}"
-        for name, tensor in needed.items()
-        if name in weights and weights[name].shape != tensor.shape
-    ]
-    faults = [
-        f"{fault}: {list_some(names)}"
-        for fault, names in [
-            ("missing weights", missing),
-            ("unknown weights", unknown),
-            ("weights whose shape contradicts config.json", misshapen),
-        ]
-        if names
-    ]
-    if faults:
-        raise CannotLoad(f"{'; '.join(faults)}. Was config.json saved with these weights?")
-
-
-def list_some(names: Iterable[str]) -> str:
-    first, *rest = sorted(names) or ["none"]
-    more = f" and {len(rest) - 4} more" if len(rest) > 4 else ""
-    return ", ".join([first, *rest[:4]]) + more
 
 
 def head_dropout(encoder: Any) -> float:

@@ -3,6 +3,8 @@
 import copy
 import hashlib
 import os
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +13,32 @@ import onnx
 import onnxruntime
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 
 import offramp
 from offramp.atomic import atomic_folder
-from offramp.classifier.texts import BatchTokenizer
-from offramp.errors import Incompatible
+from offramp.classifier.texts import BatchTokenizer, Text, check_texts
+from offramp.errors import BadData, Incompatible, NoSampleTexts
 from offramp.model import ExitModel
 from offramp.onnx_export.graphs import graphs
-from offramp.onnx_export.int8 import quantize
+from offramp.onnx_export.int8 import Arrays, observe, quantize
+from offramp.onnx_export.sample import PAIRS, SENTENCES
 from offramp.onnx_export.weights import WeightsFile
 from offramp.policy import Policy, check_certificate
+from offramp.policy.ranking import RankRule
+from offramp.row_hashes import load_hashes, save_hashes
 from offramp.stages import Tokens
-from offramp.stages.onnx import OnnxStages
+from offramp.stages.onnx import OnnxStages, embedding_inputs
 from offramp.stages.torch import TorchStages, backbone_shape
-from offramp.store import Manifest, load_model
+from offramp.store import Manifest, find_model, load_model
 from offramp.store.manifest import CONFIG, TOKENIZER
 
 PRECISIONS = ("fp32", "int8")
 EMBEDDING, STAGE, WEIGHTS = "embedding.onnx", "stage-{:02}.onnx", "weights.bin"
 TOLERANCE = 1e-3
 """The largest difference of fp32 logits from PyTorch's, relative to the largest logit."""
+SAMPLE_TEXTS, SAMPLE_TOKENS = 256, 8192
+"""The most texts and tokens that scales are found on; more take longer and change little."""
 
 
 def export(
@@ -38,6 +46,7 @@ def export(
     path: str | os.PathLike[str],
     precision: str = "fp32",
     tokenizer: Any = None,
+    texts: Iterable[Text] | None = None,
 ) -> Path:
     """Export a model to ONNX: one graph for the embedding and one for each stage. The folder is written atomically.
 
@@ -49,11 +58,17 @@ def export(
         path: the folder to create.
         precision: "fp32" or "int8".
         tokenizer: the model's fast tokenizer; by default the one saved with the model.
+        texts: for int8, texts or pairs like those that the model will run on, without those that its policy will be
+            calibrated on. The scales of its activations are found on up to 256 of them; by default on built-in
+            English sentences, with a warning.
     """
     if precision not in PRECISIONS:
         raise Incompatible(f"precision={precision!r}; choose one of {', '.join(PRECISIONS)}.")
+    hashes = None
     if not isinstance(model, ExitModel):
-        model, tokenizer = load_model(model, tokenizer)
+        source = find_model(os.fspath(model))
+        model, tokenizer = load_model(source, tokenizer)
+        hashes = load_hashes(source)
     elif tokenizer is None:
         raise Incompatible("pass the model's tokenizer too: export(model, path, tokenizer=tokenizer)")
     if not model.is_finite():
@@ -61,13 +76,20 @@ def export(
     plain = plain_copy(model)
     policy = plain.config.policy
     if policy is not None:
-        check_certificate(Policy.from_json(policy), model.fingerprint(), precision)
+        kept = check_certificate(Policy.from_json(policy), model.fingerprint(), precision)
+        plain.config.policy = kept.to_json()
+    if plain.config.rank_rule is not None:
+        rule = RankRule.from_json(plain.config.rank_rule)
+        plain.config.rank_rule = check_certificate(rule, model.fingerprint(), precision).to_json()
+    stages = TorchStages(plain)
+    batch_tokenizer = BatchTokenizer(tokenizer, stages.max_length)
+    sample = sample_tokens(batch_tokenizer, texts) if precision == "int8" else None
     with atomic_folder(Path(path)) as folder:
-        embedding, *stage_files = write_graphs(plain, folder, precision)
+        embedding, *stage_files = write_graphs(plain, folder, sample)
         plain.config.to_json_file(folder / CONFIG, use_diff=False)
-        stages = TorchStages(plain)
-        batch_tokenizer = BatchTokenizer(tokenizer, stages.max_length)
         batch_tokenizer.rust.save(str(folder / TOKENIZER))
+        if hashes is not None:
+            save_hashes(folder, hashes)
         Manifest(
             precision=precision,
             embedding=embedding,
@@ -92,14 +114,40 @@ def plain_copy(model: ExitModel) -> ExitModel:
     return plain
 
 
-def write_graphs(model: ExitModel, folder: Path, precision: str) -> list[str]:
-    """The file names of the embedding and of each stage; graphs that are equal, weights included, share a file."""
+def sample_tokens(tokenizer: BatchTokenizer, texts: Iterable[Text] | None) -> list[Tokens]:
+    """The tokens of texts from all over a data set, or of the built-in ones."""
+    if texts is None:
+        warnings.warn(
+            "the scales of int8 come from built-in English sentences; pass texts=... with texts like your own to "
+            "keep predictions closer to those of fp32.",
+            NoSampleTexts,
+            stacklevel=3,
+        )
+        return [*tokenizer(SENTENCES), *tokenizer(PAIRS)]
+    given = [*check_texts(texts)]
+    if not given:
+        raise BadData("there are no texts to find the scales of int8 on.")
+    found = tokenizer(given[:: -(-len(given) // SAMPLE_TEXTS)])
+    total = np.cumsum([len(example.ids) for example in found])
+    return found[: max(1, int((total <= SAMPLE_TOKENS).sum()))]
+
+
+def write_graphs(model: ExitModel, folder: Path, sample: Sequence[Tokens] | None) -> list[str]:
+    """The file names of the embedding and of each stage, in int8 if there is a sample.
+
+    Graphs that are equal, weights included, share a file.
+    """
     names: list[str] = []
     written: dict[bytes, str] = {}
+    # one text at a time: padding must not affect the scales
+    inputs: Sequence[Arrays] = [embedding_inputs([example], padding=0) for example in sample or ()]
     with (folder / WEIGHTS).open("wb") as file:
         weights = WeightsFile(file)
-        for index, graph in enumerate(graphs(model)):
-            graph = quantize(graph) if precision == "int8" else graph
+        total = 1 + len(model.config.exits)
+        for index, graph in enumerate(tqdm(graphs(model), "exporting", total, disable=None)):
+            if sample is not None:
+                activations, inputs = observe(graph, inputs)
+                graph = quantize(graph, activations)
             content = weights.move_from(graph).SerializeToString()
             digest = hashlib.sha256(content).digest()
             if digest not in written:

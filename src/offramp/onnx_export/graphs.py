@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnxscript import optimizer
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -135,7 +136,7 @@ def optimize(graph: ModelProto) -> ModelProto:
     """A smaller graph, without unused inputs and without the exporter's notes: paths of source files, and shapes
     that int8 would make wrong."""
     with exporter_context():
-        smaller: Any = optimizer.optimize(graph)
+        smaller: Any = sum_in_order(optimizer.optimize(graph))
     used = {name for node in smaller.graph.node for name in node.input}
     inputs = [each for each in smaller.graph.input if each.name in used]
     smaller.graph.ClearField("input")
@@ -146,6 +147,37 @@ def optimize(graph: ModelProto) -> ModelProto:
         part.ClearField("doc_string")
     result: ModelProto = smaller
     return result
+
+
+def sum_in_order(graph: ModelProto) -> ModelProto:
+    """The graph with sums over unmasked tokens as matrix products, which add one token after the other.
+
+    ONNX Runtime's ReduceSum adds them in an order that depends on the number of rows and on padding, so that the same
+    text would get slightly different logits in other company.
+    """
+    made_by = {node.output[0]: node for node in graph.graph.node}
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
+    nodes: list[NodeProto] = []
+    for node in graph.graph.node:
+        product = made_by.get(node.input[0]) if node.op_type == "ReduceSum" else None
+        over_tokens = product is not None and [*constants.get(node.input[-1], ())] == [1]
+        flat = any(each.name == "keepdims" and not each.i for each in node.attribute)
+        if product is None or product.op_type != "Mul" or not (over_tokens and flat):
+            nodes.append(node)
+            continue
+        (hidden, mask), (total,) = product.input, node.output
+        # two equal rows, because products of a single row are summed in another order
+        nodes += [
+            helper.make_node("Concat", [mask, mask], [f"{total}.masks"], axis=2),  # (rows, length, 2)
+            helper.make_node("Transpose", [f"{total}.masks"], [f"{total}.transposed"], perm=[0, 2, 1]),
+            helper.make_node("MatMul", [f"{total}.transposed", hidden], [f"{total}.twice"]),
+            helper.make_node("Gather", [f"{total}.twice", f"{total}.first"], [total], axis=1),
+        ]
+        graph.graph.initializer.append(numpy_helper.from_array(np.array(0), f"{total}.first"))
+    used = {name for node in nodes for name in node.input} | {each.name for each in graph.graph.output}
+    graph.graph.ClearField("node")
+    graph.graph.node.extend(node for node in nodes if used & {*node.output})
+    return graph
 
 
 @contextmanager

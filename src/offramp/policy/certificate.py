@@ -2,15 +2,20 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from offramp.errors import BadPolicy, CertificateMismatch
+from offramp.errors import BadPolicy, CertificateMismatch, count
 
 if TYPE_CHECKING:
     from offramp.policy.policy import Policy
+    from offramp.policy.ranking import RankRule
+
+Certified = TypeVar("Certified", bound="Policy | RankRule")
 
 RISKS = ("disagreement", "accuracy")
+RANK_RISKS = ("overlap", "ndcg")
+"""Of a rank rule; its examples are queries."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,8 @@ class Certificate:
     policy: str
     """The text form of the policy it was issued for."""
     of: str
-    """The risk: "disagreement" (the prediction differs from full depth) or "accuracy" (a right one is lost)."""
+    """The risk: "disagreement" (the prediction differs from the reference) or "accuracy" (a right one is lost); of a
+    rank rule, "overlap" (documents missing from the top k) or "ndcg" (1 - nDCG@k against the reference's order)."""
     epsilon: float | Mapping[str, float]
     """The bound on the risk, for all examples or by class."""
     delta: float
@@ -40,25 +46,37 @@ class Certificate:
     """In regression: numbers no further apart than this count as equal."""
     by_class: Mapping[str, Mapping[str, float]] | None = None
     """With bounds by class: examples and observed risk of each."""
+    reference: str = ""
+    """The model whose predictions are kept; empty: the same model at full depth."""
     data: str = ""
     fingerprint: str = ""
     runtime: str = ""
     precision: str = ""
     rules_tried: int = 1
-    """The number of rules that shared delta."""
+    """The number of rules (times the number of precisions, if one was chosen) that shared delta."""
     fitted_on: int = 0
     """For a rule that learns: the number of further examples of the same data that it was fitted on."""
     rule_chosen_on: str | None = None
     temperatures_fitted_on: str | None = None
+    max_length: int | None = None
+    """The number of tokens at which the calibration texts were truncated; None if unknown."""
+    top_k: int | None = None
+    """Of a rank rule: how many documents were asked for."""
 
     def __post_init__(self) -> None:
         bounds = self.epsilon.values() if isinstance(self.epsilon, Mapping) else [self.epsilon]
-        if self.of not in RISKS or not bounds or not all(0 < bound < 1 for bound in [*bounds, self.delta]):
+        if (
+            self.of not in (*RISKS, *RANK_RISKS)
+            or not bounds
+            or not all(0 < bound < 1 for bound in [*bounds, self.delta])
+        ):
             raise BadPolicy(
                 f"a certificate needs a risk, epsilon and delta, not {self.of!r}, {self.epsilon}."
             )
         if self.examples < 1 or not 0 <= self.observed_risk <= 1:
-            raise BadPolicy(f"a certificate cannot rest on {self.examples} examples.")
+            raise BadPolicy(
+                f"a certificate needs examples and their risk, not {self.examples} and {self.observed_risk}."
+            )
         object.__setattr__(self, "exits", tuple(map(float, self.exits)))
 
     @property
@@ -69,9 +87,12 @@ class Certificate:
         >>> proof.summary
         'With 95 % confidence, at most 3 % of predictions differ from full depth (on data like a.csv).'
         """
+        reference = self.reference or "full depth"
         loss = {
-            "disagreement": "of predictions differ from full depth",
+            "disagreement": f"of predictions differ from {reference}",
             "accuracy": "of correct predictions are lost",
+            "overlap": f"of the top {self.top_k} of {reference} are missed on average",
+            "ndcg": f"of nDCG@{self.top_k} against the order of {reference} are lost on average",
         }
         shares = (
             [f"{100 * self.epsilon:.4g} %"]
@@ -96,15 +117,22 @@ class Certificate:
         'The rule was fitted on 400 further examples.'
         """
         data = f" ({self.data})" if self.data else ""
-        fitted = f" The rule was fitted on {self.fitted_on} further examples." if self.fitted_on else ""
+        one = "query" if self.of in RANK_RISKS else "example"
+        fitted = (
+            f" The rule was fitted on {count(self.fitted_on, f'further {one}')}." if self.fitted_on else ""
+        )
         return (
-            f"Calibrated on {self.examples} examples{data} with the {self.bound} bound; the risk observed on them "
-            f"was {self.observed_risk:.4g}.{fitted}"
+            f"Calibrated on {count(self.examples, one)}{data} with the {self.bound} bound; the risk observed "
+            f"on them was {self.observed_risk:.4g}.{fitted}"
         )
 
-    def mismatches(self, policy: str, fingerprint: str, precision: str) -> list[str]:
-        """How this policy, model and precision differ from those that the certificate was issued for."""
-        actual = {"policy": policy, "fingerprint": fingerprint, "precision": precision}
+    def mismatches(
+        self, policy: str, fingerprint: str, precision: str, max_length: int | None = None
+    ) -> list[str]:
+        """How policy, model, precision and length of texts differ from those that the certificate was issued for."""
+        actual: dict[str, Any] = {"policy": policy, "fingerprint": fingerprint, "precision": precision}
+        if max_length is not None and self.max_length is not None:
+            actual["max_length"] = max_length
         issued = {name: getattr(self, name) for name in actual}
         return [
             f"{name} {issued[name] or 'unknown'} (here: {value})"
@@ -127,15 +155,19 @@ class Certificate:
             raise BadPolicy(f"the certificate is incomplete ({error}); calibrate again.") from error
 
 
-def check_certificate(policy: "Policy", fingerprint: str, precision: str) -> None:
-    """Warn if the policy's certificate was issued for a different policy, model or precision."""
+def check_certificate(
+    policy: Certified, fingerprint: str, precision: str, max_length: int | None = None
+) -> Certified:
+    """The policy or rank rule; without its certificate, and with a warning, if that was issued for something else."""
     if policy.certificate is None:
-        return
-    different = policy.certificate.mismatches(str(policy), fingerprint, precision)
-    if different:
-        warnings.warn(
-            f"the certificate was issued for {' and for '.join(different)}, so it does not hold. "
-            "Calibrate on a trace of this model and runtime.",
-            CertificateMismatch,
-            stacklevel=3,
-        )
+        return policy
+    different = policy.certificate.mismatches(str(policy), fingerprint, precision, max_length)
+    if not different:
+        return policy
+    warnings.warn(
+        f"the certificate was issued for {' and for '.join(different)}, so it does not hold. "
+        "Calibrate on a trace of this model and runtime.",
+        CertificateMismatch,
+        stacklevel=3,
+    )
+    return replace(policy, certificate=None)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from offramp.criteria import CRITERIA
 from offramp.criteria.base import Criterion, as_choices, finite_rows
-from offramp.errors import Incompatible
+from offramp.errors import Incompatible, count
 from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, Array, is_regression
 
 
@@ -86,7 +86,9 @@ class Exits:
             raise Incompatible(f"gates of shape {self.gates.shape} do not fit (examples, exits) = {shape}.")
         self.layers = tuple(range(1, shape[1] + 1) if layers is None else layers)
         if len(self.layers) != shape[1]:
-            raise Incompatible(f"{len(self.layers)} layers were given for logits of {shape[1]} exits.")
+            raise Incompatible(
+                f"{count(len(self.layers), 'layer')} given for logits of {count(shape[1], 'exit')}."
+            )
 
     def at(self, exit: int, rows: Any = slice(None)) -> tuple[Array, Array | None]:
         """Logits and gate scores of some rows at one exit."""
@@ -128,8 +130,6 @@ def advance(
 
 def check_criterion(criterion: Criterion, outputs: int, problem_type: str | None, has_gate: bool) -> None:
     """Refuse a rule that cannot decide for such a model."""
-    if not criterion.is_fitted:
-        raise Incompatible("this rule is not fitted yet; calibrate it on a trace of the model first.")
     if problem_type not in (None, *PROBLEM_TYPES):
         raise Incompatible(f"problem_type {problem_type!r} is none of {', '.join(PROBLEM_TYPES)}.")
     if problem_type == REGRESSION and outputs > 1:

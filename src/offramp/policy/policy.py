@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offramp.criteria.base import Criterion
-from offramp.errors import BadPolicy, Incompatible, did_you_mean
+from offramp.errors import BadPolicy, Incompatible, count, did_you_mean
 from offramp.policy import text
 from offramp.policy.certificate import Certificate
 from offramp.policy.folds import Exits, advance, check_criterion, reached
@@ -120,6 +120,8 @@ class Policy:
         )
         if as_read != policy:
             raise BadPolicy(f"{reprlib.repr(record)} has a value of the wrong type: it reads as {as_read}.")
+        if policy.criterion.takes_threshold and "threshold" not in record:
+            raise BadPolicy(f"{reprlib.repr(record)} has no threshold; calibrate again.")
         return policy
 
     @classmethod
@@ -201,6 +203,9 @@ class Policy:
     def check(self, layers: Sequence[int], problem_type: str | None = None, has_gate: bool = False) -> None:
         """Raise `Incompatible` if this policy cannot run on a model with these exits."""
         _check_layers(self, layers)
+        thresholds = [*np.atleast_1d(self.threshold), *self.class_thresholds.values()]
+        if (self.criterion.level(thresholds) > self.criterion.highest).all():
+            raise Incompatible(f"{self}: no example reaches this threshold; write never for full depth.")
         regression = problem_type == REGRESSION
         check_criterion(self.criterion, 1 if regression else 2, problem_type, has_gate)
         if regression and self.temperatures is not None:
@@ -236,9 +241,7 @@ class Policy:
         if self.temperatures is None:
             return logits
         if len(self.temperatures) != logits.shape[1]:
-            raise Incompatible(
-                f"there are {len(self.temperatures)} temperatures for {logits.shape[1]} exits."
-            )
+            raise Incompatible(_wrong_number("temperature", self.temperatures, logits.shape[1]))
         return np.stack([self._tempered_at(exit, logits[:, exit]) for exit in range(logits.shape[1])], axis=1)
 
     def _tempered_at(self, exit: int, logits: Array) -> Array:
@@ -316,11 +319,11 @@ def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
         raise Incompatible(f"exit layers must be in rising order, not {', '.join(map(str, layers))}.")
     if isinstance(policy.threshold, tuple) and len(policy.threshold) != len(layers):
         raise Incompatible(
-            f"the policy has {len(policy.threshold)} thresholds for {len(layers)} exits; "
-            "give one per exit, the last included, or a single one."
+            f"{_wrong_number('threshold', policy.threshold, len(layers))} The last exit counts too; a single "
+            "threshold is for all exits."
         )
     if policy.temperatures is not None and len(policy.temperatures) != len(layers):
-        raise Incompatible(f"the policy has {len(policy.temperatures)} temperatures for {len(layers)} exits.")
+        raise Incompatible(_wrong_number("temperature", policy.temperatures, len(layers)))
     policy.criterion.check(len(layers))
     limits = {"min_layer": policy.min_layer, "max_layer": policy.max_layer}
     if policy.criterion.reads == "layer":
@@ -330,6 +333,10 @@ def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
             raise Incompatible(
                 f"{name}={layer}: no exit at this layer; exits are at {', '.join(map(str, layers))}."
             )
+
+
+def _wrong_number(what: str, values: Sequence[float], exits: int) -> str:
+    return f"the policy has {count(len(values), what)} for {count(exits, 'exit')}; give one per exit."
 
 
 def _threshold(policy: Policy, exit: int, logits: Array, problem_type: str | None) -> ArrayLike:

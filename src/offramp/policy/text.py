@@ -5,6 +5,7 @@
 no class has that name. `temperatures=1.5/1.2/1` divide the logits of each exit.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -68,8 +69,8 @@ def write(
     ]
     bounds = [f"{key}={layer}" for key, layer in limits.items() if layer is not None]
     classes = [f"{CLASS}{_quoted(label)}={_written(x)}" for label, x in class_thresholds.items()]
-    heat = [f"{TEMPERATURES}={_listed(temperatures)}"] if temperatures else []
-    return ",".join([head, *options, *bounds, *heat, *classes])
+    divisors = [f"{TEMPERATURES}={_listed(temperatures)}"] if temperatures else []
+    return ",".join([head, *options, *bounds, *divisors, *classes])
 
 
 def criterion_name(criterion: Criterion) -> str:
@@ -99,6 +100,27 @@ def option_names(kind: type[Criterion]) -> list[str]:
 
 def fitted_names(kind: type[Criterion]) -> list[str]:
     return [option.name for option in fields(kind) if option.metadata == FITTED]  # type: ignore[arg-type]
+
+
+def rule_class(text: str) -> type[Criterion] | None:
+    """The rule that a text form names, also without a threshold; None if there is no such rule.
+
+    >>> rule_class("entropy").__name__, rule_class("never,max_layer=6").__name__, rule_class("entrpy:0.3")
+    ('Entropy', 'Never', None)
+    """
+    return CRITERIA.get(re.split("[:,]", text)[0].strip())
+
+
+def round_threshold(value: float) -> float:
+    """Four significant digits; close to 1, two significant digits of the distance to 1.
+
+    >>> round_threshold(0.47421046), round_threshold(0.98765432), round_threshold(0.999953421)
+    (0.4742, 0.9877, 0.999953)
+    """
+    digits = 3 - math.floor(math.log10(abs(value))) if value else 0
+    if 0.9 < value < 1:
+        digits = max(digits, 1 - math.floor(math.log10(1 - value)))
+    return round(value, digits)
 
 
 def class_indices(labels: Iterable[str], names: Sequence[str]) -> list[int]:

@@ -1,7 +1,7 @@
 """RomeBERT: inner exits learn from labels and from the last exit, with conflicting gradients removed.
 
 *Reference*: Geng et al. 2021, arXiv:2101.09755.
-*Relation*: as `fastbert`, but in one phase that also trains the backbone, hence the gradient projection.
+*Relation*: as `fastbert`, but in one phase that also trains the backbone, which is why gradients are projected.
 """
 
 from functools import partial

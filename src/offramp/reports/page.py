@@ -21,9 +21,10 @@ from offramp.reports.svg import Drawing, key
 from offramp.reports.table import exit_rows, percent, policy_text, rule_rows, summary_line
 
 
-def page(sections: Sequence[Section]) -> str:
+def page(sections: Sequence[Section], lead: str = "") -> str:
     parts = files("offramp.reports")
     names = ", ".join(section.name for section in sections)
+    paragraphs = "".join(f'<p class="lead">{escape(line)}</p>\n' for line in lead.splitlines())
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -34,7 +35,7 @@ def page(sections: Sequence[Section]) -> str:
 </head>
 <body>
 <main>
-{"".join(map(section_html, sections))}
+{paragraphs}{"".join(map(section_html, sections))}
 <footer>Scores are measured on the same data that the thresholds were chosen on.
 For a guarantee on new data, calibrate on held-out examples.</footer>
 </main>

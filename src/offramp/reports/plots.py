@@ -73,12 +73,12 @@ def draw(figure: Any, charts: Sequence[Chart]) -> None:
 
 
 def draw_series(axes: Any, series: Series, order: int) -> None:
-    look = {"color": series.style.colour, "zorder": 2 + order / 100}
+    common = {"color": series.style.colour, "zorder": 2 + order / 100}
     match series:
         case Line(name, points, style):
             axes.plot(
                 *zip(*points, strict=True),
-                **look,
+                **common,
                 label=literal(name),
                 dashes=style.dashes or (None, None),
                 linewidth=6 if series.wide else 1.5,
@@ -92,14 +92,14 @@ def draw_series(axes: Any, series: Series, order: int) -> None:
             if series.is_single_point:
                 axes.annotate(literal(name), points[0], (8, -3), textcoords="offset points", fontsize=8)
         case Band(x, low, high):
-            axes.fill_between(x, low, high, **look, alpha=0.15, linewidth=0)
+            axes.fill_between(x, low, high, **common, alpha=0.15, linewidth=0)
         case Bars(name, edges, heights, style):
             axes.bar(
                 [left for left, _ in edges],
                 heights,
                 [right - left for left, right in edges],
                 align="edge",
-                **look,
+                **common,
                 label=literal(name),
                 hatch=style.hatch,
                 edgecolor="white",

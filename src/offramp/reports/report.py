@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from offramp.atomic import write_files
+from offramp.curves.curve import needs_labels
 from offramp.curves.learned_rules import default_tolerance
 from offramp.problems import REGRESSION
 from offramp.reports.page import page
 from offramp.reports.plots import save_plots
-from offramp.reports.sections import Section, measure
+from offramp.reports.sections import Section, measure_section
 from offramp.reports.table import report_text
 from offramp.trace import Trace
 
@@ -26,9 +27,12 @@ def report(
     rules: Sequence[str] | None = None,
     *,
     bootstrap: int = 200,
+    lead: str = "",
     **options: Any,
 ) -> "Report":
     """Measure one trace, or several by name; `bootstrap` and other options are those of `sweep`.
+
+    `lead` is text to show first, one paragraph per line.
 
     The default rules depend on the kind of problem. The oracle is left out of regression and where there are no
     labels, and agreement where scikit-learn is not installed.
@@ -41,16 +45,20 @@ def report(
     named = {traces.data or "trace": traces} if isinstance(traces, Trace) else traces
 
     def rules_for(trace: Trace) -> list[str]:
-        chosen = default_rules(trace) if rules is None else rules
+        chosen = rules_by_problem(trace) if rules is None else rules
         has_oracle = trace.labels is not None and trace.problem_type != REGRESSION
-        return [rule for rule in chosen if rule != "oracle" or has_oracle]
+        return [rule for rule in chosen if has_oracle or not needs_labels(rule)]
 
     return Report(
-        tuple(measure(name, trace, rules_for(trace), bootstrap, **options) for name, trace in named.items())
+        tuple(
+            measure_section(name, trace, rules_for(trace), bootstrap, **options)
+            for name, trace in named.items()
+        ),
+        lead,
     )
 
 
-def default_rules(trace: Trace) -> list[str]:
+def rules_by_problem(trace: Trace) -> list[str]:
     """In regression, differences of a tenth of the predictions' standard deviation are tolerated."""
     rules = list(RULES)
     if trace.problem_type == REGRESSION:
@@ -67,13 +75,14 @@ class Report:
     """Measured traces: `str` is a table, `html` a page, `save` writes everything to a folder."""
 
     sections: tuple[Section, ...]
+    lead: str = ""
 
     def __str__(self) -> str:
-        return report_text(self.sections)
+        return "\n\n".join(filter(None, [self.lead, report_text(self.sections)]))
 
     def html(self) -> str:
         """One self-contained page that opens offline."""
-        return page(self.sections)
+        return page(self.sections, self.lead)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

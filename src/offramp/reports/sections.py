@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from offramp.criteria import CRITERIA
 from offramp.curves import Sweep, sweep
 from offramp.curves.curve import parse_rule
 from offramp.curves.scores import apply_rule
+from offramp.policy.text import rule_class
 from offramp.problems import REGRESSION
 from offramp.trace import Trace
 
@@ -35,7 +35,7 @@ class Section:
     classes: tuple[str, ...] = ()
 
 
-def measure(name: str, trace: Trace, rules: Sequence[str], bootstrap: int, **options: Any) -> Section:
+def measure_section(name: str, trace: Trace, rules: Sequence[str], bootstrap: int, **options: Any) -> Section:
     found = sweep(trace, rules, bootstrap=bootstrap, **options)  # first, because it checks the rules
     seed = options.get("seed", 0)
     readiness = {rule: measure_readiness(trace, rule, seed) for rule in rules if is_graded(rule)}
@@ -48,8 +48,8 @@ def measure(name: str, trace: Trace, rules: Sequence[str], bootstrap: int, **opt
 
 
 def is_graded(rule: str) -> bool:
-    criterion = CRITERIA[rule.split(":")[0]]
-    return not criterion.needs_labels and not criterion.counts_exits and criterion.takes_threshold
+    kind = rule_class(rule)
+    return kind is not None and kind.takes_threshold and not kind.counts_exits
 
 
 def measure_readiness(trace: Trace, rule: str, seed: int) -> Readiness | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from offramp.curves import Curve, Point, Sweep
 from offramp.errors import count
+from offramp.policy.text import round_threshold
 from offramp.reports.sections import Section
 
 LOSSES = (0.5, 1.0, 2.0)
@@ -94,7 +95,18 @@ def short(policy: object) -> str:
     >>> short("entropy:0.47421875,min_layer=2,class.v1.25000=0.0123456")
     'entropy:0.4742,min_layer=2,class.v1.25000=0.01235'
     """
-    return re.sub(r"(?<=[:/=])\d+\.\d+(e-?\d+)?", lambda number: f"{float(number[0]):.4g}", str(policy))
+    return re.sub(
+        r"(?<=[:/=])\d+\.\d+(e-?\d+)?", lambda number: threshold_text(float(number[0])), str(policy)
+    )
+
+
+def threshold_text(threshold: float | None) -> str:
+    """A threshold for people; close to 1 it keeps more digits, because at 1 no example leaves.
+
+    >>> threshold_text(0.47421875), threshold_text(0.99996), threshold_text(3.0), threshold_text(None)
+    ('0.4742', '0.99996', '3', '-')
+    """
+    return NONE if threshold is None else f"{round_threshold(threshold):.15g}"
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:

@@ -1,5 +1,6 @@
 """Serving: a batching queue that knows no HTTP (`batcher`), and the HTTP server around it (`app`, `server`).
 
-Under load, requests step down a ladder of certified policies (`ladder`). While nothing waits, a sample of the
-predictions is compared with full depth (`audit`).
+`protocols` has one file for each API that it speaks. Under load, requests step down a ladder of certified policies
+(`ladder`). A sample of the predictions is compared with full depth (`audit`). Clients may be slow or hostile
+(`connections`, `bodies`, `hosts`), and workers may die (`supervisor`).
 """

@@ -6,7 +6,9 @@ the next request and for /health.
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Mapping
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,22 +24,27 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 import offramp
+from offramp.classifier.texts import check_texts
 from offramp.errors import BadOption, Draining, Overloaded
 from offramp.policy import Policy
 from offramp.serve import batcher
 from offramp.serve.batcher import STOPPED, Batcher, Reply
-from offramp.serve.error_responses import HANDLERS, error_models, error_response
+from offramp.serve.bodies import Bodies
+from offramp.serve.error_responses import HANDLERS, error_models, error_response, use_shape
+from offramp.serve.hosts import ANY, AllowedHosts
 from offramp.serve.ladder import sync_broken
 from offramp.serve.logs import RequestLog, log
 from offramp.serve.metrics import Metrics
-from offramp.serve.schema import Health, PredictRequest, PredictResponse, Ready, request_schema
+from offramp.serve.protocols import OTHERS, PREDICT, Route, open_inference, tei
+from offramp.serve.protocols.base import Body, Call, ServedModel
+from offramp.serve.schema import Health, PredictResponse, Ready, request_schema
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status, for the log; no client receives it."""
 READERS = 2
 """Threads that parse and tokenize; more would take cores from the model."""
 UNREAD_BODIES = 32
-"""How many bodies of the largest size may wait for a reader."""
+"""How many bodies of the largest size may be arriving, and as many may wait for a reader."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,9 @@ class Service:
     api_key: str | None = None
     body_limit: int = 1 << 20
     """Bytes of a request."""
+    body_seconds: float = 30.0
+    """How long the body of a request may take to arrive."""
+    allowed_hosts: tuple[str, ...] = (ANY,)
     log_texts: bool = False
     shared_folder: Path | None = None
     """Where several workers share which rungs are broken."""
@@ -65,12 +75,15 @@ def create_app(service: Service) -> ASGIApp:
         description="Text classification with early exits.",
         lifespan=endpoints.lifespan,
     )
-    locked: dict[str, Any] = {}
+    locked: dict[str, Any] = {"dependencies": []}
     if service.api_key:
         locked = {"dependencies": [Depends(endpoints.check_key)], "responses": error_models(401)}
+    keys = locked["dependencies"]
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(page)
     app.get("/health", response_model=Health)(health)
     app.get("/ready", response_model=Ready, responses=error_models(503))(endpoints.ready)
+    app.head("/health", include_in_schema=False)(health)
+    app.head("/ready", include_in_schema=False)(endpoints.ready)
     app.get("/info", response_model=dict[str, Any], **locked)(endpoints.info)
     app.get("/metrics", response_class=PlainTextResponse, **locked)(endpoints.scrape)
     schema = request_schema(service.allowed, service.batcher.classifier.stages.layers)
@@ -80,11 +93,18 @@ def create_app(service: Service) -> ASGIApp:
         "/predict",
         response_model=PredictResponse,
         openapi_extra={"requestBody": body},
-        **locked | {"responses": refusals | locked.get("responses", {})},
-    )(endpoints.predict)
+        responses=refusals | locked.get("responses", {}),
+        dependencies=[Depends(PREDICT.use_errors), *keys],
+    )(endpoints.handler(PREDICT))
+    for route in OTHERS:
+        dependencies = [Depends(route.use_errors), *keys]
+        app.post(route.path, dependencies=dependencies, include_in_schema=False)(endpoints.handler(route))
+    app.get("/ping", include_in_schema=False)(endpoints.ready)
+    app.include_router(open_inference.probes(endpoints.model, lambda: endpoints.batcher.healthy))
+    app.include_router(open_inference.metadata(endpoints.model), dependencies=keys)
     for kind, handler in HANDLERS.items():
         app.exception_handler(kind)(handler)
-    return RequestLog(app, endpoints.metrics.count_request)
+    return RequestLog(AllowedHosts(app, service.allowed_hosts), endpoints.metrics.count_request)
 
 
 def page() -> Response:
@@ -106,9 +126,13 @@ class Endpoints:
         self.service = service
         self.batcher = service.batcher
         self.metrics = Metrics()
+        total = UNREAD_BODIES * service.body_limit
+        self.bodies = Bodies(service.body_limit, total, service.body_seconds)
         self.readers = ThreadPoolExecutor(READERS, "reader")
-        self.unread = 0
-        """Bytes that wait for a reader."""
+        self.unread = self.unread_bytes = 0
+        """Requests that no reader has parsed yet, and the bytes of their bodies."""
+        self.counting = threading.Lock()
+        self.model = ServedModel(service.name, self.batcher.classifier, self.batcher.rank_rule)
         self.about = self.batcher.classifier.stages.about()
 
     @asynccontextmanager
@@ -148,8 +172,9 @@ class Endpoints:
         return error_response(request, 503, "the model failed its test; see the server's log.")
 
     def info(self) -> Response:
-        """The model, its policies with their certificates, the audit, and the limits."""
+        """The model, its policies with their certificates, the audit, and the limits; and the fields of TEI."""
         stages, ladder, audit = self.batcher.classifier.stages, self.batcher.ladder, self.batcher.audit
+        certificate, rule = ladder.rungs[0].certificate, self.batcher.rank_rule
         return Response(
             to_json(
                 {
@@ -161,6 +186,7 @@ class Endpoints:
                     "labels": stages.labels,
                     "exits": stages.layers,
                     "policy": str(ladder.rungs[0]),
+                    "guarantee": certificate and certificate.summary,
                     "certificate": ladder.rungs[0].to_json()["certificate"],
                     "ladder": [
                         {"policy": str(policy), "certificate": policy.to_json()["certificate"]}
@@ -169,12 +195,14 @@ class Endpoints:
                     "rung": ladder.current,
                     "forbidden": [str(policy) for policy in ladder.forbidden],
                     "allowed": self.allowed(),
+                    "ranking": rule and {"rule": str(rule), "certificate": rule.to_json()["certificate"]},
                     "audit": audit.reports() if audit else [],
                     "limits": {
                         **vars(self.batcher.limits),
                         "body_bytes": self.service.body_limit,
                         "text_tokens": self.batcher.classifier.tokenizer.max_length,
                     },
+                    **tei.info(self.model, self.batcher.limits, READERS),
                 },
                 inf_nan_mode="null",
             ),
@@ -186,11 +214,22 @@ class Endpoints:
         self.metrics.refresh(self.batcher)
         return PlainTextResponse(self.metrics.render(), media_type="text/plain; version=0.0.4")
 
-    async def predict(self, request: Request) -> Response:
-        """Classify one text, a list of texts, or a list of pairs, each with its own exit layer."""
-        log_fields = request.state.log_fields
+    def handler(self, route: Route) -> Callable[[Request], Awaitable[Response]]:
+        async def predict(request: Request) -> Response:
+            """Classify one text, a list of texts, or a list of pairs, each with its own exit layer.
+
+            A body with `inputs` instead of `texts` is one of text-embeddings-inference.
+            """
+            return await self.predict(request, route)
+
+        return predict
+
+    async def predict(self, request: Request, route: Route) -> Response:
+        arrived, log_fields = time.monotonic(), request.state.log_fields
         try:
-            options, future = await self.enqueue(await self.body(request), log_fields)
+            content = await self.bodies.read(request, route.media_types)
+            body = Body(content, request.headers, request.state.id, request.path_params, arrived)
+            call, future = await self.enqueue(request, route, body)
             reply = await reply_or_disconnect(request, future)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -203,50 +242,48 @@ class Endpoints:
             "rung": reply.rung,
             "waited_ms": round(reply.waited_ms, 2),
         }
-        response = PredictResponse.from_reply(reply, options.probabilities)
-        return Response(response.model_dump_json(exclude_unset=True), media_type="application/json")
+        return call.respond(reply)
 
-    async def body(self, request: Request) -> bytes:
-        """The whole body, unless it is too large or not declared as JSON."""
-        content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if content_type != "application/json":
-            raise HTTPException(415, "send JSON, with the header `Content-Type: application/json`.")
-        limit, body = self.service.body_limit, bytearray()
-        too_large = HTTPException(413, f"the body is larger than {limit} bytes; send fewer texts at a time.")
-        if int(request.headers.get("content-length", 0)) > limit:
-            raise too_large
-        async for part in request.stream():
-            body += part
-            if len(body) > limit:
-                raise too_large
-        return bytes(body)
-
-    async def enqueue(self, body: bytes, log_fields: dict[str, Any]) -> tuple[PredictRequest, Future[Reply]]:
-        if self.unread > UNREAD_BODIES * self.service.body_limit:
+    async def enqueue(self, request: Request, route: Route, body: Body) -> tuple[Call, Future[Reply]]:
+        """Has a reader parse and queue a request, unless there is no room for it and those that wait before it."""
+        self.batcher.check_room(min(self.unread + 1, self.batcher.limits.items))
+        if self.unread_bytes > UNREAD_BODIES * self.service.body_limit:
             raise Overloaded("too many requests wait to be read; retry in 1 s.", retry_after=1)
-        self.unread += len(body)
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self.readers, self.submit, body, log_fields)
-        finally:
-            self.unread -= len(body)
+        self.count_unread(1, len(body.content))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.readers, self.submit, request, route, body)
 
-    def submit(self, body: bytes, log_fields: dict[str, Any]) -> tuple[PredictRequest, Future[Reply]]:
+    def submit(self, request: Request, route: Route, body: Body) -> tuple[Call, Future[Reply]]:
         """Parses a body and queues its texts; runs in a reader thread."""
-        options = PredictRequest.read(body)
-        texts = options.texts if isinstance(options.texts, list) else [options.texts]
-        log_fields["items"] = len(texts)
+        try:
+            operation = route.choose(body)
+            use_shape(request, operation.errors)
+            call = operation.translate(self.model, body)
+        finally:
+            self.count_unread(-1, -len(body.content))  # from here on the batcher counts its texts
+        log_fields = request.state.log_fields
+        log_fields["items"] = len(call.texts)
         if self.service.log_texts:
-            log_fields["texts"] = texts
-        request = batcher.Request(
-            texts=texts,
+            # valid ones: a log in JSON cannot have NaN
+            log_fields["texts"] = [*check_texts(call.texts, mixed=call.mixed)]
+        options = call.exit_options
+        work = batcher.Request(
+            texts=call.texts,
             policy=self.named_policy(options.policy),
             max_layer=options.max_layer,
             deadline_ms=options.deadline_ms,
-            trace=options.trace,
-            truncate=options.truncate,
+            trace=call.trace,
+            truncate=call.truncate,
+            mixed=call.mixed,
+            top_k=call.top_k,
+            arrived=body.arrived,
         )
-        return options, self.batcher.submit(request)
+        return call, self.batcher.submit(work)
+
+    def count_unread(self, requests: int, size: int) -> None:
+        with self.counting:
+            self.unread += requests
+            self.unread_bytes += size
 
     def named_policy(self, name: str | None) -> Policy | None:
         if name is None:

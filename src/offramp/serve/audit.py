@@ -1,7 +1,9 @@
-"""Audit: how often each rung's predictions differ from full depth, with bounds valid at any time.
+"""Audit: how often each rung's predictions differ from the reference, with bounds valid at any time.
 
-A random share of the predictions is kept and run again to full depth when there is time. A certificate is broken
-once the lower bound on the share that differs exceeds what it allows: the data have changed since calibration.
+The reference is full depth, or the model that the certificate names (see `offramp.retrofits`). A random share of the
+predictions is kept and run again when there is time; which are dropped because there is none does not depend on them.
+A certificate is broken once the lower bound on the share that differs exceeds what it allows: the data have changed
+since calibration.
 
 A certificate on accuracy bounds the correct predictions that are lost, and without labels the audit cannot tell
 which predictions are correct. The lost ones are among those that differ, so few differences prove that such a
@@ -41,12 +43,14 @@ class RungReport:
     rung: int
     policy: str
     examined: int
-    """Predictions compared with full depth."""
+    """Predictions compared with the reference."""
     disagreed: int
     """Those of them that differed."""
+    dropped: int
+    """Predictions drawn for the audit and never compared, for lack of time."""
     lower: float
     upper: float
-    """Bounds on the share of all predictions that differ from full depth, valid at all times together with
+    """Bounds on the share of all predictions that differ from the reference, valid at all times together with
     confidence 1 - delta."""
     by_class: Mapping[str, tuple[float, float]]
     """The same bounds per class that full depth predicts, if the certificate has a bound for each."""
@@ -100,11 +104,17 @@ class Audit:
         with self._lock:
             self._rungs[rung].count_exit(prediction.layer)
             if self._random.random() < self.share:
-                self._samples[rung].append((tokens, prediction))
+                samples = self._samples[rung]
+                self._rungs[rung].dropped += len(samples) == samples.maxlen
+                samples.append((tokens, prediction))
 
-    def examine(self, full_depth: Callable[[Tokens], Prediction]) -> int | None:
+    def examine(
+        self,
+        full_depth: Callable[[Tokens], Prediction],
+        original: Callable[[Tokens], Prediction] | None = None,
+    ) -> int | None:
         """Compares one kept prediction, of the rung with the fewest examined. Returns the rung if this breaks its
-        certificate."""
+        certificate. `original` is the model that certificates name, if that is not full depth."""
         with self._lock:
             rungs = [rung for rung, samples in enumerate(self._samples) if samples]
             if not rungs:
@@ -112,10 +122,13 @@ class Audit:
             rung = min(rungs, key=lambda rung: self._rungs[rung].all.examined)
             tokens, prediction = self._samples[rung].popleft()
         audited = self._rungs[rung]
-        full = prediction if audited.is_full_depth(prediction) else full_depth(tokens)
+        if original is not None and audited.certificate and audited.certificate.reference:
+            reference = original(tokens)
+        else:
+            reference = prediction if audited.is_full_depth(prediction) else full_depth(tokens)
         with self._lock:
             was_broken = audited.broken
-            audited.compare(prediction, full)
+            audited.compare(prediction, reference)
             return rung if audited.broken and not was_broken else None
 
     def reports(self) -> list[RungReport]:
@@ -137,6 +150,7 @@ class RungAudit:
         self.exits = Counter[int]()
         """The counts of `latest`."""
         self.drifted = self.broken = False
+        self.dropped = 0
         self.all = Tally()
         self.by_class: dict[str, Tally] = {}
         self.bounded: list[tuple[Tally, float]] = []
@@ -203,6 +217,7 @@ class RungAudit:
             policy=str(self.policy),
             examined=self.all.examined,
             disagreed=self.all.differing,
+            dropped=self.dropped,
             lower=lower,
             upper=upper,
             by_class={

@@ -1,25 +1,30 @@
 """Batcher: requests of any shape in, replies out, one thread running the model. It knows no HTTP.
 
-`submit` tokenizes in the caller's thread and refuses at once what the queue has no room for. Every accepted request
-is answered once, fails, or is cancelled. The worker takes whatever is waiting as soon as it is free, so an idle
-server adds no delay, and audits while nothing waits.
+`submit` tokenizes in the caller's thread and refuses, before it does, what the queue has no room for. Every accepted
+request is answered once, fails, or is cancelled. The worker takes whatever is waiting as soon as it is free, so an
+idle server adds no delay. It audits while nothing waits, and for a small share of the time while something does.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import numpy as np
 
 from offramp.classifier import Classifier, Prediction
 from offramp.classifier.classifier import NEVER
+from offramp.classifier.prediction import predictions as predictions_of
 from offramp.classifier.texts import Text, check_texts
 from offramp.errors import BadData, BadOption, Draining, OfframpError, Overloaded, RunFailed
-from offramp.policy import Policy
+from offramp.policy import Decision, Policy
+from offramp.policy.ranking import Ranking, RankRule
 from offramp.serve.audit import Audit
 from offramp.serve.ladder import FULL_DEPTH, Ladder
 from offramp.serve.queue import Limits, Queue, QueuedText, Reply, Request, Ticket, Waiting
@@ -32,9 +37,15 @@ RETEST = 5.0
 """Seconds after which a model that failed its test is tested again."""
 IDLE_STEP = 0.25
 """Seconds after which an idle worker checks whether to step back up the ladder."""
-LAST_WINDOW = 20.0
+LAST_WINDOW = 2.5
 """Seconds to wait for the running window once the time to drain is over."""
 STOPPED = "the server was stopped before this request was answered; send it to another server."
+AUDIT_TIME = 0.05
+"""The share of the time that the audit may take while requests wait."""
+MOST_CREDIT = 1.0
+"""Seconds of that time that may be saved up."""
+LONG_TOKEN = 8
+"""Characters of a long token, to estimate how many tokens a text has at least."""
 DECAY = 0.9
 """Weight of the past windows against the latest one."""
 DEFAULT_RETRY = 1.0
@@ -59,19 +70,49 @@ class Pace:
         return tokens * self.seconds / self.tokens if self.tokens else DEFAULT_RETRY
 
 
+@dataclass
+class ListRun:
+    """Lists of documents that are ranked together, one micro-batch for each step."""
+
+    tickets: list[Ticket]
+    steps: Iterator[Decision]
+    decision: Decision | None = None
+    """The latest; complete after the last step."""
+    seconds: float = 0.0
+
+    @property
+    def texts(self) -> list[QueuedText]:
+        return [QueuedText(ticket, row) for ticket in self.tickets for row in range(len(ticket.tokens))]
+
+
 class Batcher:
-    """A classifier with a queue and a worker thread. `audit`, if given, audits the rungs of the ladder."""
+    """A classifier with a queue and a worker thread.
+
+    `rank_rule`, if given, ranks lists of documents. `audit`, if given, audits the rungs of the ladder; `original` is
+    the model that their certificates name, if that is not the classifier at full depth.
+    """
 
     def __init__(
-        self, classifier: Classifier, ladder: Ladder, limits: Limits, audit: Audit | None = None
+        self,
+        classifier: Classifier,
+        ladder: Ladder,
+        limits: Limits,
+        audit: Audit | None = None,
+        original: Classifier | None = None,
+        rank_rule: RankRule | None = None,
     ) -> None:
         self.classifier = classifier
+        self.rank_rule = rank_rule
+        self._list_runs: deque[ListRun] = deque()
+        self._original = original
         self.ladder = ladder
         self.limits = limits
         self.audit = audit
         self._rungs = self._resolve([*ladder.rungs, NEVER])
         self._queue = Queue(limits)
         self._pace = Pace()
+        self._audit_credit = 0.0
+        """Seconds that the audit may take before the next window."""
         self._draining = False
         self._changed = threading.Condition()  # guards queue, pace and draining
         self._finite = classifier.stages.is_finite()
@@ -88,41 +129,54 @@ class Batcher:
 
         Cancelling the future removes those of its texts that have not begun from the queue.
         """
-        now = time.monotonic()
-        texts = check_request(request)
-        with self._changed:
-            self._check_room(len(texts), tokens=len(texts))  # a lower bound, before tokenizing
+        texts = check_request(request, self.classifier.stages.trained_on_pairs)
+        rungs = self._policies(request.policy, request.max_layer)
+        with self._reserved(len(texts), self._estimate_tokens(texts)):
+            tokens = self.classifier.tokenizer(texts, whole=not request.truncate)
+        by_rule = request.top_k is not None and request.policy is None and request.max_layer is None
         ticket = Ticket(
-            self.classifier.tokenizer(texts, whole=not request.truncate),
-            rungs=self._policies(request.policy, request.max_layer),
+            tokens,
+            top_k=request.top_k,
+            rank_rule=self.rank_rule if by_rule else None,
+            rungs=rungs,
             names_policy=request.policy is not None,
             limited=request.max_layer is not None or request.deadline_ms is not None,
             trace=request.trace,
-            submitted=now,
-            until=inf if request.deadline_ms is None else now + request.deadline_ms / 1000,
+            arrived=request.arrived,
+            until=inf if request.deadline_ms is None else request.arrived + request.deadline_ms / 1000,
         )
         ticket.future.add_done_callback(lambda _: self._remove_cancelled(ticket))
         with self._changed:
+            self._queue.check_size(ticket.left, ticket.left * ticket.longest)
             self._check_room(ticket.left, ticket.left * ticket.longest)
             self._queue.add(ticket)
             self._changed.notify()
         return ticket.future
 
+    def check_room(self, requests: int) -> None:
+        """Raises `Overloaded` or `Draining` if this many requests of one text cannot enter now."""
+        with self._changed:
+            self._check_room(requests, requests)
+
     def drain(self, seconds: float) -> None:
         """Refuses new requests, and finishes the accepted ones for at most this long; then they fail with `Draining`.
 
-        The running window is waited for even then: a process that ends with a thread inside the model aborts. The
-        batcher cannot be used afterwards.
+        The running window is waited for even then, but not for long. The batcher cannot be used afterwards.
         """
         with self._changed:
             self._draining = True
             self._changed.notify()
         self._worker.join(seconds)
         with self._changed:
-            late = [*self._queue.tickets]
+            late = [*self._queue.tickets, *self._queue.lists]
         for ticket in late:
             self._fail(ticket, Draining(STOPPED))
         self._worker.join(LAST_WINDOW)
+
+    @property
+    def running(self) -> bool:
+        """Whether the worker thread lives; a process that ends with a thread inside the model aborts."""
+        return self._worker.is_alive()
 
     @property
     def waiting(self) -> Waiting:
@@ -133,7 +187,7 @@ class Batcher:
     def healthy(self) -> bool:
         """Whether the weights are finite and a test text gets finite logits at every exit. Tested at the start and
         after every failure."""
-        return self._healthy and self._worker.is_alive()
+        return self._healthy and self.running
 
     def _policies(self, named: Policy | None, max_layer: int | None) -> tuple[Policy, ...]:
         if named is None and max_layer is None:
@@ -143,10 +197,29 @@ class Batcher:
     def _resolve(self, policies: Iterable[Policy], max_layer: int | None = None) -> tuple[Policy, ...]:
         return tuple(self.classifier.resolve_policy(policy, max_layer) for policy in policies)
 
+    @contextmanager
+    def _reserved(self, items: int, tokens: int) -> Iterator[None]:
+        """Texts that are being tokenized take the room that they will probably need."""
+        with self._changed:
+            self._queue.check_size(items, items)
+            self._check_room(items, tokens)
+            self._queue.reserve(items, tokens)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._queue.reserve(-items, -tokens)
+
+    def _estimate_tokens(self, texts: list[Text]) -> int:
+        """Too low for most texts, but about right for very long ones, which take long to tokenize."""
+        longest = max(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts)
+        each = 1 + min(longest // LONG_TOKEN, self.classifier.tokenizer.max_length - 1)
+        return min(len(texts) * each, self.limits.tokens)
+
     def _check_room(self, items: int, tokens: int) -> None:
         if self._draining:
             raise Draining("the server is stopping; send the request to another server.")
-        if not self._worker.is_alive():
+        if not self.running:
             raise RunFailed("the server's worker thread has died, see the log; restart the server.")
         if not self._queue.has_room(items, tokens):
             seconds = self._pace.seconds_for(self._queue.tokens)
@@ -177,32 +250,49 @@ class Batcher:
                 has_work = self._changed.wait_for(self._has_work, self._wait_limit())
                 now = time.monotonic()
                 window = self._queue.take(self.ladder.step(self._queue.load, now), now)
+                lists = self._queue.take_lists(now)
+            if lists:
+                self._list_runs.append(self._start(lists))
+            busy = bool(window or self._list_runs)
             if window:
-                self._run_window(window)
-            elif self._draining:
+                self._audit_while_busy(self._run_window(window))
+            if self._list_runs:
+                self._step(self._list_runs.popleft())
+            if busy:
+                continue
+            if self._draining:
                 return
-            elif has_work:
+            if has_work:
                 self._audit_one()
             elif not self._healthy:
                 self._healthy = self._passes_test()
 
     def _has_work(self) -> bool:
-        return bool(self._queue.tickets or self._draining or (self.audit and self.audit.pending))
+        return bool(
+            self._queue.tickets
+            or self._queue.lists
+            or self._list_runs
+            or self._draining
+            or (self.audit and self.audit.pending)
+        )
 
     def _wait_limit(self) -> float | None:
         if not self._healthy:
             return RETEST
         return IDLE_STEP if self.ladder.current > 0 else None
 
-    def _run_window(self, window: list[QueuedText]) -> None:
+    def _run_window(self, window: list[QueuedText]) -> float:
+        """Returns how long it took, in seconds."""
         start = time.monotonic()
         batches: dict[tuple[str, bool, bool], list[QueuedText]] = {}
         for text in window:
             batches.setdefault(text.ticket.batch_key, []).append(text)
         for texts in batches.values():
             self._run(texts)
+        seconds = time.monotonic() - start
         with self._changed:
-            self._pace = self._pace.add(window, time.monotonic() - start)
+            self._pace = self._pace.add(window, seconds)
+        return seconds
 
     def _run(self, texts: list[QueuedText]) -> None:
         """Runs texts that share a batch key."""
@@ -216,12 +306,48 @@ class Batcher:
                 self._finish(text, prediction)
         except Exception as error:
             log.exception("the model failed on a window of %d texts", len(texts))
-            for text in texts:
-                failure = RunFailed("the model failed on the batch that this request was in; send it again.")
-                failure.__cause__ = error
-                self._fail(text.ticket, failure)
-            self._healthy = self._passes_test()
+            self._fail_all([text.ticket for text in texts], error)
             return
+        if not all(prediction.finite for prediction in predictions):
+            self._healthy = self._passes_test()
+
+    def _fail_all(self, tickets: Iterable[Ticket], error: Exception) -> None:
+        for ticket in tickets:
+            failure = RunFailed("the model failed on the batch that this request was in; send it again.")
+            failure.__cause__ = error
+            self._fail(ticket, failure)
+        self._healthy = self._passes_test()
+
+    def _start(self, tickets: list[Ticket]) -> ListRun:
+        assert self.rank_rule is not None
+        sizes = np.array([len(ticket.tokens) for ticket in tickets])
+        ranking = Ranking(self.rank_rule, sizes, np.array([ticket.top_k for ticket in tickets]))
+        tokens = [each for ticket in tickets for each in ticket.tokens]
+        until = np.repeat([ticket.until for ticket in tickets], sizes)
+        return ListRun(tickets, self.classifier.engine.run_lists(tokens, ranking, until))
+
+    def _step(self, run: ListRun) -> None:
+        """Runs one micro-batch of some lists; between them, other lists and windows have their turn."""
+        if all(ticket.future.done() for ticket in run.tickets):  # cancelled, or the server stops
+            return
+        start = time.monotonic()
+        try:
+            following = next(run.steps, None)
+        except Exception as error:
+            log.exception("the model failed on %d lists of documents", len(run.tickets))
+            self._fail_all(run.tickets, error)
+            return
+        run.seconds += time.monotonic() - start
+        if following is not None:
+            run.decision = following
+            self._list_runs.append(run)
+            return
+        assert run.decision is not None
+        predictions = [*predictions_of(run.decision, self.classifier.stages)]
+        with self._changed:
+            self._pace = self._pace.add(run.texts, run.seconds)
+        for text, prediction in zip(run.texts, predictions, strict=True):
+            self._finish(text, prediction)
         if not all(prediction.finite for prediction in predictions):
             self._healthy = self._passes_test()
 
@@ -233,11 +359,21 @@ class Batcher:
         if len(ticket.predictions) == len(ticket.tokens) and self._close(ticket):
             ticket.future.set_result(ticket.reply())
 
+    def _audit_while_busy(self, seconds: float) -> None:
+        """Audits a text after a window of this many seconds, if the audit has not used up its share of the time. Lax
+        rungs are used only while requests wait."""
+        self._audit_credit = min(self._audit_credit + AUDIT_TIME * seconds, MOST_CREDIT)
+        if self.audit and self.audit.pending and self._audit_credit > 0:
+            start = time.monotonic()
+            self._audit_one()
+            self._audit_credit -= time.monotonic() - start
+
     def _audit_one(self) -> None:
-        """Runs one text to full depth; no more, so that new requests do not wait long."""
+        """Runs one text through the reference; no more, so that new requests do not wait long."""
         assert self.audit is not None
+        original = None if self._original is None else partial(run_to_the_end, self._original)
         try:
-            broken = self.audit.examine(self._full_depth)
+            broken = self.audit.examine(partial(run_to_the_end, self.classifier), original)
         except Exception:
             log.exception("the model failed on a text of the audit")
             self._healthy = self._passes_test()
@@ -245,14 +381,11 @@ class Batcher:
         if broken is not None:
             self.ladder.forbid(broken)
             log.error(
-                "rung %d (%s) differs from full depth more often than its certificate allows; "
+                "rung %d (%s) differs from the reference more often than its certificate allows; "
                 "it and all rungs below it are no longer used",
                 broken,
                 self.ladder.rungs[broken],
             )
-
-    def _full_depth(self, tokens: Tokens) -> Prediction:
-        return next(self.classifier.predict_tokens([tokens], NEVER))
 
     def _passes_test(self) -> bool:
         if not self._finite:
@@ -265,13 +398,17 @@ class Batcher:
         return all(exit.finite for exit in prediction.exits)
 
 
-def check_request(request: Request) -> list[Text]:
+def run_to_the_end(classifier: Classifier, tokens: Tokens) -> Prediction:
+    return next(classifier.predict_tokens([tokens], NEVER))
+
+
+def check_request(request: Request, pairs: bool | None) -> list[Text]:
     """The request's texts, if they and its options are valid."""
     if request.trace and request.deadline_ms is not None:
         raise BadOption("a trace runs all layers, so it cannot have a deadline; drop one of the two.")
     if isinstance(request.texts, str):
         raise BadData("texts must be a list, even for a single text.")
-    texts = [*check_texts(request.texts)]
+    texts = [*check_texts(request.texts, pairs, request.mixed)]
     if not texts:
         raise BadOption("no texts; give at least one.")
     return texts

@@ -1,8 +1,9 @@
-"""Error responses: a status for each kind of error, and one sentence in JSON."""
+"""Error responses: a status for each kind of error, and one sentence in the JSON of the request's protocol."""
 
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
@@ -14,25 +15,53 @@ from offramp.errors import (
     BadPolicy,
     Draining,
     Incompatible,
+    NotFinite,
     OfframpError,
     Overloaded,
     RunFailed,
     TooLarge,
+    UnknownName,
 )
 from offramp.serve.logs import log
 from offramp.serve.schema import ErrorResponse, MalformedJson
 
 STATUS: dict[type[OfframpError], int] = {
     MalformedJson: 400,
+    UnknownName: 404,
     TooLarge: 413,
     BadData: 422,
     BadOption: 422,
     BadPolicy: 422,
     Incompatible: 422,
     Overloaded: 429,
+    NotFinite: 500,
     RunFailed: 500,
     Draining: 503,
 }
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What an error response reports."""
+
+    status: int
+    message: str
+    id: str
+    """Of the request."""
+    error: Exception | None = None
+
+
+ErrorShape = Callable[[Failure], tuple[int, dict[str, Any]]]
+"""A protocol's status and JSON for a failure."""
+
+
+def own_shape(failure: Failure) -> tuple[int, dict[str, Any]]:
+    return failure.status, {"error": failure.message, "id": failure.id}
+
+
+def use_shape(request: Request, shape: ErrorShape) -> None:
+    """From now on, errors of this request have this shape."""
+    request.state.error_shape = shape
 
 
 def error_models(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -41,11 +70,16 @@ def error_models(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def error_response(
-    request: Request, status: int, message: str, headers: Mapping[str, str] | None = None
+    request: Request,
+    status: int,
+    message: str,
+    headers: Mapping[str, str] | None = None,
+    error: Exception | None = None,
 ) -> Response:
+    shape: ErrorShape = getattr(request.state, "error_shape", own_shape)
+    status, content = shape(Failure(status, message, request.state.id, error))
     # json.dumps escapes non-ASCII: a message may quote what is not valid Unicode
-    content = json.dumps({"error": message, "id": request.state.id})
-    return Response(content, status, headers, "application/json")
+    return Response(json.dumps(content), status, headers, "application/json")
 
 
 async def handle_offramp_error(request: Request, error: Exception) -> Response:
@@ -55,14 +89,15 @@ async def handle_offramp_error(request: Request, error: Exception) -> Response:
     headers = {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    return error_response(request, STATUS.get(type(error), 500), str(error), headers)  # type: ignore[arg-type]
+    status = STATUS.get(type(error), 500)  # type: ignore[arg-type]
+    return error_response(request, status, str(error), headers, error)
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     messages = {404: "not found; /docs lists all endpoints.", 405: "method not allowed."}
     message = messages.get(error.status_code, error.detail)
-    return error_response(request, error.status_code, message, error.headers)
+    return error_response(request, error.status_code, message, error.headers, error)
 
 
 async def handle_bug(request: Request, error: Exception) -> Response:

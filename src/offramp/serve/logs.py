@@ -1,5 +1,6 @@
 """Logs: one JSON object per line on stderr, one line per request, without texts unless --log-texts is given."""
 
+import errno
 import json
 import logging
 import re
@@ -11,18 +12,21 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOGGING = {
+LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"json": {"()": "offramp.serve.logs.JsonFormatter"}},
+    "filters": {"accept": {"()": "offramp.serve.logs.AcceptErrors"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
     "loggers": {
-        name: {"handlers": ["stderr"], "level": "INFO", "propagate": False}
-        for name in ("offramp", "uvicorn", "py.warnings")
+        name: {"handlers": ["stderr"], "level": "INFO", "propagate": False, "filters": filters}
+        for name, filters in {"offramp": [], "uvicorn": [], "py.warnings": [], "asyncio": ["accept"]}.items()
     },
 }
-PROBES = {"/health", "/ready", "/metrics"}
-"""Polled by machines; logged at debug level only."""
+PROBES = ("/health", "/ready", "/metrics", "/ping", "/live")
+"""Ends of paths that machines poll; logged at debug level only."""
+REPEAT = 60
+"""Seconds after which asyncio's last message may be logged again."""
 
 log = logging.getLogger("offramp.serve")
 
@@ -40,13 +44,32 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class AcceptErrors(logging.Filter):
+    """Drops repeated messages of asyncio: without free file descriptors it logs thousands of equal ones a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.since = "", 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, OSError) and error.errno == errno.EINVAL and "accept" in record.getMessage():
+            return False  # the parent has stopped listening, and the signal to stop is under way
+        kind = f"{type(error).__name__} {error}" if error else record.getMessage()
+        if kind == self.last and record.created - self.since < REPEAT:
+            return False
+        self.last, self.since = kind, record.created
+        return True
+
+
 class RequestLog:
-    """Middleware that gives every request an id, logs it, and calls `count(path, status, seconds)`.
+    """Middleware that gives every request an id and logs it; `count(status, seconds)` is called for predictions,
+    which are the only requests with POST.
 
     Endpoints may add fields to the line in `request.state.log_fields`.
     """
 
-    def __init__(self, app: ASGIApp, count: Callable[[str, int, float], None]) -> None:
+    def __init__(self, app: ASGIApp, count: Callable[[int, float], None]) -> None:
         self.app = app
         self.count = count
 
@@ -71,9 +94,10 @@ class RequestLog:
             log.exception("unhandled exception", extra={"fields": {"id": id}})
         finally:
             seconds, path = time.perf_counter() - start, scope["path"]
-            self.count(path, status, seconds)
+            if scope["method"] == "POST":
+                self.count(status, seconds)
             fields = {"id": id, "path": path, "status": status, "ms": round(1000 * seconds, 2), **more_fields}
-            level = logging.DEBUG if path in PROBES else logging.INFO
+            level = logging.DEBUG if path.endswith(PROBES) else logging.INFO
             log.log(level, "%s %s", scope["method"], path, extra={"fields": fields})
 
 

@@ -21,10 +21,10 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = self.counter("requests", "Requests to /predict.", ["status"])
+        self.requests = self.counter("requests", "Requests for predictions.", ["status"])
         self.seconds = Histogram(
             "offramp_request_seconds",
-            "Duration of a request to /predict.",
+            "Duration of a request for predictions.",
             buckets=SECONDS,
             registry=self.registry,
         )
@@ -37,9 +37,10 @@ class Metrics:
         self.rung = self.gauge("rung", "Current rung; the lowest of all workers.", "livemax")
         self.healthy = self.gauge("healthy", "1 if the model passes its test.", "livemin")
         self.examined = self.gauge(
-            "audit_examined", "Predictions compared with full depth.", "livesum", "rung"
+            "audit_examined", "Predictions compared with the reference.", "livesum", "rung"
         )
         self.disagreed = self.gauge("audit_disagreed", "Those of them that differed.", "livesum", "rung")
+        self.dropped = self.gauge("audit_dropped", "Drawn but never compared.", "livesum", "rung")
         self.lower = self.gauge("audit_lower", "Lower bound on the share that differs.", "livemax", "rung")
         self.upper = self.gauge("audit_upper", "Upper bound on the share that differs.", "livemin", "rung")
         self.broken = self.gauge("certificate_broken", "1 if the audit disproved it.", "livemax", "rung")
@@ -54,10 +55,9 @@ class Metrics:
         """`mode` is how the values of several workers are combined."""
         return Gauge(f"offramp_{name}", help, labels, registry=self.registry, multiprocess_mode=mode)  # type: ignore[arg-type]
 
-    def count_request(self, path: str, status: int, seconds: float) -> None:
-        if path == "/predict":
-            self.requests.labels(status).inc()
-            self.seconds.observe(seconds)
+    def count_request(self, status: int, seconds: float) -> None:
+        self.requests.labels(status).inc()
+        self.seconds.observe(seconds)
 
     def count_texts(self, predictions: Iterable[Prediction], rung: int | None) -> None:
         for prediction in predictions:
@@ -76,6 +76,7 @@ class Metrics:
             rung = report.rung
             self.examined.labels(rung).set(report.examined)
             self.disagreed.labels(rung).set(report.disagreed)
+            self.dropped.labels(rung).set(report.dropped)
             self.lower.labels(rung).set(report.lower)
             self.upper.labels(rung).set(report.upper)
             self.broken.labels(rung).set(rung in batcher.ladder.broken)

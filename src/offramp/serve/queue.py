@@ -1,5 +1,6 @@
 """Queue: requests in, windows of texts out. Not thread-safe; the batcher holds a lock around it."""
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from offramp.classifier import Prediction
 from offramp.classifier.texts import Text
 from offramp.errors import BadOption, TooLarge, count
 from offramp.policy import Policy
+from offramp.policy.ranking import RankRule
 from offramp.stages import Tokens
 
 TOKENS_PER_TEXT = 64
@@ -44,10 +46,16 @@ class Request:
     """Instead of the ladder's."""
     max_layer: int | None = None
     deadline_ms: float | None = None
-    """Counted from `submit`, so time in the queue is included."""
+    """Counted from `arrived`."""
     trace: bool = False
     truncate: bool = True
     """Truncate texts that are longer than the model takes, rather than refuse them."""
+    mixed: bool = False
+    """Accept single texts beside pairs, which is more often a mistake."""
+    top_k: int | None = None
+    """The texts are documents of one query: rank them by the rank rule for this many, if there is one and the request
+    names neither a policy nor a layer."""
+    arrived: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,11 @@ class Reply:
     rung: int | None
     """Of the ladder; -1 is full depth, when every rung is forbidden; None if the request named its policy."""
     waited_ms: float
-    """From `submit` until the first of its texts ran."""
+    """From its arrival until the first of its texts ran."""
+    tokens: int
+    """Of all texts, without padding."""
+    rank_rule: RankRule | None = None
+    """What ranked the texts, instead of a policy."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +88,11 @@ class Ticket:
     limited: bool
     """Whether its `max_layer` or deadline may override the policy of the rung."""
     trace: bool
-    submitted: float
+    arrived: float
     until: float
+    top_k: int | None = None
+    """Of a list of documents, which is ranked as a whole."""
+    rank_rule: RankRule | None = None
     future: Future[Reply] = field(default_factory=Future)
     open: bool = True
     """Whether its future is still to be resolved."""
@@ -108,11 +123,13 @@ class Ticket:
     def begin(self, rung: int, now: float) -> None:
         """Fixes the rung for all texts of the request."""
         self.rung = None if self.names_policy else rung
-        self.waited = now - self.submitted
+        self.waited = now - self.arrived
 
     def reply(self) -> Reply:
         predictions = [self.predictions[row] for row in range(len(self.tokens))]
-        return Reply(predictions, str(self.policy), self.rung, 1000 * self.waited)
+        tokens = sum(len(tokens.ids) for tokens in self.tokens)
+        decided_by = str(self.rank_rule or self.policy)
+        return Reply(predictions, decided_by, self.rung, 1000 * self.waited, tokens, self.rank_rule)
 
 
 class QueuedText(NamedTuple):
@@ -131,6 +148,9 @@ class Queue:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.tickets: deque[Ticket] = deque()
+        self.lists: list[Ticket] = []
+        """Tickets that are ranked as a whole, waiting or running: their texts count until all are done, because a
+        running list holds the hidden states of all its documents."""
         self.items = 0
         self.tokens = 0
 
@@ -139,25 +159,36 @@ class Queue:
         """How full the queue is, from 0 to 1."""
         return max(self.items / self.limits.items, self.tokens / self.limits.tokens)
 
-    def has_room(self, items: int, tokens: int) -> bool:
-        """Whether a request of this size may enter now; `TooLarge` if it never could."""
+    def check_size(self, items: int, tokens: int) -> None:
+        """`TooLarge` if a request of this size can never enter."""
         limits = self.limits
         if items > limits.items or tokens > limits.tokens:
             raise TooLarge(
                 f"{count(items, 'text')} with at least {tokens} tokens, padding included, can never fit "
                 f"the queue ({limits.items} texts, {limits.tokens} tokens); split the request."
             )
-        return self.items + items <= limits.items and self.tokens + tokens <= limits.tokens
+
+    def has_room(self, items: int, tokens: int) -> bool:
+        """Whether a request of this size may enter now."""
+        return self.items + items <= self.limits.items and self.tokens + tokens <= self.limits.tokens
+
+    def reserve(self, items: int, tokens: int) -> None:
+        """Takes room for texts that are not tokenized yet; negative numbers return it."""
+        self.items += items
+        self.tokens += tokens
 
     def add(self, ticket: Ticket) -> None:
-        self.tickets.append(ticket)
+        (self.tickets if ticket.rank_rule is None else self.lists).append(ticket)
         self._count(ticket, ticket.left)
 
     def remove(self, ticket: Ticket) -> None:
-        """Drops the texts of a ticket that are still waiting, if any."""
+        """Drops the texts of a ticket that are still waiting, if any; a list also while it runs."""
         if ticket in self.tickets:
             self.tickets.remove(ticket)
             self._count(ticket, -ticket.left)
+        elif ticket in self.lists:
+            self.lists.remove(ticket)
+            self._count(ticket, -len(ticket.tokens))
 
     def take(self, rung: int, now: float) -> list[QueuedText]:
         """The next window. Tickets with no text taken yet begin on this rung."""
@@ -179,6 +210,17 @@ class Queue:
             window.append(text)
         return window
 
+    def take_lists(self, now: float) -> list[Ticket]:
+        """The next lists to run together: as many as fit a window, or a single longer one."""
+        taken: list[Ticket] = []
+        for ticket in self.lists:
+            if ticket.begun:
+                continue
+            if taken and sum(each.begun for each in taken) + len(ticket.tokens) > self.limits.window:
+                break
+            ticket.begun, ticket.waited = len(ticket.tokens), now - ticket.arrived
+            taken.append(ticket)
+        return taken
+
     def _count(self, ticket: Ticket, items: int) -> None:
-        self.items += items
-        self.tokens += items * ticket.longest
+        self.reserve(items, items * ticket.longest)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
@@ -19,44 +19,57 @@ TEXTS = {
 }
 HOUR_MS = 3_600_000
 
+Model = TypeVar("Model", bound=BaseModel)
+
 
 class MalformedJson(OfframpError):
     """The body of a request is not JSON."""
 
 
-class PredictRequest(BaseModel):
-    """Texts to classify, with options."""
+class ExitOptions(BaseModel):
+    """Where texts may exit."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
-    # of any type here: the batcher checks texts, and its message names the bad one
-    texts: Annotated[Any, WithJsonSchema(TEXTS)]
     policy: str | None = Field(
-        None, description="Replaces the server's policy; one of those that /info lists as allowed."
+        default=None, description="Replaces the server's policy; one of those that /info lists as allowed."
     )
-    max_layer: int | None = Field(None, description="Every text exits at this layer at the latest.")
+    max_layer: int | None = Field(default=None, description="Every text exits at this layer at the latest.")
     deadline_ms: float | None = Field(
-        None,
+        default=None,
         gt=0,
         le=HOUR_MS,
         description="After this time, return the prediction of the last exit passed; not with `trace`.",
     )
+
+
+class PredictRequest(ExitOptions):
+    """Texts to classify, with options."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    # of any type here: the batcher checks texts, and its message names the bad one
+    texts: Annotated[Any, WithJsonSchema(TEXTS)]
     truncate: bool = Field(True, description="Truncate texts that are too long, rather than refuse them.")
     probabilities: bool = Field(False, description="Return the probability of every label.")
     trace: bool = Field(False, description="Return the prediction of every exit; this runs all layers.")
 
-    @classmethod
-    def read(cls, body: bytes) -> Self:
-        try:
-            found = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise MalformedJson(f"the body is not JSON ({error}).") from None
-        try:
-            return cls.model_validate(found)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            place = first["loc"][0] if first["loc"] else "the body"
-            raise BadOption(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
+
+def parse_json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedJson(f"the body is not JSON ({error}).") from None
+
+
+def validate(kind: type[Model], found: Any, strict: bool | None = None) -> Model:
+    """`found` as a model of this kind; a `BadOption` names the first bad field."""
+    try:
+        return kind.model_validate(found, strict=strict)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = first["loc"][0] if first["loc"] else "the body"
+        raise BadOption(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
 
 def request_schema(policies: Iterable[str], layers: Sequence[int]) -> dict[str, Any]:

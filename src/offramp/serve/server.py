@@ -1,35 +1,42 @@
 """Starts a server: one process, or a parent and several workers that each load the model."""
 
 import json
-import logging
+import logging.config
 import math
+import multiprocessing
 import os
+import shutil
 import signal
 import socket
+import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.config import STARTUP_FAILURE
-from uvicorn.supervisors import Multiprocess
 
 from offramp.classifier import Classifier
-from offramp.errors import BadPolicy, CannotLoad, CertificateMismatch, OfframpError
+from offramp.errors import BadPolicy, CertificateMismatch, OfframpError
 from offramp.policy import Policy, check_certificate
+from offramp.policy.ranking import RankRule
+from offramp.reranking import Reranker
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
+from offramp.serve.connections import ACCEPTED_AT_ONCE, BACKLOG, LimitedConnection, connection_limit
+from offramp.serve.hosts import default_hosts
 from offramp.serve.ladder import Ladder
 from offramp.serve.logs import LOGGING, log
-
-SLOWEST_START = 60
-"""Seconds after which a worker that does not respond is replaced; loading libraries can take a while."""
+from offramp.serve.supervisor import HEARTBEAT, Supervisor
+from offramp.store import ModelInfo, find_model
+from offramp.store.folder import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class ServerOptions:
     """Policy files for more and more load."""
     allow: tuple[str, ...] = ()
     """Further policies that requests may name."""
+    device: str | None = None
+    """For PyTorch; the CPU by default."""
     threads: int | None = None
     """For each worker."""
     limits: Limits = field(default_factory=Limits)
@@ -51,43 +60,120 @@ class ServerOptions:
     """Tokens per text; by default as many as the model takes."""
     body_limit: int = 1 << 20
     audit_share: float = 0.01
-    """The share of predictions that are compared with full depth."""
+    """The share of predictions that are compared with full depth, or with the model that the certificate names."""
     api_key: str | None = field(default=None, repr=False)
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names that requests may be sent to; by default those of this machine if only it can connect, else any."""
+    max_connections: int | None = None
+    """Of each worker; by default enough for all texts that may wait."""
+    header_seconds: float = 10.0
+    """How long a connection may stay without the head of a request."""
+    body_seconds: float = 30.0
+    """How long the body of a request may take to arrive."""
     log_texts: bool = False
     drain_seconds: float = 30.0
 
 
 def serve(options: ServerOptions, host: str = "127.0.0.1", port: int = 8000, workers: int = 1) -> None:
     """Serves until SIGTERM or SIGINT, then answers what it has accepted."""
+    logging.config.dictConfig(LOGGING)
     listener = bind(host, port)
-    uvicorn_options: dict[str, Any] = {
-        "log_config": LOGGING,
-        "access_log": False,
-        "server_header": False,
-        "ws": "none",
-        "timeout_graceful_shutdown": math.ceil(options.drain_seconds),
-    }
+    hosts = options.allowed_hosts or default_hosts(listener.getsockname()[0])
+    options = replace(options, allowed_hosts=hosts)
+    most = connection_limit(options.max_connections, options.limits.items)
     if workers == 1:
-        config = uvicorn.Config(partial(make_app, options), factory=True, **uvicorn_options)
         logging.captureWarnings(True)
-        config.load()  # now, so that the caller gets its errors
+        batcher, app = make_app(options)
         log_address(listener)
-        with ignore_repeated_signal():
-            uvicorn.Server(config).run([listener])
+        run_app(app, options, listener, most)
+        end_with(batcher)
         return
     with shared_folder() as folder:
-        config = uvicorn.Config(
-            partial(worker_app, options, folder),
-            factory=True,
+        Supervisor(
+            run_worker,
+            (options, listener, most, folder),
             workers=workers,
-            timeout_worker_healthcheck=SLOWEST_START,
-            **uvicorn_options,
-        )
-        log_address(listener)
-        supervisor = Multiprocess(config, [listener])
-        supervisor.run()
-    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
-        raise CannotLoad("no worker could start; see the lines above.")
+            listener=listener,
+            drain_seconds=options.drain_seconds,
+            on_serving=partial(log_address, listener),
+        ).run()
+
+
+def run_worker(
+    pipe: Connection, options: ServerOptions, listener: socket.socket, most: int, folder: Path
+) -> None:
+    """The main function of a worker process: serves until SIGTERM or until the parent has died."""
+    logging.config.dictConfig(LOGGING)
+    logging.captureWarnings(True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while loading; the server replaces it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which acts
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=stop_after, args=(parent,), daemon=True).start()
+    try:
+        try:
+            batcher, app = make_app(options, folder)
+        except Exception as error:
+            known = isinstance(error, OfframpError | OSError)
+            pipe.send(str(error) if known else f"{type(error).__name__}: {error}")
+            sys.exit(1)
+        run_app(app, options, listener, most, pipe)
+    finally:
+        if not parent.is_alive():
+            shutil.rmtree(folder, ignore_errors=True)
+    end_with(batcher)
+
+
+def stop_after(parent: BaseProcess) -> None:
+    parent.join()
+    log.error("the parent process has died; this worker answers what it has accepted and ends")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def run_app(
+    app: ASGIApp,
+    options: ServerOptions,
+    listener: socket.socket,
+    most: int,
+    supervisor: Connection | None = None,
+) -> None:
+    async def notify() -> None:
+        if supervisor:
+            with suppress(OSError):  # the pipe is full or closed: the parent is stopped or has died
+                supervisor.send("")
+
+    if supervisor:
+        os.set_blocking(supervisor.fileno(), False)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        http=partial(  # type: ignore[arg-type]
+            LimitedConnection, most=most, header_seconds=options.header_seconds, by_age={}
+        ),
+        backlog=ACCEPTED_AT_ONCE,
+        timeout_graceful_shutdown=math.ceil(options.drain_seconds),
+        callback_notify=notify,
+        timeout_notify=HEARTBEAT,  # type: ignore[arg-type]
+    )
+    with ignore_repeated_signal():
+        Server(config).run([listener])
+
+
+class Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+
+
+def end_with(batcher: Batcher) -> None:
+    """Ends the process if the model is still running: Python would wait for it, or crash."""
+    if batcher.running:
+        log.warning("the model did not finish its last window in time")
+        os._exit(0)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -110,47 +196,59 @@ def log_address(listener: socket.socket) -> None:
     log.info("serving at %s", url, extra={"fields": {"url": url}})
 
 
-def make_app(options: ServerOptions, folder: Path | None = None) -> ASGIApp:
+def make_app(options: ServerOptions, folder: Path | None = None) -> tuple[Batcher, ASGIApp]:
     from offramp.serve.app import (  # late: prometheus_client reads the environment when imported
         Service,
         create_app,
     )
 
     batcher, allowed = load(options)
-    return create_app(
-        Service(
-            batcher,
-            name=options.name,
-            allowed=allowed,
-            api_key=options.api_key,
-            body_limit=options.body_limit,
-            log_texts=options.log_texts,
-            shared_folder=folder,
-        )
+    service = Service(
+        batcher,
+        name=options.name,
+        allowed=allowed,
+        api_key=options.api_key,
+        body_limit=options.body_limit,
+        body_seconds=options.body_seconds,
+        allowed_hosts=options.allowed_hosts,
+        log_texts=options.log_texts,
+        shared_folder=folder,
     )
-
-
-def worker_app(options: ServerOptions, folder: Path) -> ASGIApp:
-    """The app of a worker process. If it cannot start, the exit code stops the parent from trying again."""
-    logging.captureWarnings(True)
-    try:
-        return make_app(options, folder)
-    except (OfframpError, OSError) as error:
-        log.error("%s", error)
-        os._exit(STARTUP_FAILURE)  # at once: the parent waits long for a worker that is alive but silent
+    return batcher, create_app(service)
 
 
 def load(options: ServerOptions) -> tuple[Batcher, dict[str, Policy]]:
     """The batcher, and the policies that requests may name; a policy that the model cannot run is refused here."""
     classifier = Classifier.from_pretrained(
-        options.model, options.policy, threads=options.threads, max_length=options.max_length
+        options.model,
+        options.policy,
+        device=options.device,
+        threads=options.threads,
+        max_length=options.max_length,
     )
     rungs = [classifier.policy, *(load_rung(classifier, path) for path in options.ladder)]
     named = by_text([*rungs, *(classifier.resolve_policy(policy) for policy in options.allow)])
     share, layers = options.audit_share, classifier.stages.layers
     audit = Audit(rungs, layers, share=share) if share else None
-    batcher = Batcher(classifier, Ladder(rungs), options.limits, audit)
+    original = None
+    if audit is not None and (options.model / REFERENCE).is_dir():
+        length = classifier.tokenizer.max_length
+        original = Classifier.from_pretrained(
+            options.model / REFERENCE,
+            "never",
+            device=options.device,
+            threads=options.threads,
+            max_length=length,
+        )
+    rule = load_rank_rule(classifier, options.model)
+    batcher = Batcher(classifier, Ladder(rungs), options.limits, audit, original, rule)
     return batcher, named
+
+
+def load_rank_rule(classifier: Classifier, folder: Path) -> RankRule | None:
+    """The rule stored with the model; without its certificate, and with a warning, if that does not hold here."""
+    rule = ModelInfo.read(find_model(str(folder))).rank_rule
+    return None if rule is None else Reranker(classifier, rule).rule
 
 
 def by_text(policies: Iterable[Policy]) -> dict[str, Policy]:
@@ -171,7 +269,8 @@ def load_rung(classifier: Classifier, path: Path) -> Policy:
     with warnings.catch_warnings():
         warnings.simplefilter("error", CertificateMismatch)
         try:
-            check_certificate(policy, classifier.stages.about()["fingerprint"], classifier.stages.precision)
+            stages, length = classifier.stages, classifier.tokenizer.max_length
+            check_certificate(policy, stages.about()["fingerprint"], stages.precision, length)
         except CertificateMismatch as error:
             raise BadPolicy(f"{path}: {error}") from None
     return policy

@@ -40,6 +40,10 @@ class Stages(Protocol[State]):
     """The policy stored with the model."""
     max_length: int
     """The most tokens an example may have."""
+    trained_length: int | None
+    """The number of tokens at which texts were truncated in training; None if unknown."""
+    trained_on_pairs: bool | None
+    """Whether training had pairs of texts; None if unknown."""
     budget: int
     """The most tokens, padding included, in a micro-batch: just enough to keep the hardware busy."""
     overhead: int
@@ -71,6 +75,11 @@ class Stages(Protocol[State]):
     def about(self) -> dict[str, Any]:
         """The fields of a trace that identify model and runtime: fingerprint, runtime, shape."""
         ...
+
+
+def text_length(stages: Stages[Any], wanted: int | None) -> int:
+    """The number of tokens at which texts are truncated: as wanted, or else as in training."""
+    return min(wanted or stages.trained_length or stages.max_length, stages.max_length)
 
 
 def stages_of(model: Any) -> Stages[Any]:

@@ -43,21 +43,29 @@ class OnnxStages:
         self.precision = self.manifest.precision
         self.has_gate = bool(info.head.get("gate"))
         self.max_length = self.manifest.max_length
+        self.trained_length, self.trained_on_pairs = info.trained_length, info.trained_on_pairs
         self.budget, self.overhead = BUDGET, OVERHEAD
         options = session_options(threads)
         files = {name: Graph(folder / name, options) for name in dict.fromkeys(self.manifest.stages)}
         self.embedding = Graph(folder / self.manifest.embedding, options)
         self.graphs = [files[name] for name in self.manifest.stages]
+        self.check(folder)
+
+    def check(self, folder: Path) -> None:
+        """Refuse graphs that contradict config.json."""
+        if len(self.graphs) != len(self.layers) or self.manifest.shape.get("layers") != self.layers[-1]:
+            raise CannotLoad(f"{folder}: {len(self.graphs)} stages do not fit exits={[*self.layers]}.")
+        for graph in self.graphs:
+            shape = graph.outputs.get("logits", [None])
+            if shape[-1] != len(self.labels) or ("gate" in graph.outputs) != self.has_gate:
+                raise CannotLoad(
+                    f"{folder}: the outputs of a stage, {graph.outputs}, do not fit {len(self.labels)} labels."
+                )
 
     def embed(self, tokens: Sequence[Tokens]) -> Batch:
-        lengths = np.array([len(example.ids) for example in tokens])
-        mask = attention_mask(lengths)
-        inputs = {
-            "input_ids": pad([example.ids for example in tokens], self.manifest.padding),
-            "attention_mask": mask,
-            "token_type_ids": token_types(tokens),
-        }
-        return Batch(0, self.embedding(inputs)["hidden"], lengths, mask)
+        inputs = embedding_inputs(tokens, self.manifest.padding)
+        mask = inputs["attention_mask"]
+        return Batch(0, self.embedding(inputs)["hidden"], mask.sum(-1), mask)
 
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
         arrays = {"hidden": batch.hidden, "attention_mask": batch.mask}
@@ -94,13 +102,23 @@ class OnnxStages:
         }
 
 
+def embedding_inputs(tokens: Sequence[Tokens], padding: int) -> dict[str, Array]:
+    return {
+        "input_ids": pad([example.ids for example in tokens], padding),
+        "attention_mask": attention_mask(np.array([len(example.ids) for example in tokens])),
+        "token_type_ids": token_types(tokens),
+    }
+
+
 def session_options(threads: int | None) -> Any:
     if threads is not None and threads < 1:
         raise BadOption(f"threads={threads} must be at least 1.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or available_cpus()
-    # Every graph has its own thread pool. Spinning between operations is faster than sleeping, but after the last one
-    # the threads must stop, or they would take CPU time from the next graph and from torch.
+    # Every graph has its own thread pool. Spinning between operations is faster than sleeping, but only briefly: on a
+    # busy machine, a spinning thread holds the CPU that the thread it waits for needs, and after the last operation
+    # it takes time from the next graph and from torch.
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
@@ -108,13 +126,19 @@ def session_options(threads: int | None) -> Any:
 class Graph:
     """A graph in ONNX Runtime: named arrays in, named arrays out. Inputs that it does not have are ignored."""
 
-    def __init__(self, file: Path, options: Any) -> None:
+    def __init__(self, graph: Path | bytes, options: Any) -> None:
         try:
-            self.session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+            self.session = onnxruntime.InferenceSession(
+                graph,
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=["SkipLayerNormFusion"],  # the fused operation is slower
+            )
         except Exception as error:  # ONNX Runtime has one class per cause
-            raise CannotLoad(f"{file} cannot be loaded ({error}); export the model again.") from error
+            name = graph if isinstance(graph, Path) else "a graph"
+            raise CannotLoad(f"{name} cannot be loaded ({error}); export the model again.") from error
         self.inputs = [each.name for each in self.session.get_inputs()]
-        self.outputs = [each.name for each in self.session.get_outputs()]
+        self.outputs = {each.name: each.shape for each in self.session.get_outputs()}
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         results = self.session.run(None, {name: arrays[name] for name in self.inputs})

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from offramp.errors import BadOption
 from offramp.model import ExitModel
 from offramp.policy import Policy
 from offramp.problems import Array
@@ -41,7 +42,10 @@ class TorchStages:
         autocast: torch.dtype | None = None,
         threads: int | None = None,
     ) -> None:
-        nn.Module.to(model, device or model.device)
+        try:
+            nn.Module.to(model, device or model.device)
+        except (RuntimeError, AssertionError) as error:
+            raise BadOption(f"device={device!r} cannot be used: {str(error).partition('.')[0]}.") from error
         nn.Module.eval(model)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -54,12 +58,13 @@ class TorchStages:
         self.autocast = autocast
         self.padding = config.encoder_config.pad_token_id or 0
         self.layers = tuple(config.exits)
-        self.labels = tuple(name for _, name in sorted((config.id2label or {}).items()))
+        self.labels = tuple(config.label_names)
         self.problem_type = str(config.problem_type)
         self.precision = precision_name(autocast or model.dtype)
         self.has_gate = model.heads.gate is not None
         self.policy = None if config.policy is None else Policy.from_json(config.policy)
         self.max_length = model.max_length
+        self.trained_length, self.trained_on_pairs = config.trained_length, config.trained_on_pairs
         on_cpu = self.device.type == "cpu"
         self.budget, self.overhead = (CPU_BUDGET, CPU_OVERHEAD) if on_cpu else (GPU_BUDGET, GPU_OVERHEAD)
 

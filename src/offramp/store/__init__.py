@@ -1,14 +1,25 @@
 """Model folders, saved or exported: find and read them, load them, store a policy in them.
 
-config.json      backbone, exits, head, labels and policy; in every model folder (`ModelInfo`)
-stages.json      the ONNX graphs of an exported model (`Manifest`)
-README.md        the model card, written from the other files (`card.py`)
-scores.json      the scores of every exit, from training
-curve.json       score and cost of the policy's rule, from calibration
+config.json        backbone, exits, head, labels, policy and rank rule; in every model folder (`ModelInfo`)
+stages.json        the ONNX graphs of an exported model (`Manifest`)
+README.md          the model card, written from the other files (`card.py`)
+training_rows.npy  hashes of the texts it was trained on (`offramp.row_hashes`)
+scores.json        the scores of every exit, from training
+curve.json         score and cost of the policy's rule, from calibration
+retrofit.json      the comparison with the original model, from a retrofit
+reference/         the model whose predictions the certificate protects, if it is not this one at full depth
 """
 
-from offramp.store.card import store_policy, write_card
-from offramp.store.folder import ModelInfo, find_model, is_exported, is_path, load_model, load_tokenizer
+from offramp.store.card import store_policy, store_rank_rule, write_card
+from offramp.store.folder import (
+    ModelInfo,
+    find_model,
+    is_exported,
+    is_path,
+    load_model,
+    load_tokenizer,
+    megabytes,
+)
 from offramp.store.manifest import Manifest, SavedTokenizer
 
 __all__ = [
@@ -20,6 +31,8 @@ __all__ = [
     "is_path",
     "load_model",
     "load_tokenizer",
+    "megabytes",
     "store_policy",
+    "store_rank_rule",
     "write_card",
 ]

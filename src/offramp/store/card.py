@@ -10,14 +10,16 @@ from typing import Any
 from offramp.atomic import write_files
 from offramp.curves import sweep
 from offramp.curves.measure import measure
-from offramp.policy import Policy
+from offramp.errors import count
+from offramp.policy import Certificate, Policy, check_certificate
+from offramp.policy.ranking import RankRule
 from offramp.policy.text import criterion_name
-from offramp.reports.table import layer_rows, percent, short
-from offramp.store.folder import ModelInfo, is_path
-from offramp.store.manifest import CONFIG, read_json
+from offramp.reports.table import layer_rows, percent, short, threshold_text
+from offramp.store.folder import ModelInfo, is_exported, is_path
+from offramp.store.manifest import CONFIG, Manifest, read_json
 from offramp.trace import Trace
 
-CARD, SCORES, CURVE = "README.md", "scores.json", "curve.json"
+CARD, SCORES, CURVE, RETROFIT = "README.md", "scores.json", "curve.json", "retrofit.json"
 ROWS = 9
 """The number of points of a curve in the card."""
 
@@ -26,11 +28,15 @@ def store_policy(folder: str | PathLike[str], policy: Policy | str, trace: Trace
     """Store a policy in a model folder, saved or exported: `Classifier.from_pretrained` then uses it by default.
 
     The model card is updated too; with the trace that the policy was calibrated on, it shows the rule's curve.
-    Either all files are updated or none. Returns the policy.
+    Either all files are updated or none. Returns the policy as stored: in an exported folder, a certificate that was
+    issued for another model or precision is left out.
     """
     folder = Path(folder)
     info = ModelInfo.read(folder)
     policy = info.check_policy(policy)
+    if is_exported(folder):
+        manifest = Manifest.load(folder)
+        policy = check_certificate(policy, manifest.fingerprint, manifest.precision)
     config = read_json(folder / CONFIG) | {"policy": policy.to_json()}
     if trace is None or (trace.labels is None and trace.problem_type == "regression"):
         curve = read_optional(folder / CURVE) | {"policy": None}  # measured for an earlier policy
@@ -44,6 +50,21 @@ def store_policy(folder: str | PathLike[str], policy: Policy | str, trace: Trace
         files[folder / CURVE] = json.dumps(curve, indent=1)
     write_files(files)
     return policy
+
+
+def store_rank_rule(folder: str | PathLike[str], rule: RankRule) -> None:
+    """Store a rank rule in a model folder, saved or exported: `Reranker.from_pretrained` then ranks by it."""
+    folder = Path(folder)
+    info = ModelInfo.read(folder)
+    rule.check(info.exits, info.labels, info.problem_type)
+    config = read_json(folder / CONFIG) | {"rank_rule": rule.to_json()}
+    found = replace(info, rank_rule=rule)
+    write_files(
+        {
+            folder / CONFIG: json.dumps(config, indent=2),
+            folder / CARD: card(folder, found, read_optional(folder / CURVE)),
+        }
+    )
 
 
 def write_card(folder: Path) -> None:
@@ -88,8 +109,10 @@ def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
     )
     scores = read_optional(folder / SCORES)
     parts = [f"# {title(folder.resolve())}", summary(info)]
+    parts += [retrofit_section(found)] if (found := read_optional(folder / RETROFIT)) else []
     parts += [exits_section(scores)] if len(scores) > 1 else []
     parts += [policy_section(info.policy)] if info.policy else []
+    parts += [rank_section(info.rank_rule)] if info.rank_rule else []
     parts += [curve_section(curve)] if "points" in curve else []
     body = "\n\n".join([*parts, USAGE])
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
@@ -104,7 +127,7 @@ def summary(info: ModelInfo) -> str:
     head, source = info.head, info.encoder.get("_name_or_path", "")
     origin = f" ({Path(source).name if is_path(source) else source})" if source else ""
     rows = {
-        "encoder": f"{info.backbone}{origin}, {info.exits[-1]} layers",
+        "encoder": f"{info.backbone}{origin}, {count(info.exits[-1], 'layer')}",
         "exits": f"after layers {', '.join(map(str, info.exits))}",
         "head": f"{head['pooling']} pooling, pooler {head['pooler']}, classifier {head['classifier']}"
         + (", with a gate" if head["gate"] else ""),
@@ -117,25 +140,35 @@ def summary(info: ModelInfo) -> str:
     )
 
 
+def retrofit_section(results: Mapping[str, Any]) -> str:
+    lines = "\n".join(f"- {line}" for line in results["verdict"])
+    return f"## Compared with {results['original']}\n\nMeasured on {results['date']}.\n\n{lines}"
+
+
 def exits_section(scores: Mapping[str, Any]) -> str:
     header, *rows = layer_rows(scores["layers"], {name: scores[name] for name in scores if name != "layers"})
     return "## Scores of every exit\n\nOn the validation split, in per cent.\n\n" + table(header, rows)
 
 
 def policy_section(policy: Policy) -> str:
-    certificate = policy.certificate
+    return f"## Policy\n\nThe default policy is `{short(policy)}`. {promise(policy.certificate)}"
+
+
+def rank_section(rule: RankRule) -> str:
+    return f"## Reranking\n\nDocuments are ranked by the rule `{rule}`. {promise(rule.certificate)}"
+
+
+def promise(certificate: Certificate | None) -> str:
     if certificate is None:
-        promise = "It has no certificate: nothing is guaranteed on other data."
-    else:
-        promise = f"{certificate.summary}\n\nIn full: {certificate.promise} {certificate.evidence}"
-    return f"## Policy\n\nThe default policy is `{short(policy)}`. {promise}"
+        return "It has no certificate: nothing is guaranteed on other data."
+    return f"{certificate.summary}\n\nIn full: {certificate.promise} {certificate.evidence}"
 
 
 def curve_section(curve: Mapping[str, Any]) -> str:
     headline, own = curve["headline"], curve["policy"]
     rows = [
         [
-            "-" if point["threshold"] is None else f"{point['threshold']:.4g}",
+            threshold_text(point["threshold"]),
             percent(point["score"]),
             f"{point['mean_layer']:.2f}",
         ]
@@ -145,8 +178,8 @@ def curve_section(curve: Mapping[str, Any]) -> str:
         score = own["scores"].get(headline)
         rows.append(["**the policy**", "-" if score is None else percent(score), f"{own['mean_layer']:.2f}"])
     return (
-        f"## Curve\n\n{curve['rule']} on {curve['examples']} examples ({curve['data']}), "
-        f"out of {curve['layers']} layers.\n\n" + table(["threshold", headline, "mean layer"], rows)
+        f"## Curve\n\n{curve['rule']} on {count(curve['examples'], 'example')} ({curve['data']}), "
+        f"out of {count(curve['layers'], 'layer')}.\n\n" + table(["threshold", headline, "mean layer"], rows)
     )
 
 

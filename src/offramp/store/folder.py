@@ -1,19 +1,26 @@
 """Finding, reading and loading a model folder."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from offramp.errors import CannotLoad
+from offramp.atomic import finish_writes
+from offramp.errors import BadConfig, BadPolicy, CannotLoad, Incompatible, UnknownName
 from offramp.policy import Policy
+from offramp.policy.ranking import RankRule
+from offramp.problems import PROBLEM_TYPES
+from offramp.row_hashes import FILE
 from offramp.store.manifest import CONFIG, MANIFEST, read_json
 
 if TYPE_CHECKING:
     from offramp.model import ExitModel
 
-DOWNLOADED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.md", "*.onnx", "weights.bin"]
+REFERENCE = "reference"
+"""The subfolder with the model whose predictions the certificate protects, if it is not this one at full depth."""
+DOWNLOADED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.md", "*.onnx", "weights.bin", FILE]
 
 
 @dataclass(frozen=True)
@@ -29,30 +36,77 @@ class ModelInfo:
     encoder: Mapping[str, Any]
     """The config of the encoder."""
     policy: Policy | None
+    rank_rule: RankRule | None = None
+    """Of a reranker."""
+    trained_length: int | None = None
+    """The number of tokens that texts were truncated to in training; None if unknown."""
+    trained_on_pairs: bool | None = None
+    """Whether training had pairs of texts; None if unknown."""
 
     @classmethod
     def read(cls, folder: str | PathLike[str]) -> Self:
         file = Path(folder) / CONFIG
+        finish_writes(file.parent)
         config = read_json(file)
         if config.get("model_type") != "offramp":
             raise no_exits(folder, config.get("model_type"))
-        # transformers leaves out the names of two labels that have none
-        names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
         try:
-            return cls(
+            labels = read_labels(config)
+            found = cls(
                 exits=tuple(config["exits"]),
-                labels=tuple(names[index] for index in sorted(names, key=int)),
+                labels=labels,
                 problem_type=config["problem_type"],
                 head=config["head"],
                 encoder=config["encoder_config"],
-                policy=Policy.from_json(config["policy"]) if config.get("policy") else None,
+                policy=None if config["policy"] is None else Policy.from_json(config["policy"]),
+                rank_rule=None
+                if config.get("rank_rule") is None
+                else RankRule.from_json(config["rank_rule"]),
+                trained_length=config.get("trained_length"),
+                trained_on_pairs=config.get("trained_on_pairs"),
             )
+            found.check()
         except KeyError as missing:
             raise CannotLoad(f"{file} has no {missing}; save or export the model again.") from None
+        except (BadPolicy, Incompatible, UnknownName) as error:
+            raise CannotLoad(f"{file}: the stored policy: {error}") from error
+        except (BadConfig, TypeError, ValueError, AttributeError) as error:
+            raise CannotLoad(f"{file}: {error}; save or export the model again.") from error
+        return found
+
+    def check(self) -> None:
+        """Refuse values that contradict each other or have the wrong type."""
+        exits, layers = self.exits, self.encoder.get("num_hidden_layers", self.encoder.get("n_layers"))
+        if not all(type(layer) is int and layer >= 0 for layer in exits) or not exits:
+            raise BadConfig(f"exits={[*exits]} are not layers")
+        if list(exits) != sorted({*exits}) or exits[-1] != layers:
+            raise BadConfig(f"exits={[*exits]} must increase up to the last of {layers} layers")
+        if self.problem_type not in PROBLEM_TYPES:
+            raise BadConfig(f"problem_type={self.problem_type!r}; expected one of {', '.join(PROBLEM_TYPES)}")
+        if not isinstance(self.encoder["model_type"], str) or type(self.head["gate"]) is not bool:
+            raise BadConfig("encoder_config has no model_type, or head no gate")
+        length = self.trained_length
+        if not (length is None or (type(length) is int and length > 0)):
+            raise BadConfig(f"trained_length={length!r} is not a number of tokens")
+        if self.trained_on_pairs not in (None, True, False):
+            raise BadConfig(f"trained_on_pairs={self.trained_on_pairs!r} is neither true nor false")
+        if self.policy is not None:
+            self.check_policy(self.policy)
+        if self.rank_rule is not None:
+            self.rank_rule.check(self.exits, self.labels, self.problem_type)
 
     @property
     def backbone(self) -> str:
         return str(self.encoder["model_type"])
+
+    def check_tokenizer(self, folder: Path, tokenizer: Any) -> None:
+        """Refuse a tokenizer with more tokens than the model has embeddings."""
+        rust = getattr(tokenizer, "backend_tokenizer", None)
+        known = self.encoder.get("vocab_size")
+        if rust is not None and isinstance(known, int) and rust.get_vocab_size() > known:
+            raise CannotLoad(
+                f"{folder}: the tokenizer has {rust.get_vocab_size()} tokens, the model only {known}."
+            )
 
     def check_policy(self, policy: Policy | str) -> Policy:
         """The policy, with its classes resolved and, if its rule learns, fitted as the stored one.
@@ -66,21 +120,37 @@ class ModelInfo:
         return policy
 
 
-def find_model(name: str) -> Path:
+def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the labels, in the order of the logits."""
+    # transformers leaves out the names of two labels that have none
+    names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    labels = tuple(names[str(index)] for index in range(len(names)))
+    indices = config.get("label2id") or {label: index for index, label in enumerate(labels)}
+    if not all(isinstance(label, str) for label in labels) or indices.keys() != {*labels}:
+        raise BadConfig(f"id2label={names} and label2id={indices} disagree")
+    return labels
+
+
+def find_model(name: str, revision: str | None = None) -> Path:
     """The folder of a model, given that folder, its training run, or its name on the hub."""
     given = Path(name)
     folder = next((place for place in (given, given / "model") if (place / CONFIG).is_file()), None)
     if folder is None:
         if given.exists() or is_path(name):
             raise CannotLoad(f"{name}: no model found; expected a folder with {CONFIG}.")
-        folder = download(name)
+        folder = download(name, revision)
     ModelInfo.read(folder)
     return folder
 
 
+def megabytes(folder: Path) -> float:
+    return round(sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6, 1)
+
+
 def is_path(name: str) -> bool:
     """Whether this cannot be a name on the hub."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    in_a_folder = "/" in name and Path(name).parent.is_dir()  # runs/nope, where runs is here
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or in_a_folder
 
 
 def is_exported(path: str | PathLike[str]) -> bool:
@@ -88,34 +158,32 @@ def is_exported(path: str | PathLike[str]) -> bool:
     return (Path(path) / MANIFEST).is_file()
 
 
-def download(name: str) -> Path:
+def download(name: str, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=DOWNLOADED))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=DOWNLOADED))
     except Exception as error:  # huggingface_hub raises many types
-        raise CannotLoad(f"{name} is not a folder and could not be downloaded ({error}).") from error
+        reason = str(error).strip().partition("\n")[0]
+        raise CannotLoad(f"{name} is not a folder here and could not be downloaded ({reason}).") from error
 
 
 def load_model(path: str | PathLike[str], tokenizer: Any = None, **options: Any) -> tuple["ExitModel", Any]:
     """A saved model in PyTorch, and its tokenizer unless one is given.
 
-    `options` go to transformers' `from_pretrained`, such as `revision` or `dtype`.
+    `options` go to transformers' `from_pretrained`, such as `dtype`; `revision` is that of a model on the hub.
     """
-    from transformers import AutoConfig
-
-    from offramp.config import ExitConfig
     from offramp.model import ExitModel
 
-    revision = {"revision": options["revision"]} if "revision" in options else {}
-    try:
-        config = AutoConfig.from_pretrained(path, **revision)
-        if not isinstance(config, ExitConfig):
-            raise no_exits(path, config.model_type)
-        tokenizer = tokenizer or load_tokenizer(path, **revision)
-        return ExitModel.from_pretrained(path, **options), tokenizer
-    except (OSError, ValueError) as error:
-        raise CannotLoad(f"{path}: {error}") from error
+    folder = find_model(os.fspath(path), options.pop("revision", None))
+    info = ModelInfo.read(folder)
+    model = ExitModel.from_pretrained(folder, **options)
+    if model.config.head != info.head:  # absent options would get defaults
+        raise CannotLoad(f"{folder / CONFIG}: head={info.head} is incomplete; save the model again.")
+    if tokenizer is None:
+        tokenizer = load_tokenizer(folder)
+        info.check_tokenizer(folder, tokenizer)
+    return model, tokenizer
 
 
 def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
@@ -123,7 +191,7 @@ def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # transformers and tokenizers raise many types
         raise CannotLoad(f"{path}: no tokenizer found ({error})") from error
 
 

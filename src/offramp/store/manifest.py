@@ -1,8 +1,9 @@
 """stages.json and tokenizer.json of an exported folder, read without torch."""
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +13,8 @@ from offramp.errors import CannotLoad, Incompatible
 
 FORMAT = 1
 MANIFEST, CONFIG, TOKENIZER = "stages.json", "config.json", "tokenizer.json"
+NOT_HASHED = {CONFIG: ("policy", "rank_rule"), MANIFEST: ("digests",)}
+"""The parts of a JSON file that may change after the export."""
 
 
 @dataclass(frozen=True)
@@ -36,27 +39,75 @@ class Manifest:
     """The fields of `SavedTokenizer` that tokenizer.json lacks."""
     made_with: Mapping[str, str]
     """Versions of the packages that wrote the graphs."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """A hash of each file, written by `save`."""
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:
+        """Write stages.json as the last file of the folder."""
+        self.write(folder)
+        files = (path.name for path in folder.iterdir())
+        replace(self, digests={name: digest(folder / name) for name in sorted(files)}).write(folder)
+
+    def write(self, folder: Path) -> None:
         (folder / MANIFEST).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read a manifest and check that the files it names exist."""
-        record = read_json(folder / MANIFEST)
-        if record.get("format", 0) > FORMAT:
-            raise CannotLoad(f"{folder} was written by a newer offramp; upgrade offramp to read it.")
-        missing = {field.name for field in fields(cls)} - record.keys()
-        if missing:
+        """Read a manifest, and check that the folder holds the files that `save` found there."""
+        file = folder / MANIFEST
+        record = read_json(file)
+        if record.get("format", FORMAT) != FORMAT:
             raise CannotLoad(
-                f"{folder / MANIFEST} has no {', '.join(sorted(missing))}; export the model again."
+                f"{file} has format {record['format']!r}, and this offramp reads {FORMAT}; upgrade offramp, or "
+                "export the model again."
             )
+        expected = {each.name for each in fields(cls)}
+        wrong = sorted(expected ^ record.keys())
+        if wrong:
+            fault = "has no" if wrong[0] in expected else "has an unknown field"
+            raise CannotLoad(f"{file} {fault} {wrong[0]}; export the model again.")
+        for name, kinds in MANIFEST_TYPES.items():
+            if not isinstance(record[name], kinds) or isinstance(record[name], bool):
+                raise CannotLoad(f"{file}: {name} is {record[name]!r}; export the model again.")
         found = cls(**record | {"stages": tuple(record["stages"])})
-        for name in (CONFIG, TOKENIZER, found.embedding, *found.stages):
-            if not (folder / name).is_file():
-                raise CannotLoad(f"{folder / name} is missing; export the model again.")
+        check_files(folder, found.digests, (CONFIG, TOKENIZER, MANIFEST, found.embedding, *found.stages))
         return found
+
+
+MANIFEST_TYPES = {
+    "precision": str,
+    "embedding": str,
+    "stages": list,
+    "max_length": int,
+    "padding": int,
+    "shape": dict,
+    "fingerprint": str,
+    "tokenizer": dict,
+    "digests": dict,
+}
+
+
+def check_files(folder: Path, digests: Mapping[str, str], needed: Iterable[Any]) -> None:
+    """Files of this folder only, each as it was when the folder was written."""
+    names = dict.fromkeys([*digests, *map(str, needed)])
+    for name in names:
+        if name in ("", ".", "..") or {"/", "\\"} & {*name}:
+            raise CannotLoad(f"{folder / MANIFEST} names {name!r}, which is not a file of its folder.")
+    for name in names:
+        if not (folder / name).is_file():
+            raise CannotLoad(f"{folder / name} is missing; export the model again.")
+        if digests.get(name) != digest(folder / name):
+            raise CannotLoad(f"{folder / name} is not the file that was exported; export the model again.")
+
+
+def digest(path: Path) -> str:
+    """A hash of a file, without what may change in it."""
+    if path.name in NOT_HASHED:
+        record = {key: value for key, value in read_json(path).items() if key not in NOT_HASHED[path.name]}
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -81,6 +132,9 @@ class SavedTokenizer:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise CannotLoad(f"{path} cannot be read ({error}); save or export the model again.") from error
+    if not isinstance(record, dict):
+        raise CannotLoad(f"{path} cannot be read (not a JSON object); save or export the model again.")
+    return record

@@ -137,6 +137,7 @@ class Task:
         )
         sources = {}
         for split, file in files.items():
+            file.check_not_empty()
             present = _without_absent_label(columns, file.column_names) if split in unlabelled else columns
             sources[split] = LoadedSplit(present, file.select(present))
         return cls._infer(name, sources, labels, problem_type, metrics, separator, bad_rows)

@@ -155,7 +155,21 @@ def infer_labels(table: RawTable, problem_type: str, separator: str | None) -> l
     if len(found) < 2:
         only = f"the only label is {found.pop()}" if found else "no labels"
         raise BadData(f"{table.source}: {only}, expected at least two")
+    if problem_type == SINGLE_LABEL:
+        check_not_joined(table, found)
     return sorted(found, key=float) if all(map(is_number, found)) else sorted(found)
+
+
+def check_not_joined(table: RawTable, labels: set[str]) -> None:
+    """A label that consists of other labels is several of them."""
+    for label in sorted(labels):
+        for mark in "|;,":
+            parts = {part.strip() for part in label.split(mark)}
+            if len(parts) > 1 and parts <= labels:
+                raise BadData(
+                    f"{table.source}: the label {label!r} consists of other labels; pass separator={mark!r} if it "
+                    f"stands for all of them, or labels=... if it is a class of its own."
+                )
 
 
 def label_set(table: RawTable, number: int, cell: Any, separator: str | None) -> list[str]:

@@ -106,6 +106,10 @@ class UserFile:
     column_names: list[str]
     records: list[Record] = field(repr=False)
 
+    def check_not_empty(self) -> None:
+        if not self.records:
+            raise BadData(f"{self.path}: no rows, only the names of the columns")
+
     def select(self, columns: ColumnMap) -> RawTable:
         positions = _find_columns(str(self.path), columns, self.column_names)
         unit = "row" if self.path.suffix.lower() == ".parquet" else "line"
@@ -273,13 +277,23 @@ def _select(
     return RawTable(str(path), found, [number for number, _ in good], unit, faults, headings or {})
 
 
+def no_texts(table: RawTable) -> dict[int, str]:
+    """Cells that should hold a text but do not, by line number; for files without labels."""
+    return {
+        number: f"{cell!r} as {role}, expected a text" if cell is not None else f"no {role}"
+        for role in ("text", "text_pair")
+        for number, cell in zip(table.numbers, table.cells.get(role, ()), strict=False)
+        if not isinstance(cell, str)
+    }
+
+
 def _tsv(path: Path) -> Iterator[Record]:
     return ((number, split_tabs(line)) for number, line in _lines(path))
 
 
 def _csv(path: Path) -> Iterator[Record]:
     content = _content(path)
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(content, newline=""), strict=True, delimiter=_delimiter(content))
     first = 1  # a quoted cell may span lines; errors name the first
     limit = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # a cell may be a whole book
     try:
@@ -293,8 +307,25 @@ def _csv(path: Path) -> Iterator[Record]:
         csv.field_size_limit(limit)
 
 
+def _delimiter(content: str) -> str:
+    """The separator that gives the first line the most columns: spreadsheets also write semicolons and tabs.
+
+    >>> _delimiter("text;label\\na, b;yes\\n")
+    ';'
+    """
+    header = content.partition("\n")[0].rstrip("\r")
+    return max(",;\t", key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+
+
 def _jsonl(path: Path) -> Iterator[Record]:
-    names: list[str] = []
+    rows = [*_json_objects(path)]
+    names = list(dict.fromkeys(name for _, record in rows for name in record))
+    yield 0, names
+    for number, record in rows:
+        yield number, [record.get(name) for name in names]
+
+
+def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in _lines(path):
         try:
             record = json.loads(line)
@@ -302,10 +333,7 @@ def _jsonl(path: Path) -> Iterator[Record]:
             raise BadData(f"{path}, line {number}: not JSON ({error}), expected an object") from error
         if not isinstance(record, dict):
             raise BadData(f'{path}, line {number}: expected an object, such as {{"text": ..., "label": ...}}')
-        if not names:
-            names = list(record)
-            yield number, names
-        yield number, [record.get(name) for name in names]
+        yield number, record
 
 
 def _parquet(path: Path) -> Iterator[Record]:

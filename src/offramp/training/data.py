@@ -1,6 +1,6 @@
 """The tokenized splits of a task."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from offramp.atomic import atomic_file
 from offramp.errors import BadOption
 from offramp.losses import UNLABELLED
 from offramp.model import ExitModel
+from offramp.problems import Array
+from offramp.row_hashes import hash_batch
 from offramp.tasks import Task
 
 
-def load_tokenizer(model: ExitModel) -> PreTrainedTokenizerBase:
+def default_tokenizer(model: ExitModel) -> PreTrainedTokenizerBase:
     """The tokenizer from where the model, or its encoder, was loaded."""
     source = model.config.name_or_path or model.config.encoder_config.name_or_path
     try:
@@ -29,18 +31,26 @@ def load_tokenizer(model: ExitModel) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def load_splits(task: Task, unlabelled: Any = None) -> dict[str, Any]:
+    """The train and validation splits, and unlabelled text."""
+    splits = [split for split in ("train", "validation") if split in task.splits]
+    return dict(task.load(*splits)) | ({} if unlabelled is None else {"unlabelled": unlabelled})
+
+
 def tokenize_splits(
-    task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int, positions: int, unlabelled: Any = None
+    rows: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int, positions: int
 ) -> dict[str, Any]:
-    """The train and validation splits, and unlabelled text, as token ids: truncated to `max_length` and the
-    encoder's positions."""
+    """The splits as token ids: truncated to `max_length` and the encoder's positions."""
     shortest = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if max_length < shortest:
         raise BadOption(f"max_length={max_length} leaves no room for texts; use at least {shortest} tokens")
-    limit = min(max_length, positions, tokenizer.model_max_length)
-    splits = [split for split in ("train", "validation") if split in task.splits]
-    rows = dict(task.load(*splits)) | ({} if unlabelled is None else {"unlabelled": unlabelled})
+    limit = text_limit(tokenizer, max_length, positions)
     return {split: tokenize(each, tokenizer, limit) for split, each in rows.items()}
+
+
+def text_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, positions: int) -> int:
+    """The number of tokens that texts are truncated to."""
+    return int(min(max_length, positions, tokenizer.model_max_length))
 
 
 def tokenize(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Any:
@@ -53,6 +63,11 @@ def tokenize(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> 
     unneeded = [name for name in rows.column_names if name != "label"]
     rows = rows.map(encode, batched=True, remove_columns=unneeded, desc="tokenizing")
     return rows.rename_column("label", "labels") if "label" in rows.column_names else rows
+
+
+def training_hashes(rows: Mapping[str, Any]) -> Array:
+    """The hashes of all texts that a model is trained on."""
+    return np.concatenate([hash_batch(each[:]) for split, each in rows.items() if split != "validation"])
 
 
 def train_rows(data: Mapping[str, Any], unlabelled: bool) -> Any:
@@ -70,18 +85,28 @@ def train_rows(data: Mapping[str, Any], unlabelled: bool) -> Any:
 
 
 @torch.no_grad()
-def add_teacher(model: ExitModel, rows: Any, collator: Any, file: Path, batch_size: int) -> Any:
+def add_teacher(
+    model: ExitModel, rows: Any, collator: Any, file: Path, batch_size: int, progress: bool
+) -> Any:
     """The rows with a column `teacher`: the logits of the model's last exit, computed once and stored in a file."""
     if not file.exists():
-        logits = np.empty((len(rows), len(model.config.id2label or {})), np.float32)
-        order = np.argsort(-np.asarray(rows["length"]), kind="stable")
+        logits = np.empty((len(rows), len(model.config.label_names)), np.float32)
         nn.Module.eval(model)
-        for start in tqdm(range(0, len(order), batch_size), desc="teacher", disable=None):
-            chosen = order[start : start + batch_size]
+        for chosen in batches(rows, batch_size, "teacher", progress):
             logits[chosen] = model(**model_inputs(rows, chosen, collator, model.device)).logits.float().cpu()
-        with atomic_file(file) as half:
-            np.save(half.open("wb"), logits)
+        with atomic_file(file) as draft, draft.open("wb") as stream:
+            np.save(stream, logits)
     return rows.add_column("teacher", list(np.load(file)))
+
+
+def batches(rows: Any, size: int, what: str, progress: bool) -> Iterator[Array]:
+    """Indices of tokenized rows by falling length, so that memory errors come early, with a progress bar."""
+    order = np.argsort(-np.asarray(rows["length"]), kind="stable")
+    with tqdm(total=len(order), desc=what, unit=" texts", disable=not progress) as bar:
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            yield chosen
+            bar.update(len(chosen))
 
 
 def model_inputs(rows: Any, chosen: Any, collator: Any, device: Any) -> dict[str, Tensor]:

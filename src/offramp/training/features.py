@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
-from tqdm.auto import tqdm
 
+from offramp.atomic import atomic_file
 from offramp.heads import Head, pool
 from offramp.model import ExitModel
 from offramp.problems import Array
-from offramp.training.data import model_inputs
+from offramp.training.data import batches, model_inputs
 
 LARGEST = float(np.finfo(np.float16).max)
 SAMPLE = 20_000
@@ -58,21 +58,13 @@ def collect_features(
     """Run the backbone once over tokenized rows, or reuse the file of an earlier run."""
     shape = len(rows), len(model.config.exits), model.config.encoder_config.hidden_size
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        incomplete = file.with_suffix(".incomplete")
-        vectors = np.lib.format.open_memmap(incomplete, "w+", np.float16, shape)
-        order = np.argsort(
-            -np.asarray(rows["length"]), kind="stable"
-        )  # the longest first: memory errors come early
         nn.Module.eval(model)
-        with tqdm(total=len(rows), desc="features", unit=" texts", disable=not progress) as bar:
-            for start in range(0, len(order), batch_size):
-                chosen = order[start : start + batch_size]
+        with atomic_file(file) as draft:
+            vectors = np.lib.format.open_memmap(draft, "w+", np.float16, shape)
+            for chosen in batches(rows, batch_size, "features", progress):
                 vectors[chosen] = pooled(model, collator, rows, chosen)
-                bar.update(len(chosen))
-        vectors.flush()
-        del vectors
-        incomplete.rename(file)
+            vectors.flush()
+            del vectors
     return Features(np.load(file, mmap_mode="r"), rows)
 
 

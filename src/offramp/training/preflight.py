@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from offramp.errors import BadOption, Incompatible
+from offramp.errors import BadOption, Incompatible, count
 from offramp.model import ExitModel
 from offramp.problems import SINGLE_LABEL
 from offramp.recipes import Phase, Recipe
@@ -32,13 +32,13 @@ def check_outputs(model: ExitModel, task: Task) -> None:
     outputs = len(task.labels) if task.labels else 1
     if outputs != model.config.num_labels:
         raise BadOption(
-            f"{task.name} needs {outputs} outputs and the model has {model.config.num_labels}; "
-            f"create the model with num_labels={outputs}"
+            f"{task.name} needs {count(outputs, 'output')} and the model has {model.config.num_labels}; "
+            "add exits to an encoder for this task"
         )
     if model.config.problem_type != task.problem_type:
         raise BadOption(
             f"{task.name} is {task.problem_type} and the model is for {model.config.problem_type}; "
-            f"create the model with problem_type={task.problem_type!r}"
+            "add exits to an encoder for this task"
         )
 
 
@@ -88,7 +88,7 @@ def check_labels(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> None:
     if any(phase.needs_labels for phase in recipe.phases) and not has_labels(data, "train"):
         raise Incompatible(
             f"{recipe.name} needs labels, and the train split of {task.name} has none; "
-            "fastbert with fine_tune=False trains without labels"
+            "for a fine-tuned model, the recipe frozen needs none"
         )
 
 
@@ -99,15 +99,14 @@ def prepare(model: ExitModel, task: Task, recipe: Recipe) -> Task:
         model.add_exit_weights()
     if "gate" in recipe.needs:
         model.add_gate()
-    model.config.policy = None  # chosen for the old weights
+    model.config.policy = model.config.rank_rule = None  # chosen for the old weights
     return task
 
 
 def match_labels(model: ExitModel, task: Task) -> Task:
     """A model with label names keeps them and their order, since its classifiers may be trained already."""
-    names = [name for _, name in sorted((model.config.id2label or {}).items())]
+    names = model.config.label_names
     if task.labels is None or not has_default_names(names):
         return task.with_label_order(names, model.config.encoder_config.model_type)
-    model.config.id2label = dict(enumerate(task.labels))
-    model.config.label2id = {name: index for index, name in enumerate(task.labels)}
+    model.config.rename_labels(task.labels)
     return task

@@ -26,12 +26,22 @@ from transformers import (
 )
 
 from offramp.atomic import write_files
-from offramp.model import ExitModel
-from offramp.problems import decode
+from offramp.model import ExitModel, explain_damage
+from offramp.problems import Array, decode
 from offramp.recipes import Phase, Recipe, default_recipe, recipe_named
+from offramp.row_hashes import save_hashes
 from offramp.tasks import Task
 from offramp.tasks.metrics import compute
-from offramp.training.data import add_teacher, has_labels, load_tokenizer, tokenize_splits, train_rows
+from offramp.training.data import (
+    add_teacher,
+    default_tokenizer,
+    has_labels,
+    load_splits,
+    text_limit,
+    tokenize_splits,
+    train_rows,
+    training_hashes,
+)
 from offramp.training.features import Features, absorb, can_standardise, collect_features, measure_scaling
 from offramp.training.preflight import check, check_labels, prepare
 from offramp.training.run_dir import claim, identity, last_complete_checkpoint
@@ -43,6 +53,8 @@ SCORES = "scores.json"
 
 @dataclass(frozen=True)
 class Trained:
+    """The result of `train`."""
+
     model: ExitModel
     scores: dict[str, list[float]]
     """Each metric of the task at each exit, on the validation split; empty without one."""
@@ -107,13 +119,16 @@ def train(
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
     args = args or default_arguments("offramp-run")
     home = Path(args.output_dir or "offramp-run")
-    tokenizer = tokenizer or load_tokenizer(model)
+    tokenizer = tokenizer or default_tokenizer(model)
     set_seed(args.seed)
     try:
         check(model, task, recipe, args, early_stopping)
         task = prepare(model, task, recipe)
-        data = tokenize_splits(task, tokenizer, max_length, model.max_length, unlabelled)
+        rows = load_splits(task, unlabelled)
+        data = tokenize_splits(rows, tokenizer, max_length, model.max_length)
         check_labels(task, recipe, data)
+        model.config.trained_length = text_limit(tokenizer, max_length, model.max_length)
+        model.config.trained_on_pairs = "text_pair" in task.text_columns
         run = identity(model, recipe, args, data, task=task.name, early_stopping=early_stopping)
         with args.main_process_first(local=False):
             claim(home, run)
@@ -123,7 +138,7 @@ def train(
         training = Training(model, task, args, tokenizer, data, [*callbacks, *stopping])
         for number, phase in enumerate(recipe.phases, start=1):
             training.run(phase, home / f"phase-{number}")
-        scores = training.save(recipe.phases[-1], home / "model")
+        scores = training.save(recipe.phases[-1], home / "model", training_hashes(rows))
     finally:
         model.requires_grad_(True)
         nn.Module.eval(model)
@@ -149,27 +164,28 @@ class Training:
                 self.train_heads(phase, folder)
             else:
                 self.train_backbone(phase, folder)
-        load_model(self.model, done / "model.safetensors")
+        load_weights(self.model, done)
 
     def train_backbone(self, phase: Phase, folder: Path) -> None:
         rows = train_rows(self.data, phase.unlabelled)
         if phase.frozen_teacher:
             with self.args.main_process_first(local=False):  # the others read its file
-                rows = add_teacher(self.model, rows, self.collator, folder / "teacher.npy", self.batch_size)
+                rows = add_teacher(
+                    self.model, rows, self.collator, folder / "teacher.npy", self.batch_size, self.progress
+                )
         trainer = self.trainer(phase, folder, rows, self.data.get("validation"))
         run_trainer(trainer, folder)
         save_phase(trainer, folder)
 
     def train_heads(self, phase: Phase, folder: Path) -> None:
         """On the pooled features of the frozen backbone, which runs once over the texts."""
-        names = {"train": train_rows(self.data, phase.unlabelled), "validation": self.data.get("validation")}
-        progress = not self.args.disable_tqdm
+        splits = {"train": train_rows(self.data, phase.unlabelled), "validation": self.data.get("validation")}
         with self.args.main_process_first(local=False):  # the others read its file
             features = {
                 name: collect_features(
-                    self.model, rows, self.collator, folder / f"{name}.npy", self.batch_size, progress
+                    self.model, rows, self.collator, folder / f"{name}.npy", self.batch_size, self.progress
                 )
-                for name, rows in names.items()
+                for name, rows in splits.items()
                 if rows is not None
             }
         scaling = None
@@ -201,8 +217,8 @@ class Training:
             callbacks=list(self.callbacks),
         )
 
-    def save(self, phase: Phase, folder: Path) -> dict[str, list[float]]:
-        """Scores every exit on the validation split, and saves the model."""
+    def save(self, phase: Phase, folder: Path, hashes: Array) -> dict[str, list[float]]:
+        """Scores every exit on the validation split, and saves the model with the hashes of its training rows."""
         trainer = self.trainer(phase, folder, self.data["train"], self.data.get("validation"))
         scores = {}
         if has_labels(self.data, "validation"):
@@ -210,6 +226,7 @@ class Training:
         self.model.config.fine_tuned = True
         trainer.save_model(str(folder))
         if trainer.is_world_process_zero():
+            save_hashes(folder, hashes)
             record = {"layers": self.model.config.exits, **scores}
             write_files({folder / SCORES: json.dumps(record, indent=2)})
         return scores
@@ -217,6 +234,10 @@ class Training:
     @property
     def collator(self) -> DataCollatorWithPadding:
         return DataCollatorWithPadding(self.tokenizer)
+
+    @property
+    def progress(self) -> bool:
+        return not self.args.disable_tqdm
 
     @property
     def batch_size(self) -> int:
@@ -285,9 +306,16 @@ def save_phase(trainer: PhaseTrainer, folder: Path) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
+def load_weights(model: ExitModel, folder: Path) -> None:
+    with explain_damage(folder):
+        load_model(model, folder / "model.safetensors")
+
+
 def load_finished(model: ExitModel, folder: Path) -> Trained:
-    """The result of a finished run, with the policy that was saved with it later."""
-    load_model(model, folder / "model.safetensors")
-    model.config.policy = type(model.config).from_pretrained(folder).policy
-    scores = json.loads((folder / SCORES).read_text(encoding="utf-8"))
+    """The result of a finished run, with the policy and rank rule that were saved with it later."""
+    load_weights(model, folder)
+    with explain_damage(folder):
+        saved = type(model.config).from_pretrained(folder)
+        model.config.policy, model.config.rank_rule = saved.policy, saved.rank_rule
+        scores = json.loads((folder / SCORES).read_text(encoding="utf-8"))
     return Trained(model, {name: values for name, values in scores.items() if name != "layers"}, folder)

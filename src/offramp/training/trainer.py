@@ -156,7 +156,7 @@ def trainable_parameters(model: ExitModel, trainable: str) -> set[nn.Parameter]:
         raise Incompatible(
             "this recipe trains only the inner exits, and they have no parameters that the last exit does not share; "
             "use a joint recipe (pabee, elbert, elasticbert), 'final' if there are no inner exits, "
-            "or heads with classifier='own'"
+            "or heads with the option classifier=own"
         )
     return chosen
 

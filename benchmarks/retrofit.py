@@ -1,0 +1,174 @@
+"""Retrofit a 12-layer classifier of SST-2, and compare it with its rivals.
+
+    python benchmarks/retrofit.py ENCODER GLUE --out runs/retrofit [--small SMALL_ENCODER]
+
+A plain transformers classifier is fine-tuned on 8,000 labelled rows of the train file; `offramp retrofit` gets 24,000
+other rows without labels. Both are measured on the development set (872 sentences), which is harder than the phrases
+of the train file, so the certificate does not speak of it. Rivals, all in ONNX Runtime, scales from the same texts:
+the classifier at full depth; the encoder cut at --cut layers and fine-tuned on the same rows; SMALL_ENCODER
+fine-tuned on the same rows. Contenders are timed in turns. Finished steps in --out are reused. Writes retrofit.json
+and retrofit.svg, and prints Markdown.
+"""
+
+import argparse
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from recipes import SST2, read_sst2
+from shared import processor
+
+from offramp import Classifier, ExitModel, export, retrofit
+from offramp.cli.demo import DemoSettings, fine_tune
+from offramp.retrofits.comparison import compare_speed
+from offramp.retrofits.original import Original, load_original
+
+
+def main() -> None:
+    options = parse_arguments()
+    torch.set_num_threads(options.threads)
+    rows = read_sst2(options.glue / "SST-2" / "train.tsv")
+    order = np.random.default_rng(0).permutation(len(rows["text"])).tolist()
+    labelled = [(rows["text"][row], rows["label"][row]) for row in order[: SST2["train"]]]
+    others = [rows["text"][row] for row in order[-SST2["unlabelled"] :]]
+    settings = DemoSettings(epochs=2, learning_rate=1e-4, batch_size=16, seed=options.seed)
+
+    original = fine_tuned(options.out / "gte-sst2", options.encoder, labelled, settings)
+    done = retrofit(
+        original.folder, others, options.out / "fast", options.guarantee, data="SST-2 phrases", log=print
+    )
+    contenders: dict[str, Any] = {"transformers": original.loaded.logits}
+    precision = done.results["precision"]
+    for name in ("fp32", "int8"):
+        contenders[f"ONNX {name}, full depth"] = predictor(options.out / "fast" / "work" / name, "never")
+    cut = fine_tuned(
+        options.out / f"cut-{options.cut}", options.encoder, labelled, settings, num_hidden_layers=options.cut
+    )
+    contenders[f"cut at layer {options.cut}, retrained, {precision}"] = cut.exported(precision, others)
+    if options.small:
+        small = fine_tuned(options.out / "small", options.small, labelled, settings)
+        contenders[f"{options.small.name}, {precision}"] = small.exported(precision, others)
+    contenders[f"offramp, {precision}"] = predictor(done.folder, None)
+
+    dev = read_sst2(options.glue / "SST-2" / "dev.tsv")
+    reference = original.loaded.logits(dev["text"]).argmax(-1)
+    speeds = compare_speed(contenders, dev["text"])
+    results = []
+    for name, predict in contenders.items():
+        predicted, layer = predictions(predict, dev["text"])
+        results.append(
+            {
+                "name": name,
+                "accuracy": 100 * float(np.mean(predicted == np.array(dev["label"]))),
+                "changed": 100 * float(np.mean(predicted != reference)),
+                "mean_layer": layer,
+                "one_text": speeds[name].one_text,
+                "in_batches": speeds[name].in_batches,
+                "times_one_text": speeds["transformers"].one_text / speeds[name].one_text,
+                "times_in_batches": speeds["transformers"].in_batches / speeds[name].in_batches,
+            }
+        )
+    about = {"date": str(date.today()), "processor": processor(), "threads": options.threads}
+    record = {**about, "retrofit": done.results, "dev": results}
+    (options.out / "retrofit.json").write_text(json.dumps(record, indent=1))
+    plot(results, options.out / "retrofit.svg")
+    print(done, "\n")
+    print(table(results))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("encoder", type=Path)
+    parser.add_argument("glue", type=Path, help="folder of the GLUE tasks")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--small", type=Path, help="folder of a smaller encoder, a rival")
+    parser.add_argument("--cut", type=int, default=6, help="layers of the rival that is cut and retrained")
+    parser.add_argument("--guarantee", type=float, default=0.02)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    return parser.parse_args()
+
+
+class fine_tuned:
+    """A plain classifier, fine-tuned unless its folder exists."""
+
+    def __init__(self, folder: Path, encoder: Path, rows: Any, settings: DemoSettings, **config: Any) -> None:
+        self.folder = folder
+        if not folder.exists():
+            fine_tune(encoder, rows, folder, settings, **config)
+        self.loaded: Original = load_original(folder)
+
+    def exported(self, precision: str, texts: list[str]) -> Any:
+        """At full depth in ONNX Runtime."""
+        target = self.folder.with_name(f"{self.folder.name}-{precision}")
+        if not target.exists():
+            layers = self.loaded.model.config.num_hidden_layers
+            model = ExitModel.from_encoder(self.loaded.model, exits=[layers])
+            export(model, target, precision, self.loaded.tokenizer, texts=texts[:400])
+        return predictor(target, "never")
+
+
+def predictor(folder: Path, policy: str | None) -> Any:
+    return Classifier.from_pretrained(folder, policy).predict
+
+
+def predictions(predict: Any, texts: list[str]) -> tuple[Any, float]:
+    """Classes, and the mean layer where the contender has exits."""
+    found = predict(texts)
+    if isinstance(found, np.ndarray):
+        return found.argmax(-1), float("nan")
+    classes = np.array([list(each.probabilities).index(each.label) for each in found])
+    return classes, float(np.mean([each.layer for each in found]))
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    header = ["SST-2 dev", "accuracy", "changed", "mean layer", "times faster, one text", "in batches"]
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    for each in results:
+        layer = "" if np.isnan(each["mean_layer"]) else f"{each['mean_layer']:.2f}"
+        lines.append(
+            f"| {each['name']} | {each['accuracy']:.1f} | {each['changed']:.1f} % | {layer} | "
+            f"{each['times_one_text']:.1f} | {each['times_in_batches']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def plot(results: list[dict[str, Any]], file: Path) -> None:
+    """Times faster than transformers, for one text and in batches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.6, 0.55 * len(results) + 1.2), layout="constrained")
+    axis = figure.subplots()
+    places = np.arange(len(results))[::-1]
+    one = [each["times_one_text"] for each in results]
+    batch = [each["times_in_batches"] for each in results]
+    axis.barh(places + 0.2, one, 0.38, label="one text at a time", color="#1b6ca8")
+    axis.barh(places - 0.2, batch, 0.38, label="in batches", color="#9cc4e4")
+    for place, each in zip(places, results, strict=True):
+        axis.annotate(
+            f" {each['times_one_text']:.1f}", (each["times_one_text"], place + 0.2), va="center", fontsize=8
+        )
+        axis.annotate(
+            f" {each['times_in_batches']:.1f}",
+            (each["times_in_batches"], place - 0.2),
+            va="center",
+            fontsize=8,
+        )
+    labels = [
+        f"{each['name']}\naccuracy {each['accuracy']:.1f}, {each['changed']:.1f} % changed"
+        for each in results
+    ]
+    axis.set_yticks(places, labels, fontsize=9)
+    axis.set_xlabel("times faster than transformers")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, loc="lower right")
+    figure.savefig(file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""offramp rerank: the best documents of each query in a file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from offramp.cli.command import Result, log
+from offramp.cli.options import ForceOption, RuntimeOptions, check_output
+from offramp.cli.predict import LINES, Row, read_rows, rounded, tsv_line, write_records
+from offramp.cli.progress import with_progress
+from offramp.errors import BadOption, count
+
+if TYPE_CHECKING:
+    from offramp.reranking import Reranker
+
+RANKED = ("rank", "score", "layer")
+QUERIES_AT_ONCE = 32
+
+QueryOption = Annotated[str, Option(help="Column of the query.")]
+DocumentOption = Annotated[str, Option(help="Column of the document.")]
+
+
+def rerank(
+    model: Annotated[str, Argument(help="A cross-encoder with exits, or an exported one.")],
+    file: Annotated[Path, Argument(help="A csv, tsv, jsonl or parquet file with a row for each document.")],
+    runtime: RuntimeOptions,
+    out: Annotated[Path | None, Option(help="A jsonl, csv or tsv file; stdout by default.")] = None,
+    force: ForceOption = False,
+    query: QueryOption = "query",
+    text: DocumentOption = "text",
+    top_k: Annotated[
+        int | None, Option(min=1, help="Documents to find for each query; by default as calibrated, or 10.")
+    ] = None,
+    exact_top: Annotated[
+        bool, Option("--exact-top", help="Run the best documents to full depth, for their exact order.")
+    ] = False,
+) -> Result:
+    """Find the best documents of each query.
+
+    Rows with the same query belong together, wherever they are in the file. Prints rank, score, layer, query and
+    document separated by tabs, best first, or with --json one object per line. Files and --json also have the other
+    columns of the input; a column that is called like one of the ranking becomes input_score. Without a rank rule,
+    which `offramp retrofit --rank` stores, every document runs to full depth.
+
+    \b
+    Examples:
+        offramp rerank fast candidates.csv --top-k 10 --out best.csv
+        offramp rerank fast candidates.jsonl --query question --text sentence
+    """
+    from offramp.reranking import Reranker
+    from offramp.store import ModelInfo, find_model
+
+    folder = find_model(model)
+    if out is not None:
+        check_output(out, force, file)
+        if out.suffix.lower() not in LINES:
+            raise BadOption(f"{out}: expected a file that ends in {', '.join(LINES)}.")
+    lists = read_lists(file, query, text)
+    reranker = Reranker(runtime.load(folder, "never"), ModelInfo.read(folder).rank_rule)
+    ranked = rank_records(reranker, lists, top_k or reranker.rule.top_k, exact_top)
+    if out is not None:
+        return write_records((record for _, record in ranked), out, ())
+    lines = (
+        tsv_line({**{name: record[name] for name in RANKED}, "query": row.text[0], "text": row.text[1]})
+        for row, record in ranked
+    )
+    return Result((record for _, record in ranked), lines)
+
+
+def read_lists(file: Path, query: str, text: str) -> dict[str, list[Row]]:
+    """The rows of each query, in the order of the file."""
+    if file.suffix.lower() == ".txt":
+        raise BadOption(
+            f"{file}: expected a csv, tsv, jsonl or parquet file with the columns {query} and {text}."
+        )
+    lists: dict[str, list[Row]] = {}
+    for row in read_rows(file, query, text):
+        lists.setdefault(row.text[0], []).append(row)
+    return lists
+
+
+def rank_records(
+    reranker: "Reranker", lists: dict[str, list[Row]], top_k: int, exact_top: bool
+) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """The best rows of each query with their records; at the end a summary on stderr."""
+    documents = layers = 0
+    for first in with_progress(range(0, len(lists), QUERIES_AT_ONCE), "ranking"):
+        some = [*lists.values()][first : first + QUERIES_AT_ONCE]
+        queries = [(rows[0].text[0], [row.text[1] for row in rows]) for rows in some]
+        for rows, ranked in zip(some, reranker.rank_all(queries, top_k, exact_top=exact_top), strict=True):
+            documents, layers = documents + len(ranked), layers + sum(each.layer for each in ranked)
+            for rank, each in enumerate(ranked[:top_k], 1):
+                row = rows[each.index]
+                found = {"rank": rank, "score": rounded(each.score), "layer": each.layer}
+                columns = {
+                    f"input_{name}" if name in RANKED else name: value for name, value in row.columns.items()
+                }
+                yield row, {**found, **columns}
+    depth = reranker.classifier.stages.layers[-1]
+    log(
+        f"{count(len(lists), 'query')} with {count(documents, 'document')}, mean layer {layers / documents:.2f} of "
+        f"{depth}"
+    )

@@ -1,0 +1,200 @@
+"""offramp retrofit: a faster version of a fine-tuned classifier, from unlabelled texts, with a guarantee."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from offramp.cli.calibrate import DEFAULT_RULES_HELP, parse_bounds
+from offramp.cli.command import Result, log
+from offramp.cli.options import TextOption, TextPairOption
+from offramp.cli.progress import in_terminal, training_progress
+from offramp.cli.rerank import read_lists
+from offramp.errors import BadOption
+
+if TYPE_CHECKING:
+    from offramp.classifier.texts import Text
+
+
+def retrofit(
+    model: Annotated[str, Argument(help="Folder or hub name of a fine-tuned classifier.")],
+    texts: Annotated[
+        Path,
+        Option(
+            help="A txt (one text per line), csv, tsv, jsonl or parquet file of texts like those to come."
+        ),
+    ],
+    out: Annotated[Path, Option(help="Folder to create; the faster model is in OUT/model.")],
+    guarantee: Annotated[
+        str | None,
+        Option(
+            help="The largest share of predictions that may change, by default 0.02; or one per class: "
+            "spam=0.01,ham=0.02. With --rank, the largest mean loss of a query, by default 0.05."
+        ),
+    ] = None,
+    delta: Annotated[float, Option(help="The probability that the guarantee does not hold.")] = 0.05,
+    tolerance: Annotated[
+        float | None, Option(help="For regression: predictions this close count as equal.")
+    ] = None,
+    text: TextOption = None,
+    text_pair: TextPairOption = None,
+    label: Annotated[
+        str | None, Option(help="Column of labels, only to report scores; guessed from its name by default.")
+    ] = None,
+    labels: Annotated[
+        str | None, Option(help="Comma-separated names for the outputs of a model that has none.")
+    ] = None,
+    tune: Annotated[
+        bool, Option("--tune", help="Train the backbone too, taught by the original; slower, exits earlier.")
+    ] = False,
+    epochs: Annotated[float, Option(help="Epochs of --tune.")] = 2,
+    runtime: Annotated[
+        str | None, Option(help="onnx or torch; by default ONNX Runtime if it is installed.")
+    ] = None,
+    precision: Annotated[
+        str, Option(help="fp32, int8, or auto: calibrate and time both, and keep the faster.")
+    ] = "auto",
+    rule: Annotated[
+        list[str] | None, Option(help=f"Rule to choose when to exit; repeatable. {DEFAULT_RULES_HELP}")
+    ] = None,
+    seed: Annotated[int, Option(help="Seed of the split of the texts, and of training.")] = 0,
+    rank: Annotated[
+        bool, Option("--rank", help="MODEL is a cross-encoder: guarantee the top documents of each query.")
+    ] = False,
+    query: Annotated[
+        str, Option(help="With --rank: column of the query; --text is that of the document.")
+    ] = "query",
+    top_k: Annotated[int, Option(help="With --rank: how many documents to find.")] = 10,
+    of: Annotated[
+        str,
+        Option(
+            help="With --rank: the loss, overlap (documents missed) or ndcg (against full depth's order)."
+        ),
+    ] = "overlap",
+) -> Result:
+    """Make a fine-tuned classifier faster, and prove how many predictions change.
+
+    Adds exits to the model, trains them on the texts with the model itself as teacher, exports it to ONNX
+    Runtime, and sets a policy under which, with 95 % confidence, at most GUARANTEE of the predictions differ
+    from those of MODEL as it was. No labels are needed. Run the same command again to resume.
+
+    \b
+    Examples:
+        offramp retrofit my-classifier --texts logs.csv --guarantee 0.02 --out fast
+        offramp predict fast new.csv
+        offramp serve fast
+        offramp retrofit my-reranker --texts candidates.csv --rank --out fast-reranker
+    """
+    from offramp.calibration import Guarantee
+    from offramp.reranking.calibrate import RankGuarantee
+    from offramp.retrofits import retrofit as run
+    from offramp.retrofits import retrofit_reranker
+
+    if rank:
+        given = {
+            "--tolerance": tolerance,
+            "--text-pair": text_pair,
+            "--label": label,
+            "--labels": labels,
+            "--rule": rule,
+        }
+        unused = [flag for flag, value in given.items() if value]
+        if unused:
+            raise BadOption(f"{unused[0]} is not used with --rank; leave it out.")
+        target = RankGuarantee(number(guarantee or "0.05"), delta, of, top_k)
+        pairs = [row.text for rows in read_lists(texts, query, text or "text").values() for row in rows]
+        with training_progress() as callbacks:
+            ranked = retrofit_reranker(
+                model,
+                pairs,
+                out,
+                target,
+                tune=tune,
+                epochs=epochs,
+                runtime=runtime,
+                precision=precision,
+                seed=seed,
+                data=texts.name,
+                progress=in_terminal(),
+                log=log,
+                callbacks=callbacks,
+            )
+        after = NEXT_RANK.format(out=out)
+        return Result({"model": str(ranked.folder), **ranked.results}, f"{ranked}\n\n{after}")
+    names = labels.split(",") if labels else None
+    found, truth = read_examples(model, texts, text, text_pair, label, names)
+    with training_progress() as callbacks:
+        done = run(
+            model,
+            found,
+            out,
+            Guarantee(parse_bounds(guarantee or "0.02"), delta, tolerance=tolerance),
+            labels=truth,
+            label_names=names,
+            tune=tune,
+            epochs=epochs,
+            runtime=runtime,
+            precision=precision,
+            rule=rule or None,
+            seed=seed,
+            data=texts.name,
+            progress=in_terminal(),
+            log=log,
+            callbacks=callbacks,
+        )
+    after = NEXT.format(out=out)
+    return Result({"model": str(done.folder), **done.results}, f"{done}\n\n{after}")
+
+
+NEXT = """Report: {out}/report/report.html
+Next:
+  offramp predict {out} new.csv
+  offramp serve {out}
+  offramp info {out}"""
+NEXT_RANK = """Next:
+  offramp rerank {out} new.csv
+  offramp serve {out}
+  offramp info {out}"""
+
+
+def number(text: str) -> float:
+    bound = parse_bounds(text)
+    if not isinstance(bound, float):
+        raise BadOption(f"--guarantee {text}: expected one number with --rank, such as 0.05.")
+    return bound
+
+
+def read_examples(
+    model: str,
+    file: Path,
+    text: str | None,
+    text_pair: str | None,
+    label: str | None,
+    names: list[str] | None,
+) -> tuple[list["Text"], Any]:
+    """The texts, and their labels as numbers in the order of the model's outputs if the file has any."""
+    from offramp.cli.data import texts_of
+    from offramp.cli.predict import read_rows
+    from offramp.cli.train import load_config
+    from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, is_regression
+    from offramp.tasks import Task
+
+    if file.suffix.lower() == ".txt":
+        return [row.text for row in read_rows(file, text, text_pair)], None
+    config = load_config(model)
+    outputs = list(config.id2label.values())
+    regression = is_regression(config.num_labels, config.problem_type)
+    problem = REGRESSION if regression else config.problem_type or SINGLE_LABEL
+    task = Task.from_files(
+        validation=file,
+        text=text,
+        text_pair=text_pair,
+        label=label,
+        labels=None if problem == REGRESSION else names or outputs,
+        problem_type=problem,
+        separator="," if problem == MULTI_LABEL else None,
+        unlabelled=["validation"],
+        name=file.stem,
+    )
+    rows = task.load()["validation"]
+    return texts_of(rows), rows["label"][:] if "label" in rows.column_names else None

@@ -1,0 +1,235 @@
+"""calibrate_ranking(): a rank rule with a guarantee about the top k of each query, from pairs without labels.
+
+*Reference*: Learn then Test, as in `offramp.calibration.guarantee`: thresholds are tested from the safest to the
+loosest, each at the full level delta, and testing stops at the first failure. An example is a query here, and its
+loss lies between 0 and 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from offramp.calibration.bounds import examples_needed, hoeffding_bentkus
+from offramp.calibration.targets import require
+from offramp.errors import BadData, NoSafeThreshold, count
+from offramp.policy import Certificate
+from offramp.policy.certificate import RANK_RISKS
+from offramp.policy.ranking import Ranking, RankRule, check_reranker, relevance
+from offramp.problems import Array
+from offramp.trace import Trace
+
+GRID = tuple((np.arange(160, -1, -1) / 20).tolist())
+"""Thresholds in standard deviations, the safest first; fixed, because they must not depend on the data."""
+FIT_SHARE = 1 / 3
+"""Of the queries: the rule is fitted on these, and its threshold set on the others."""
+
+
+@dataclass(frozen=True)
+class RankGuarantee:
+    """Fewest layers such that the mean loss of a query is at most epsilon, with probability at least 1 - delta."""
+
+    epsilon: float
+    delta: float = 0.05
+    of: str = "overlap"
+    """ "overlap": the share of the top k at full depth that is not found; "ndcg": 1 - nDCG@k, where the documents
+    of the top k at full depth have the gains k, k-1, ..., 1."""
+    top_k: int = 10
+
+    def __post_init__(self) -> None:
+        require(0 < self.epsilon < 1, f"epsilon={self.epsilon}: expected a fraction between 0 and 1")
+        require(0 < self.delta < 1, f"delta={self.delta}: expected a probability between 0 and 1")
+        require(self.of in RANK_RISKS, f"of={self.of!r}: choose one of {', '.join(RANK_RISKS)}")
+        require(self.top_k >= 1, f"top_k={self.top_k}: expected 1 or more")
+
+
+@dataclass(frozen=True)
+class QuerySet:
+    """A trace whose rows are documents, those of each query together."""
+
+    trace: Trace
+    sizes: Array
+    """(queries,) documents of each."""
+
+    @classmethod
+    def group(cls, trace: Trace, queries: Sequence[Any]) -> "QuerySet":
+        """`queries` has the query of each row, in any order."""
+        if len(queries) != len(trace):
+            raise BadData(
+                f"{len(queries)} queries for {count(len(trace), 'row')} of the trace; give one per row."
+            )
+        first: dict[Any, int] = {}
+        number = np.array([first.setdefault(query, len(first)) for query in queries])
+        return cls(trace[np.argsort(number, kind="stable")], np.bincount(number))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def select(self, chosen: Array) -> "QuerySet":
+        """Some of the queries, given by a mask."""
+        return QuerySet(self.trace[np.repeat(chosen, self.sizes)], self.sizes[chosen])
+
+    def ranking(self, rule: RankRule, exact_top: bool = False) -> Ranking:
+        return Ranking(rule, self.sizes, np.full(len(self), rule.top_k), exact_top)
+
+
+def calibrate_ranking(
+    trace: Trace, queries: Sequence[Any], target: RankGuarantee, *, seed: int = 0, choices: int = 1
+) -> RankRule:
+    """The loosest rule that keeps the guarantee, with its certificate; or `NoSafeThreshold`.
+
+    Args:
+        trace: of pairs (query, document); no labels are needed.
+        queries: the query of each row, or a number for it.
+        target: what to guarantee.
+        seed: of the split into queries that the rule is fitted on and the others.
+        choices: the number of such calls among whose results one is chosen: all of them share delta.
+    """
+    check_reranker(trace.label_names or [""] * trace.logits.shape[-1], trace.problem_type)
+    every = QuerySet.group(trace, queries)
+    fit_on, test_on = split(every, seed)
+    rule = fit(fit_on, target.top_k)
+    full = reference_ranks(test_on, target.top_k)
+    passed: tuple[RankRule, Array] | None = None
+    refused = np.inf
+    for threshold in GRID:
+        each = replace(rule, threshold=threshold)
+        # the guarantee covers both ways to rank
+        losses = np.maximum(*(ranking_losses(test_on, each, full, target, exact) for exact in (False, True)))
+        risk = float(losses.mean())
+        if hoeffding_bentkus(risk, len(test_on), target.epsilon) > target.delta / choices:
+            refused = risk
+            break
+        passed = each, losses
+    if passed is None:
+        raise no_safe_threshold(target, len(test_on), refused, target.delta / choices)
+    return issue(*passed, test_on, len(fit_on), target, choices)
+
+
+def split(queries: QuerySet, seed: int) -> tuple[QuerySet, QuerySet]:
+    """Queries to fit the rule on, and to set its threshold on."""
+    fitted = round(FIT_SHARE * len(queries))
+    if not 0 < fitted < len(queries):
+        raise BadData(f"{len(queries)} queries are too few to calibrate on.")
+    chosen = np.zeros(len(queries), bool)
+    chosen[np.random.default_rng(seed).permutation(len(queries))[:fitted]] = True
+    return queries.select(chosen), queries.select(~chosen)
+
+
+def fit(queries: QuerySet, top_k: int) -> RankRule:
+    """Least squares from the score of each exit to that of the last."""
+    scores = relevance(queries.trace.logits.astype(np.float64))  # (documents, exits)
+    if not np.isfinite(scores).all():
+        bad = int(np.flatnonzero(~np.isfinite(scores).all(1))[0])
+        raise BadData(f"the model returned NaN or infinity for row {queries.trace.ids[bad]} of the trace.")
+    last = scores[:, -1]
+    centred, wanted = scores - scores.mean(0), last - last.mean()
+    variance = (centred**2).mean(0)
+    slopes = np.divide(
+        (centred * wanted[:, None]).mean(0), variance, out=np.zeros_like(variance), where=variance > 0
+    )
+    intercepts = last.mean() - slopes * scores.mean(0)
+    spreads = (slopes * scores + intercepts - last[:, None]).std(0)
+    slopes[-1], intercepts[-1], spreads[-1] = 1, 0, 0
+    return RankRule(top_k, np.inf, tuple(slopes), tuple(intercepts), tuple(spreads))
+
+
+def reference_ranks(queries: QuerySet, top_k: int) -> Array:
+    """(queries, longest) the rank of each document, from 0, that is to be kept."""
+    trace = queries.trace
+    logits = trace.logits[:, -1] if trace.reference is None else trace.reference
+    rule = RankRule.full_depth(len(trace.layers), top_k)
+    return ranks(queries.ranking(rule).padded(relevance(logits)))
+
+
+def ranks(scores: Array) -> Array:
+    """(queries, longest) ranks from 0, best first; of equal scores, the first document is better."""
+    return np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1, kind="stable")
+
+
+def ranking_losses(
+    queries: QuerySet, rule: RankRule, full: Array, target: RankGuarantee, exact_top: bool
+) -> Array:
+    """(queries,) from 0 to 1."""
+    ranking = queries.ranking(rule, exact_top)
+    found = ranks(ranking.padded(ranking.scores(ranking.decide(queries.trace.logits))))
+    return LOSSES[target.of](found, full, ranking.top_k, ranking.sizes)
+
+
+def overlap_loss(found: Array, full: Array, top_k: Array, sizes: Array) -> Array:
+    """The share of the reference's top k that is not in the top k that was found."""
+    wanted = np.minimum(top_k, sizes)
+    both = (found < wanted[:, None]) & (full < wanted[:, None])
+    return np.asarray(1 - both.sum(1) / wanted)
+
+
+def ndcg_loss(found: Array, full: Array, top_k: Array, sizes: Array) -> Array:
+    """1 - nDCG@k, with gains from k for the reference's best document to 1 for its k-th."""
+    wanted = np.minimum(top_k, sizes)[:, None]
+    gains = np.maximum(wanted - full, 0)
+
+    def dcg(order: Array) -> Array:
+        return np.asarray((gains * (order < wanted) / np.log2(order + 2)).sum(1))
+
+    return np.asarray(1 - dcg(found) / dcg(full)).clip(0, 1)
+
+
+LOSSES = {"overlap": overlap_loss, "ndcg": ndcg_loss}
+
+
+def no_safe_threshold(target: RankGuarantee, queries: int, risk: float, delta: float) -> NoSafeThreshold:
+    """Why nothing was proven, and how many queries would have been enough."""
+    needed = examples_needed(target.epsilon, delta, risk, hoeffding_bentkus)
+    wanted = f"a mean loss ({target.of}) of at most {target.epsilon:g} with confidence {1 - delta:g}"
+    seen = f"that of the safest threshold is {risk:.4f}"
+    advice = (
+        "More queries do not help; allow a larger loss, or train the exits further."
+        if needed is None
+        else f"If that is the true one, about {needed} are needed, besides those that the rule is fitted on."
+    )
+    return NoSafeThreshold(f"{count(queries, 'query')} cannot prove {wanted}: {seen}. {advice}", needed)
+
+
+def issue(
+    rule: RankRule, losses: Array, queries: QuerySet, fitted_on: int, target: RankGuarantee, choices: int
+) -> RankRule:
+    trace = queries.trace
+    exits = queries.ranking(rule).decide(trace.logits).exits
+    layers = np.asarray(trace.layers)[exits]
+    certificate = Certificate(
+        promise="",
+        policy=str(rule),
+        of=target.of,
+        epsilon=target.epsilon,
+        delta=target.delta,
+        bound="Hoeffding-Bentkus",
+        examples=len(queries),
+        observed_risk=float(losses.mean()),
+        mean_layer=float(layers.mean()),
+        exits=tuple((np.bincount(exits, minlength=len(trace.layers)) / len(trace)).tolist()),
+        top_k=target.top_k,
+        reference=trace.reference_name,
+        data=trace.data,
+        fingerprint=trace.fingerprint,
+        runtime=trace.runtime,
+        precision=trace.precision,
+        max_length=trace.max_length,
+        rules_tried=choices,
+        fitted_on=fitted_on,
+    )
+    return replace(rule, certificate=replace(certificate, promise=promise(certificate)))
+
+
+def promise(certificate: Certificate) -> str:
+    """The exact statement, with every condition."""
+    reference, k = certificate.reference or "full depth", certificate.top_k
+    loss = {
+        "overlap": f"the share of the top {k} of {reference} that is missing from the top {k}",
+        "ndcg": f"1 - nDCG@{k}, with gains from {k} to 1 for the top {k} of {reference},",
+    }[certificate.of]
+    return (
+        f"With probability at least {1 - certificate.delta:g} over the draw of the calibration queries, for queries "
+        f"with documents from the same distribution, when the top {k} is asked for: {loss} is at most "
+        f"{certificate.epsilon:g} on average."
+    )

@@ -1,0 +1,95 @@
+"""The user's model before the retrofit: loading it, checking it, and its predictions."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+
+from offramp.backbones import backbone_for
+from offramp.classifier.texts import Text
+from offramp.errors import CannotLoad, Incompatible
+from offramp.model import ExitModel, count_positions, is_classifier, load_encoder
+from offramp.problems import Array
+
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Original:
+    """A fine-tuned classifier of transformers, in fp32 on the CPU, and its tokenizer."""
+
+    name: str
+    """As people call it: the name of its folder, or its name on the hub."""
+    model: PreTrainedModel
+    tokenizer: Any
+    max_length: int
+
+    @torch.no_grad()
+    def logits(self, texts: Sequence[Text], progress: bool = False) -> Array:
+        """(texts, outputs), in batches of similar length."""
+        found = np.empty((len(texts), len(self.model.config.id2label or {})), np.float32)
+        order = sorted(range(len(texts)), key=lambda index: -length(texts[index]))
+        with tqdm(total=len(texts), desc="original model", unit=" texts", disable=not progress) as bar:
+            for start in range(0, len(order), BATCH):
+                rows = order[start : start + BATCH]
+                found[rows] = self.model(**self.inputs([texts[row] for row in rows])).logits.float().numpy()
+                bar.update(len(rows))
+        return found
+
+    def inputs(self, texts: Sequence[Text]) -> dict[str, torch.Tensor]:
+        """A padded batch."""
+        pairs = isinstance(texts[0], tuple)
+        parts = [list(part) for part in zip(*texts, strict=True)] if pairs else [list(texts)]
+        options = {"truncation": True, "max_length": self.max_length, "padding": True, "return_tensors": "pt"}
+        return dict(self.tokenizer(*parts, **options))
+
+    def fingerprint(self) -> str:
+        """A hash of the weights."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def load_original(path: str | PathLike[str]) -> Original:
+    """Loads a fine-tuned classifier; anything else is an error that says what to do instead."""
+    try:
+        config = AutoConfig.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise CannotLoad(f"{path}: {error}") from error
+    if config.model_type == "offramp":
+        raise Incompatible(f"{path} has exits already; set its policy with `offramp calibrate`.")
+    backbone_for(config.model_type)
+    if not is_classifier(config.architectures or []):
+        kind = (config.architectures or [config.model_type])[0]
+        raise Incompatible(
+            f"{path} is a {kind} without a classifier, so it has no predictions to keep; fine-tune it first, or "
+            "use `offramp train`."
+        )
+    model = load_encoder(str(path), {})
+    limit = min(tokenizer.model_max_length, count_positions(model.base_model))
+    name = Path(path).resolve().name if Path(path).exists() else str(path)
+    return Original(name, model.eval(), tokenizer, limit)
+
+
+def length(text: Text) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text))
+
+
+@torch.no_grad()
+def is_bit_equal(original: Original, model: ExitModel, texts: Sequence[Text]) -> bool:
+    """Whether full depth gives the same bits as the original on the same batches."""
+    for start in range(0, len(texts), BATCH):
+        inputs = original.inputs(texts[start : start + BATCH])
+        if not torch.equal(original.model(**inputs).logits, model(**inputs).logits):
+            return False
+    return True

@@ -1,0 +1,259 @@
+"""retrofit_reranker(): like `retrofit`, for a cross-encoder that ranks documents.
+
+The exits are trained and exported in the same steps. The pairs are split by query, the guarantee is about the top k
+of each query, and time is measured for whole queries.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from math import ceil
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback
+
+from offramp.atomic import atomic_folder, write_files
+from offramp.calibration.bounds import examples_needed, hoeffding_bentkus
+from offramp.classifier.texts import check_texts
+from offramp.errors import BadData, NoSafeThreshold, count
+from offramp.policy.ranking import RankRule, check_reranker
+from offramp.problems import REGRESSION, SINGLE_LABEL, is_regression
+from offramp.reports.table import format_table
+from offramp.reranking import Reranker
+from offramp.reranking.calibrate import (
+    FIT_SHARE,
+    QuerySet,
+    RankGuarantee,
+    calibrate_ranking,
+    ranking_losses,
+    reference_ranks,
+)
+from offramp.retrofits.comparison import Speed, compare_speed
+from offramp.retrofits.original import Original, load_original
+from offramp.retrofits.run import Retrofit, choose_runtime, open_output
+from offramp.retrofits.steps import EXITS, ORIGINAL, Log, Steps, Variant
+from offramp.retrofits.text_split import CALIBRATION, TextSet, digest, split_queries
+from offramp.store import store_rank_rule
+from offramp.store.card import RETROFIT
+
+TIMED_QUERIES = 10
+
+Query = tuple[str, list[str]]
+"""With its documents."""
+
+
+@dataclass(frozen=True)
+class RankRetrofit(Retrofit):
+    """A finished retrofit of a reranker."""
+
+    def __str__(self) -> str:
+        header = ["", "missed %", "nDCG lost %", "mean layer", "ms a query", "times"]
+        body = [
+            [
+                row["name"],
+                f"{100 * row['overlap']:.1f}",
+                f"{100 * row['ndcg']:.1f}",
+                f"{row['mean_layer']:.2f}",
+                f"{row['milliseconds']:.1f}",
+                f"{row['times_faster']:.1f}",
+            ]
+            for row in self.results["comparison"]
+        ]
+        return f"{format_table([header, *body])}\n\n" + "\n".join(self.results["verdict"])
+
+
+def retrofit_reranker(
+    model: str | PathLike[str],
+    pairs: Sequence[tuple[str, str]],
+    out: str | PathLike[str],
+    guarantee: RankGuarantee | float = 0.05,
+    *,
+    tune: bool = False,
+    epochs: float = 2,
+    runtime: str | None = None,
+    precision: str = "auto",
+    seed: int = 0,
+    data: str = "",
+    progress: bool = False,
+    log: Log = lambda line: None,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> RankRetrofit:
+    """Makes a cross-encoder faster, and proves how much of the top k of a query may change.
+
+    Called again with the same arguments, it resumes where it was interrupted.
+
+    Args:
+        model: the folder or hub name of a `...ForSequenceClassification` with one output, or two classes.
+        pairs: a query and a document each, with as many documents for a query as there will be; no labels are needed.
+        out: the folder to create; the faster model is in `out/model`.
+        guarantee: the largest mean share of the top 10 that may be missed, with 95 % confidence.
+
+    The other arguments are those of `retrofit`.
+    """
+    target = guarantee if isinstance(guarantee, RankGuarantee) else RankGuarantee(guarantee)
+    runtime = choose_runtime(runtime, precision)
+    precisions = [precision] if precision != "auto" else ["fp32"] if runtime == "torch" else ["fp32", "int8"]
+    texts: list[Any] = [*check_texts(pairs, pairs=True)]
+    check_enough_queries(texts, target, len(precisions))
+    original = load_original(model)
+    config = original.model.config
+    regression = is_regression(config.num_labels or 1, config.problem_type)
+    check_reranker(
+        [""] * (config.num_labels or 1), REGRESSION if regression else config.problem_type or SINGLE_LABEL
+    )
+    home = Path(out)
+    open_output(
+        home,
+        {
+            "model": original.fingerprint(),
+            "texts": digest(texts, None),
+            "rank_guarantee": asdict(target),
+            "tune": epochs if tune else False,
+            "runtime": runtime,
+            "precisions": precisions,
+            "seed": seed,
+        },
+    )
+    finished = home / "model" / RETROFIT
+    if not finished.exists():
+        split = split_queries(texts, seed)
+        steps = Steps(home / "work", original, split, data or "the pairs", seed, progress, log, callbacks)
+        exits = steps.train_exits(None, tune, epochs)
+        variants = [steps.variant(exits, runtime, each) for each in precisions]
+        variant, rule = choose(calibrate(steps, variants, target), by_query(split.calibration), log)
+        results = measure(steps, variant, rule, target)
+        results |= {"runtime": runtime, "tuned": tune, "seed": seed}
+        finish(home, variant, rule, results)
+    return RankRetrofit(home / "model", json.loads(finished.read_text(encoding="utf-8")))
+
+
+def check_enough_queries(pairs: Sequence[tuple[str, str]], target: RankGuarantee, choices: int) -> None:
+    """Too few queries to prove the guarantee, even if nothing is missed, are an error."""
+    queries = len({query for query, _ in pairs})
+    proof = examples_needed(target.epsilon, target.delta / choices, bound=hoeffding_bentkus) or 0
+    needed = ceil((proof + 1) / (1 - FIT_SHARE) / CALIBRATION) + 1
+    if queries < needed:
+        raise BadData(
+            f"{count(queries, 'query')} are too few: a bound of {target.epsilon:g} takes {proof} to calibrate on, so "
+            f"{needed} in all, and more if documents are missed. Add queries, or allow a larger bound."
+        )
+
+
+def by_query(part: TextSet) -> list[Query]:
+    found: dict[str, list[str]] = {}
+    for pair in part.texts:
+        found.setdefault(pair[0], []).append(pair[1])
+    return [*found.items()]
+
+
+def calibrate(
+    steps: Steps, variants: Sequence[Variant], target: RankGuarantee
+) -> list[tuple[Variant, RankRule]]:
+    """A rule for each variant that has a safe one; the guarantee allows for the choice among them."""
+    steps.log("calibrating")
+    queries = [text[0] for text in steps.split.calibration.texts]
+    found, refusals = [], []
+    for each in variants:
+        try:
+            rule = calibrate_ranking(each.trace, queries, target, seed=steps.seed, choices=len(variants))
+            found.append((each, rule))
+        except NoSafeThreshold as refusal:
+            refusals.append(refusal)
+            steps.log(f"{each.precision}: {refusal}")
+    if not found:
+        raise refusals[0]
+    return found
+
+
+def choose(
+    calibrated: list[tuple[Variant, RankRule]], queries: list[Query], log: Log
+) -> tuple[Variant, RankRule]:
+    """The faster one on calibration queries."""
+    if len(calibrated) == 1:
+        return calibrated[0]
+    log("timing " + " and ".join(variant.precision for variant, _ in calibrated))
+    contenders = {variant.precision: ranker(variant, rule) for variant, rule in calibrated}
+    speeds = compare_speed(contenders, queries[:TIMED_QUERIES])
+    return min(calibrated, key=lambda each: speeds[each[0].precision].cost)
+
+
+def measure(steps: Steps, variant: Variant, rule: RankRule, target: RankGuarantee) -> dict[str, Any]:
+    """The original, full depth and the rule, on queries that nothing was chosen on."""
+    part, original = steps.split.test, steps.original
+    trace = steps.trace(variant.folder, variant.precision, "test")
+    queries = QuerySet.group(trace, [text[0] for text in part.texts])
+    full, never = reference_ranks(queries, rule.top_k), RankRule.full_depth(len(trace.layers), rule.top_k)
+    steps.log("timing the original and the retrofitted model")
+    rules = {f"{variant.precision}, full depth": never, EXITS: rule}
+    speeds = compare_speed(
+        {
+            ORIGINAL: lambda some: original_scores(original, some),
+            **{name: ranker(variant, each) for name, each in rules.items()},
+        },
+        by_query(part)[:TIMED_QUERIES],
+    )
+
+    def row(name: str, under: RankRule | None) -> dict[str, Any]:
+        losses = dict.fromkeys(("overlap", "ndcg"), 0.0)
+        layer = float(trace.layers[-1])
+        if under is not None:
+            for of in losses:
+                measured = RankGuarantee(target.epsilon, of=of, top_k=rule.top_k)
+                losses[of] = float(ranking_losses(queries, under, full, measured, exact_top=False).mean())
+            exits = queries.ranking(under).decide(trace.logits).exits
+            layer = float(np.asarray(trace.layers)[exits].mean())
+        speed: Speed = speeds[name]
+        times = speeds[ORIGINAL].one_text / speed.one_text
+        return {
+            "name": name,
+            **losses,
+            "mean_layer": layer,
+            "milliseconds": speed.one_text,
+            "times_faster": times,
+        }
+
+    rows = [row(ORIGINAL, None), *(row(name, each) for name, each in rules.items())]
+    assert rule.certificate is not None
+    return {
+        "date": str(date.today()),
+        "original": original.name,
+        "data": steps.data,
+        "queries": {name: len(by_query(getattr(steps.split, name))) for name in steps.split.sizes()},
+        "precision": variant.precision,
+        "rank_rule": str(rule),
+        "certificate": rule.certificate.to_json(),
+        "layers": list(trace.layers),
+        "comparison": rows,
+        "verdict": verdict(rows[-1], original.name, rule, len(queries), trace.layers[-1]),
+    }
+
+
+def ranker(variant: Variant, rule: RankRule) -> Any:
+    return Reranker(Reranker.from_pretrained(variant.folder).classifier, rule).rank_many
+
+
+def original_scores(original: Original, queries: Sequence[Query]) -> object:
+    return original.logits([(query, document) for query, documents in queries for document in documents])
+
+
+def verdict(row: Mapping[str, Any], original: str, rule: RankRule, queries: int, layers: int) -> list[str]:
+    assert rule.certificate is not None
+    return [
+        f"{row['times_faster']:.1f} times faster than {original} in transformers, one query at a time",
+        f"missed on {count(queries, 'test query')}: {100 * row['overlap']:.1f} % of the top {rule.top_k}",
+        f"certificate: {rule.certificate.summary}",
+        f"{row['mean_layer']:.2f} of {layers} layers on average",
+    ]
+
+
+def finish(home: Path, variant: Variant, rule: RankRule, results: Mapping[str, Any]) -> None:
+    """Writes the model folder, which is complete once it exists."""
+    with atomic_folder(home / "model") as half:
+        shutil.copytree(variant.folder, half, dirs_exist_ok=True)
+        write_files({half / RETROFIT: json.dumps(results, indent=1)})
+        store_rank_rule(half, rule)

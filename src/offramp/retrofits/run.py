@@ -1,0 +1,175 @@
+"""retrofit(): from a fine-tuned classifier and texts without labels to a faster model with a certificate.
+
+The steps, each of which an interrupted run takes up again where it stopped:
+
+1. the predictions of the original model on held-out texts are the reference (`original.py`);
+2. the other texts train the exits (`offramp.training`);
+3. the model is exported, in one precision or in both (`offramp.onnx_export`);
+4. a policy is calibrated for each, and the faster is kept (`offramp.calibration`);
+5. it is compared with the original on texts that nothing was chosen on (`comparison.py`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback
+
+from offramp.atomic import write_files
+from offramp.calibration import Guarantee
+from offramp.calibration.search import DEFAULT_RULES
+from offramp.classifier.texts import Text, check_texts
+from offramp.errors import BadOption, MissingExtra, OutputExists, count, install_hint
+from offramp.problems import is_regression
+from offramp.retrofits.original import Original, load_original
+from offramp.retrofits.steps import Log, Steps
+from offramp.retrofits.text_split import check_enough, digest, split_texts
+from offramp.retrofits.verdict import comparison_table
+from offramp.store.card import RETROFIT
+
+RUNTIMES, PRECISIONS = ("onnx", "torch"), ("auto", "fp32", "int8")
+SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True)
+class Retrofit:
+    """A finished retrofit."""
+
+    folder: Path
+    """Of the faster model, for `Classifier.from_pretrained`."""
+    results: Mapping[str, Any]
+    """What was measured, as in retrofit.json."""
+
+    def __str__(self) -> str:
+        return f"{comparison_table(self.results)}\n\n" + "\n".join(self.results["verdict"])
+
+
+def retrofit(
+    model: str | PathLike[str],
+    texts: Sequence[Text],
+    out: str | PathLike[str],
+    guarantee: Guarantee | float = 0.02,
+    *,
+    labels: Sequence[Any] | None = None,
+    label_names: Sequence[str] | None = None,
+    tune: bool = False,
+    epochs: float = 2,
+    runtime: str | None = None,
+    precision: str = "auto",
+    rule: str | Sequence[str] | None = None,
+    seed: int = 0,
+    data: str = "",
+    progress: bool = False,
+    log: Log = lambda line: None,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> Retrofit:
+    """Makes a fine-tuned classifier faster, and proves how many of its predictions change.
+
+    Called again with the same arguments, it resumes where it was interrupted.
+
+    Args:
+        model: the folder or hub name of a `...ForSequenceClassification` of a supported family.
+        texts: like those that the model will see, or pairs of texts; no labels are needed.
+        out: the folder to create; the faster model is in `out/model`, the report in `out/report`.
+        guarantee: the largest share of predictions that may differ from the original's, with 95 % confidence.
+        labels: of the texts, as numbers in the order of the model's outputs; only to report scores.
+        label_names: names for the outputs of a model that has none.
+        tune: train the backbone too, with the original as teacher, instead of the exits alone.
+        epochs: of tuning.
+        runtime: "onnx" or "torch"; by default ONNX Runtime if it is installed.
+        precision: "fp32", "int8" (ONNX only), or "auto": calibrate and time both and keep the faster.
+        rule: a rule or several to choose from; by default those of `calibrate`.
+        seed: of the split of the texts, and of training.
+        data: a name of the texts for people.
+        progress: show progress bars.
+        log: called with a line for each step.
+        callbacks: transformers' TrainerCallbacks.
+    """
+    target = guarantee if isinstance(guarantee, Guarantee) else Guarantee(guarantee)
+    runtime = choose_runtime(runtime, precision)
+    precisions = [precision] if precision != "auto" else ["fp32"] if runtime == "torch" else ["fp32", "int8"]
+    rules = [*DEFAULT_RULES] if rule is None else [rule] if isinstance(rule, str) else [*rule]
+    texts = [*check_texts(texts)]
+    known = None if labels is None else np.asarray(labels)
+    check_enough(texts, target, tests=len(rules) * len(precisions))
+    original = load_original(model)
+    check_problem(original, target, label_names)
+    home = Path(out)
+    open_output(
+        home,
+        {
+            "model": original.fingerprint(),
+            "texts": digest(texts, known),
+            "guarantee": asdict(target),
+            "rules": rules,
+            "tune": epochs if tune else False,
+            "runtime": runtime,
+            "precisions": precisions,
+            "seed": seed,
+        },
+    )
+    finished = home / "model" / RETROFIT
+    if not finished.exists():
+        split = split_texts(texts, known, seed)
+        log(
+            ", ".join(f"{count(size, 'text')} for {part}" for part, size in split.sizes().items())
+            + f" (seed {seed})"
+        )
+        steps = Steps(home / "work", original, split, data or "the texts", seed, progress, log, callbacks)
+        exits = steps.train_exits(label_names, tune, epochs)
+        variants = [steps.variant(exits, runtime, each) for each in precisions]
+        calibrated = steps.calibrate(variants, target, None if rule is None else rules)
+        chosen, reason = steps.choose(calibrated)
+        results = steps.test(variants, target, chosen, exits, untouched=not tune)
+        results |= {"kept_because": reason, "runtime": runtime, "tuned": tune, "seed": seed}
+        steps.finish(home, chosen, results)
+    return Retrofit(home / "model", json.loads(finished.read_text(encoding="utf-8")))
+
+
+def choose_runtime(runtime: str | None, precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise BadOption(f"precision={precision!r}; choose one of {', '.join(PRECISIONS)}")
+    missing = [name for name in ("onnxruntime", "onnx", "onnxscript") if find_spec(name) is None]
+    if runtime is None:
+        runtime = "torch" if missing and precision != "int8" else "onnx"
+    if runtime not in RUNTIMES:
+        raise BadOption(f"runtime={runtime!r}; choose one of {', '.join(RUNTIMES)}")
+    if runtime == "torch" and precision == "int8":
+        raise BadOption("precision='int8' needs runtime='onnx'")
+    if runtime == "onnx" and missing:
+        raise MissingExtra(f"runtime='onnx' {install_hint(missing[0], 'onnx,export')}")
+    return runtime
+
+
+def check_problem(original: Original, target: Guarantee, label_names: Sequence[str] | None) -> None:
+    config = original.model.config
+    if label_names and len(label_names) != config.num_labels:
+        raise BadOption(f"{len(label_names)} label names for a model with {config.num_labels} outputs")
+    regression = is_regression(config.num_labels or 1, config.problem_type)
+    if regression and target.tolerance is None:
+        raise BadOption(
+            "the model predicts numbers; set tolerance=..., the difference within which two count as equal"
+        )
+    if not regression and target.tolerance is not None:
+        raise BadOption("the model predicts classes; leave out tolerance=...")
+
+
+def open_output(home: Path, settings: dict[str, Any]) -> None:
+    """Create the output folder, or check that it holds the same retrofit."""
+    file = home / "work" / SETTINGS
+    if not file.exists():
+        if home.exists() and any(home.iterdir()):
+            raise OutputExists(f"{home} is not empty; choose another folder.")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_files({file: json.dumps(settings, indent=1)})
+    found = json.loads(file.read_text(encoding="utf-8"))
+    changed = [name for name, value in json.loads(json.dumps(settings)).items() if found.get(name) != value]
+    if changed:
+        raise OutputExists(
+            f"{home} holds a retrofit with other {', '.join(changed)}; choose another folder, or delete it."
+        )

@@ -1,0 +1,283 @@
+"""The steps of a retrofit, in order. Each leaves a file or folder in `work`, which a later run reuses."""
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import TrainerCallback, set_seed
+
+from offramp.atomic import atomic_file, atomic_folder, write_files
+from offramp.calibration import Guarantee
+from offramp.calibration.search import Calibration, find_policy
+from offramp.classifier import Classifier
+from offramp.collector import collect
+from offramp.errors import NoSafeThreshold
+from offramp.model import ExitModel
+from offramp.policy import Policy
+from offramp.problems import DEFAULT_METRICS, REGRESSION, Array
+from offramp.recipes.frozen import frozen
+from offramp.recipes.mixed import mixed
+from offramp.reports import report
+from offramp.retrofits.comparison import compare_speed, interval, make_row
+from offramp.retrofits.original import Original, is_bit_equal
+from offramp.retrofits.text_split import TextSet, TextSplit
+from offramp.retrofits.verdict import verdict
+from offramp.store import ModelInfo, load_model, megabytes, store_policy
+from offramp.store.card import RETROFIT
+from offramp.store.folder import REFERENCE
+from offramp.tasks import Task
+from offramp.tasks.base import has_default_names
+from offramp.tasks.files import ColumnMap, LoadedSplit, RawTable
+from offramp.trace import Trace
+from offramp.training import default_arguments, train
+
+NEVER = Policy.parse("never")
+ORIGINAL, EXITS = "transformers", "offramp"
+SAME_BITS = 256
+"""Texts on which full depth is compared with the original bit by bit."""
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The model with exits in one precision."""
+
+    precision: str
+    folder: Path
+    trace: Trace
+    """On the calibration texts, with the original's predictions as reference."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    variant: Variant
+    found: Calibration
+
+    @property
+    def policy(self) -> Policy:
+        return self.found.policy
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one retrofit; intermediate files are in `work`."""
+
+    work: Path
+    original: Original
+    split: TextSplit
+    data: str
+    seed: int
+    progress: bool
+    log: Log
+    callbacks: Sequence[TrainerCallback]
+
+    def train_exits(self, label_names: Sequence[str] | None, tune: bool, epochs: float) -> Path:
+        """The folder of the model with exits, in PyTorch."""
+        self.log("training the exits" + (" and the backbone" if tune else "; the backbone stays as it is"))
+        set_seed(self.seed)
+        model = ExitModel.from_encoder(self.original.model)
+        model.config.name_or_path = self.original.name
+        if label_names:
+            model.config.rename_labels(label_names)
+        elif model.config.problem_type != REGRESSION and has_default_names(model.config.label_names):
+            warnings.warn(
+                f"the model has no label names, so predictions are called {', '.join(model.config.label_names)}; "
+                "name them with label_names=...",
+                stacklevel=3,
+            )
+        arguments = default_arguments(
+            self.work / "training",
+            num_train_epochs=epochs,
+            seed=self.seed,
+            eval_strategy="no",
+            load_best_model_at_end=False,
+            report_to="none",
+            logging_strategy="no",
+            disable_tqdm=True,
+        )
+        done = train(
+            model,
+            unlabelled_task(self.split.learn, model),
+            mixed(fine_tune=False) if tune else frozen(),
+            arguments,
+            tokenizer=self.original.tokenizer,
+            max_length=self.original.max_length,
+            callbacks=self.callbacks,
+        )
+        return done.folder
+
+    def variant(self, exits: Path, runtime: str, precision: str) -> Variant:
+        """The model in one precision, and its trace."""
+        folder = exits
+        if runtime == "onnx":
+            folder = self.work / precision
+            if not folder.exists():
+                from offramp.onnx_export import export
+
+                self.log(f"exporting in {precision}")
+                export(exits, folder, precision, texts=self.split.learn.texts)
+        return Variant(precision, folder, self.trace(folder, precision, "calibration"))
+
+    def trace(self, folder: Path, precision: str, part: str) -> Trace:
+        """The logits of every exit, with the original's logits as reference."""
+        file = self.work / f"{part}-{precision}.trace"
+        if not file.exists():
+            rows: TextSet = getattr(self.split, part)
+            self.log(f"running every exit on the {part} texts in {precision}")
+            classifier = Classifier.from_pretrained(folder, "never")
+            found = collect(
+                classifier,
+                Dataset.from_dict(rows.columns()),
+                metrics=DEFAULT_METRICS[classifier.stages.problem_type],
+                data=self.data,
+                progress=self.progress,
+            )
+            # a text may also be among those to learn from as often as texts to come repeat them: the split is random
+            found = replace(found, trained_on=None)
+            replace(found, reference=self.reference(part), reference_name=self.original.name).save(file)
+        return Trace.load(file)
+
+    def reference(self, part: str) -> Array:
+        """The original's logits."""
+        file = self.work / f"{part}.npy"
+        if not file.exists():
+            self.log(f"running the original model on the {part} texts")
+            logits = self.original.logits(getattr(self.split, part).texts, self.progress)
+            with atomic_file(file) as half, half.open("wb") as stream:
+                np.save(stream, logits)
+        found: Array = np.load(file)
+        return found
+
+    def calibrate(
+        self, variants: Sequence[Variant], target: Guarantee, rules: Sequence[str] | None
+    ) -> list[Calibrated]:
+        """A policy for each variant that has a safe one; the guarantee allows for the choice among them."""
+        self.log("calibrating")
+        found, refusals = [], []
+        for each in variants:
+            try:
+                policy = find_policy(each.trace, rules, target, seed=self.seed, choices=len(variants))
+                found.append(Calibrated(each, policy))
+            except NoSafeThreshold as refusal:
+                refusals.append(refusal)
+                self.log(f"{each.precision}: {refusal}")
+        if not found:
+            raise refusals[0]
+        return found
+
+    def choose(self, calibrated: Sequence[Calibrated]) -> tuple[Calibrated, str]:
+        """The faster one on calibration texts, and the reason in words."""
+        best = calibrated[0]
+        if len(calibrated) == 1:
+            return best, f"{best.variant.precision} is the only one with a safe policy"
+        self.log("timing " + " and ".join(each.variant.precision for each in calibrated))
+        speeds = compare_speed(
+            {each.variant.precision: predictor(each.variant, each.policy) for each in calibrated},
+            self.split.calibration.texts,
+        )
+        best, other = sorted(calibrated, key=lambda each: speeds[each.variant.precision].cost)
+        winner, loser = speeds[best.variant.precision], speeds[other.variant.precision]
+        return best, (
+            f"{best.variant.precision} is {loser.one_text / winner.one_text:.2f} times as fast as "
+            f"{other.variant.precision} for one text and {loser.in_batches / winner.in_batches:.2f} times in "
+            "batches, under the same guarantee"
+        )
+
+    def test(
+        self, variants: Sequence[Variant], target: Guarantee, chosen: Calibrated, exits: Path, untouched: bool
+    ) -> dict[str, Any]:
+        """The original, every variant at full depth and the chosen policy, on texts that nothing was chosen on."""
+        traces = {each.precision: self.trace(each.folder, each.precision, "test") for each in variants}
+        trace, policy = traces[chosen.variant.precision], chosen.policy
+        same_bits = None
+        if untouched and chosen.variant.precision == "fp32":
+            same_bits = is_bit_equal(self.original, load_model(exits)[0], self.split.test.texts[:SAME_BITS])
+        self.log("timing the original and the retrofitted model")
+        contenders: dict[str, tuple[Any, Trace, Policy | None]] = {
+            ORIGINAL: (self.original.logits, trace, None),
+            **{
+                f"{each.precision}, full depth": (predictor(each, NEVER), traces[each.precision], NEVER)
+                for each in variants
+            },
+            EXITS: (predictor(chosen.variant, policy), trace, policy),
+        }
+        speeds = compare_speed({name: each[0] for name, each in contenders.items()}, self.split.test.texts)
+        rows = [
+            make_row(name, of, under, target.tolerance, speeds[name], speeds[ORIGINAL])
+            for name, (_, of, under) in contenders.items()
+        ]
+        decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
+        certificate = policy.certificate
+        return {
+            "date": str(date.today()),
+            "original": self.original.name,
+            "data": self.data,
+            "texts": self.split.sizes(),
+            "precision": chosen.variant.precision,
+            "policy": str(policy),
+            "certificate": None if certificate is None else certificate.to_json(),
+            "layers": list(trace.layers),
+            "exits": (np.bincount(decision.exits, minlength=len(trace.layers)) / len(trace)).tolist(),
+            "comparison": [asdict(row) for row in rows],
+            "changed_interval": interval(rows[-1].changed, len(trace)),
+            "full_depth_bit_equal": same_bits,
+            "megabytes": {
+                "offramp": megabytes(chosen.variant.folder),
+                "original": original_megabytes(self.original),
+            },
+        }
+
+    def finish(self, home: Path, chosen: Calibrated, results: Mapping[str, Any]) -> None:
+        """Writes the report, then the model folder, which is complete once it exists."""
+        trace = self.trace(chosen.variant.folder, chosen.variant.precision, "test")
+        if trace.problem_type == REGRESSION and trace.labels is None:
+            # the curves then show the correlation with the original
+            trace = replace(trace, labels=trace.reference_predictions())
+        lines = verdict(results)
+        report({"test texts": trace}, lead="\n".join(lines)).save(home / "report", plots=())
+        with atomic_folder(home / "model") as half:
+            shutil.copytree(chosen.variant.folder, half, dirs_exist_ok=True)
+            if chosen.variant.precision != "fp32" or results["tuned"]:  # else full depth is the reference
+                self.write_reference(half / REFERENCE, results["runtime"])
+            write_files({half / RETROFIT: json.dumps({**results, "verdict": lines}, indent=1)})
+            store_policy(half, chosen.policy, chosen.found.trace)
+
+    def write_reference(self, folder: Path, runtime: str) -> None:
+        """The original with its last exit alone, for the server's audit."""
+        model = ExitModel.from_encoder(
+            self.original.model, exits=[self.original.model.config.num_hidden_layers]
+        )
+        model.config.rename_labels(ModelInfo.read(folder.parent).labels)
+        if runtime == "onnx":
+            from offramp.onnx_export import export
+
+            self.log("exporting the original, as the reference of the server's audit")
+            export(model, folder, "fp32", self.original.tokenizer)
+        else:
+            model.save_pretrained(folder)
+            self.original.tokenizer.save_pretrained(folder)
+
+
+def unlabelled_task(part: TextSet, model: ExitModel) -> Task:
+    cells = TextSet(part.texts).columns()
+    columns = ColumnMap("text", "text_pair" if "text_pair" in cells else None)
+    problem_type = str(model.config.problem_type)
+    labels = None if problem_type == REGRESSION else tuple(model.config.label_names)
+    source = LoadedSplit(columns, RawTable("texts", cells, range(1, len(part) + 1), unit="row"))
+    return Task("texts", labels, DEFAULT_METRICS[problem_type], {"train": source}, problem_type)
+
+
+def predictor(variant: Variant, policy: Policy) -> Any:
+    return Classifier.from_pretrained(variant.folder, policy).predict
+
+
+def original_megabytes(original: Original) -> float:
+    return round(sum(p.numel() * p.element_size() for p in original.model.parameters()) / 1e6, 1)

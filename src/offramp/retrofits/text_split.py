@@ -1,0 +1,103 @@
+"""Splitting the texts of a retrofit into those to learn from, to calibrate on and to test on."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from offramp.calibration.bounds import examples_needed
+from offramp.calibration.targets import Guarantee
+from offramp.classifier.texts import Text
+from offramp.errors import BadData, count
+from offramp.problems import Array
+
+CALIBRATION, MOST_CALIBRATION = 0.3, 6000
+TEST, MOST_TEST = 0.2, 2000
+"""Shares of the texts, and the most that are used: beyond these, further texts help more to learn from."""
+
+
+@dataclass(frozen=True)
+class TextSet:
+    """Some of the texts, with their labels if there are any."""
+
+    texts: list[Text]
+    labels: Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """As columns of a data set."""
+        if isinstance(self.texts[0], tuple):
+            firsts, seconds = zip(*self.texts, strict=True)
+            columns: dict[str, list[Any]] = {"text": list(firsts), "text_pair": list(seconds)}
+        else:
+            columns = {"text": list(self.texts)}
+        return columns if self.labels is None else columns | {"label": self.labels.tolist()}
+
+
+@dataclass(frozen=True)
+class TextSplit:
+    learn: TextSet
+    calibration: TextSet
+    test: TextSet
+
+    def sizes(self) -> dict[str, int]:
+        return {"learn": len(self.learn), "calibration": len(self.calibration), "test": len(self.test)}
+
+
+def split_texts(texts: Sequence[Text], labels: Array | None, seed: int) -> TextSplit:
+    order = np.random.default_rng(seed).permutation(len(texts))
+    test = min(int(TEST * len(texts)), MOST_TEST)
+    calibration = min(int(CALIBRATION * len(texts)), MOST_CALIBRATION)
+    rows = (
+        np.sort(order[test + calibration :]),
+        np.sort(order[test : test + calibration]),
+        np.sort(order[:test]),
+    )
+    return TextSplit(
+        *(
+            TextSet([texts[row] for row in chosen], None if labels is None else labels[chosen])
+            for chosen in rows
+        )
+    )
+
+
+def split_queries(pairs: Sequence[tuple[str, str]], seed: int) -> TextSplit:
+    """Like `split_texts`, with all pairs of a query in the same part."""
+    queries = [*dict.fromkeys(query for query, _ in pairs)]
+    order = np.random.default_rng(seed).permutation(len(queries)).tolist()
+    test, calibration = int(TEST * len(queries)), int(CALIBRATION * len(queries))
+    part = {
+        queries[index]: (place >= test) + (place >= test + calibration) for place, index in enumerate(order)
+    }
+    rows: list[list[Text]] = [[pair for pair in pairs if part[pair[0]] == which] for which in range(3)]
+    return TextSplit(learn=TextSet(rows[2]), calibration=TextSet(rows[1]), test=TextSet(rows[0]))
+
+
+def check_enough(texts: Sequence[Text], target: Guarantee, tests: int) -> None:
+    """Too few texts to prove the guarantee, even without errors, are an error; `tests` share its delta."""
+    if len(set(texts)) < 2:
+        raise BadData(
+            f"all {count(len(texts), 'text')} are the same; a retrofit needs texts like those to come."
+        )
+    bounds = target.epsilon.values() if isinstance(target.epsilon, Mapping) else [target.epsilon]
+    proof = examples_needed(min(bounds), target.delta / tests) or 0
+    needed = ceil(proof / CALIBRATION) + 1
+    if len(texts) < needed:
+        raise BadData(
+            f"{count(len(texts), 'text')} are too few: a bound of {min(bounds):g} takes {proof} to calibrate on, "
+            f"so {needed} in all, and more if predictions change. Add texts, or allow a larger bound."
+        )
+
+
+def digest(texts: Sequence[Text], labels: Array | None) -> str:
+    """A hash of the texts and labels, to recognize an interrupted retrofit."""
+    content = hashlib.sha256()
+    for text in texts:
+        content.update(repr(text).encode("utf-8", "surrogatepass"))
+    content.update(b"" if labels is None else labels.tobytes())
+    return content.hexdigest()[:16]

@@ -1,0 +1,57 @@
+"""Protocols that the server speaks, one file each. They only translate: every request becomes a call to the same
+batcher.
+
+Some protocols share a path; there, the fields of the body decide which of them a request is in.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from offramp.serve.error_responses import Failure, use_shape
+from offramp.serve.protocols import cohere, open_inference, own, tei, vllm
+from offramp.serve.protocols.base import Body, Operation
+
+JSON = ("application/json",)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A path for predictions."""
+
+    path: str
+    operations: Mapping[str, Operation]
+    """By the field that a body must have. The first that matches is used; `""` matches every body."""
+    media_types: tuple[str, ...] = JSON
+
+    async def use_errors(self, request: Request) -> None:
+        """For errors from before the body is read."""
+        use_shape(request, self.errors)
+
+    def errors(self, failure: Failure) -> tuple[int, dict[str, Any]]:
+        """With the fields of every operation; where they conflict, and for the status, the last one's."""
+        status, content = failure.status, dict[str, Any]()
+        for operation in self.operations.values():
+            status, fields = operation.errors(failure)
+            content |= fields
+        return status, content
+
+    def choose(self, body: Body) -> Operation:
+        return next(operation for name, operation in self.operations.items() if not name or body.has(name))
+
+
+PREDICT = Route("/predict", {"texts": own.PREDICT, "inputs": tei.PREDICT, "": own.PREDICT})
+OTHERS = (
+    Route("/", {"query": tei.RERANK, "": tei.PREDICT}),
+    Route("/invocations", {"query": tei.RERANK, "inputs": tei.PREDICT, "": own.PREDICT}),
+    Route("/rerank", {"texts": tei.RERANK, "": cohere.RERANK}),
+    Route("/v1/rerank", {"": cohere.RERANK}),
+    Route("/v2/rerank", {"": cohere.RERANK}),
+    Route("/classify", {"": vllm.CLASSIFY}),
+    *(
+        Route(f"/v2/models/{{name}}{version}/infer", {"": open_inference.INFER}, open_inference.MEDIA_TYPES)
+        for version in ("", "/versions/{version}")
+    ),
+)

@@ -1,0 +1,69 @@
+"""Reranking as Cohere, Jina and vLLM do it: one request and response that is valid for all three."""
+
+from typing import Any
+
+from fastapi import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from offramp.errors import BadData, BadOption
+from offramp.serve.batcher import Reply
+from offramp.serve.error_responses import Failure
+from offramp.serve.protocols.base import Body, Call, Operation, ServedModel, json_response
+from offramp.serve.protocols.rerank import RankedText, rerank
+from offramp.serve.protocols.vllm import errors as vllm_errors
+from offramp.serve.protocols.vllm import usage
+from offramp.serve.schema import validate
+
+
+class RerankRequest(BaseModel):
+    """Unknown fields are ignored, as there."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = None
+    query: Any
+    documents: list[Any]
+    top_n: int | None = Field(default=None, ge=0)
+    return_documents: bool = True
+    rank_fields: list[str] | None = None
+    use_activation: bool | None = None
+
+
+def rerank_documents(model: ServedModel, body: Body) -> Call:
+    request = validate(RerankRequest, body.json)
+    model.check_name(request.model)
+    if not request.documents:
+        raise BadData("documents: the list is empty.")
+    if request.rank_fields not in (None, ["text"]):
+        raise BadOption("rank_fields: only the field `text` of documents is supported.")
+    documents = [
+        document.get("text") if isinstance(document, dict) else document for document in request.documents
+    ]
+
+    def respond(ranked: list[RankedText], reply: Reply) -> Response:
+        def result(each: RankedText) -> dict[str, Any]:
+            document = {"document": {"text": each.document}} if request.return_documents else {}
+            return {"index": each.index, **document, "relevance_score": each.score}
+
+        return json_response(
+            {
+                "id": f"rerank-{body.id}",
+                "object": "list",
+                "model": model.name,
+                "results": [result(each) for each in ranked[: request.top_n or None]],
+                "usage": usage(reply),
+            },
+            reply,
+        )
+
+    options: dict[str, Any] = {"top_k": request.top_n, "raw": request.use_activation is False}
+    return rerank(model, body, request.query, documents, respond, **options)
+
+
+def errors(failure: Failure) -> tuple[int, dict[str, Any]]:
+    """With the message where each of the three has it: Cohere's `message`, Jina's `detail`, vLLM's `error`."""
+    status, content = vllm_errors(failure)
+    return status, {"message": failure.message, "detail": failure.message, **content}
+
+
+RERANK = Operation(rerank_documents, errors)

@@ -1,0 +1,147 @@
+"""Supervisor: keeps worker processes running. It never waits for a single worker, so none can delay the others."""
+
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from offramp.errors import CannotLoad, count
+
+HEARTBEAT = 1.0
+"""Seconds between two messages of a worker that serves."""
+SILENCE = 60.0
+"""Seconds without a message after which a worker that served is killed."""
+RETRY = 5.0
+"""Seconds until another attempt, after a worker could not start while others serve."""
+OVERTIME = 4.0
+"""Seconds beyond the time to drain after which workers are killed."""
+
+log = logging.getLogger("offramp.serve")
+
+
+@dataclass(eq=False)
+class Worker:
+    process: BaseProcess
+    pipe: Connection
+    """Receives an empty text while the worker serves, or the reason why it cannot start."""
+    heard: float = 0.0
+    """When it last sent a message; 0 until it serves."""
+    problem: str = ""
+
+    def listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while self.pipe.poll():
+                self.problem = self.pipe.recv()
+                self.heard = 0.0 if self.problem else time.monotonic()
+
+
+class Supervisor:
+    """Runs `work(pipe, *arguments)` in several processes.
+
+    Args:
+        workers: how many.
+        listener: where they accept connections.
+        drain_seconds: how long they may take to end.
+        on_serving: called when the first of them serves.
+    """
+
+    def __init__(
+        self,
+        work: Callable[..., None],
+        arguments: tuple[Any, ...],
+        *,
+        workers: int,
+        listener: socket.socket,
+        drain_seconds: float,
+        on_serving: Callable[[], None],
+    ) -> None:
+        self.work, self.arguments = work, arguments
+        self.wanted, self.listener, self.drain_seconds = workers, listener, drain_seconds
+        self.on_serving = on_serving
+        self.served = False
+        self.workers: list[Worker] = []
+        self.next_start = 0.0
+
+    def run(self) -> None:
+        """Returns after SIGTERM or SIGINT, when all workers have ended; `CannotLoad` if none of them can start."""
+        with signals() as stop:
+            try:
+                while not stop.poll():
+                    self.start_missing()
+                    pipes = [worker.pipe for worker in self.workers]
+                    wait([stop, *pipes, *(worker.process.sentinel for worker in self.workers)], HEARTBEAT)
+                    self.check()
+            finally:
+                self.stop()
+
+    def start_missing(self) -> None:
+        while len(self.workers) < self.wanted and time.monotonic() >= self.next_start:
+            ours, theirs = Pipe()
+            process = get_context("spawn").Process(target=self.work, args=(theirs, *self.arguments))
+            process.start()
+            theirs.close()
+            self.workers.append(Worker(process, ours))
+
+    def check(self) -> None:
+        for worker in self.workers:
+            worker.listen()
+            if worker.heard and time.monotonic() - worker.heard > SILENCE:
+                log.error("worker %d has been silent for %.0f s and is killed", worker.process.pid, SILENCE)
+                worker.process.kill()
+        if not self.served and any(worker.heard for worker in self.workers):
+            self.served = True
+            self.on_serving()
+        for worker in [worker for worker in self.workers if not worker.process.is_alive()]:
+            self.workers.remove(worker)
+            worker.pipe.close()
+            self.report_death(worker)
+
+    def report_death(self, worker: Worker) -> None:
+        pid, code = worker.process.pid, worker.process.exitcode
+        if worker.heard:
+            log.error("worker %d died with exit code %s and is replaced", pid, code)
+            return
+        problem = worker.problem or f"a worker died while it loaded the model, with exit code {code}."
+        was_killed = self.served and not worker.problem  # since the model could be loaded before
+        if not was_killed and not any(other.heard for other in self.workers):
+            raise CannotLoad(problem)
+        delay = 0.0 if was_killed else RETRY
+        log.error("worker %d could not start; trying again in %.0f s: %s", pid, delay, problem)
+        self.next_start = time.monotonic() + delay
+
+    def stop(self) -> None:
+        """Ends all workers, and kills those that take too long. New connections are refused from now on."""
+        with suppress(OSError):  # closing is not enough: every worker has the same socket
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for worker in self.workers:
+            worker.process.terminate()
+        end = time.monotonic() + self.drain_seconds + OVERTIME
+        running = {worker.process.sentinel for worker in self.workers}
+        while running and (left := end - time.monotonic()) > 0:
+            running -= {*wait(running, left)}
+        if running:
+            log.warning("killing %s that did not end in time", count(len(running), "worker"))
+        for worker in self.workers:
+            worker.process.kill()
+            worker.process.join(1)
+
+
+@contextmanager
+def signals() -> Iterator[Connection]:
+    """Receives a message for each SIGTERM and SIGINT."""
+    received, send = Pipe(duplex=False)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: send.send(None)) for number in numbers]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

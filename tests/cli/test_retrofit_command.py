@@ -1,0 +1,104 @@
+"""offramp retrofit on a tiny classifier, from the command line."""
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+Run = Callable[..., Any]
+WORDS = ["good", "bad", "film", *"abcdefgh"]
+
+
+@pytest.fixture(scope="module")
+def workplace(
+    tiny_classifier: Callable[..., PreTrainedModel], tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A classifier, texts with labels as csv, and without as txt."""
+    home = tmp_path_factory.mktemp("retrofit")
+    model = tiny_classifier("bert", id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    model.save_pretrained(home / "mine")
+    tokenizer.save_pretrained(home / "mine")
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(500)]
+    (home / "logs.txt").write_text("\n".join(texts), encoding="utf-8")
+    with (home / "logs.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("text", "label"), *((text, draw.choice(["no", "yes"])) for text in texts)]
+        )
+    return home
+
+
+def retrofit(run: Run, home: Path, *more: Any, texts: str = "logs.txt", out: str = "out") -> Any:
+    flags = ["--guarantee", 0.2, "--runtime", "torch", "--rule", "entropy"]
+    return run("retrofit", home / "mine", "--texts", home / texts, "--out", home / out, *flags, *more)
+
+
+@pytest.fixture(scope="module")
+def shown(run: Run, workplace: Path) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("offramp.retrofits.comparison.REPEATS", 1)
+        return retrofit(run, workplace)
+
+
+def test_retrofit_prints_a_verdict_and_the_next_commands(shown: Any, workplace: Path) -> None:
+    assert shown.exit_code == 0, shown.stderr
+    for part in (
+        "times faster than mine",
+        "predictions changed:",
+        "at most 20 % of predictions differ from mine",
+    ):
+        assert part in shown.stdout
+    assert f"offramp predict {workplace / 'out'}" in shown.stdout
+    assert "(on data like logs.txt)" in shown.stdout
+
+
+def test_the_next_commands_take_the_output_folder(shown: Any, run: Run, workplace: Path) -> None:
+    assert shown.exit_code == 0
+    predicted = run("predict", workplace / "out", workplace / "logs.txt", "--json")
+    assert len(predicted.stdout.splitlines()) == 500
+    assert run("info", workplace / "out").exit_code == 0
+
+
+def test_a_second_run_prints_the_same_as_json(shown: Any, run: Run, workplace: Path) -> None:
+    again = json.loads(retrofit(run, workplace, "--json").stdout)
+    assert again["verdict"][1] in shown.stdout
+    assert again["model"] == str(workplace / "out" / "model")
+
+
+def test_labels_in_the_file_give_scores(run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offramp.retrofits.comparison.REPEATS", 1)
+    found = json.loads(retrofit(run, workplace, "--json", texts="logs.csv", out="scored").stdout)
+    assert all("acc" in row["scores"] for row in found["comparison"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--guarantee", "0.001"], "500 texts are too few"),
+        (["--guarantee", "yes"], "--guarantee yes: expected a number"),
+        (["--tolerance", "0.1"], "leave out --tolerance"),
+        (["--precision", "int8"], "--precision int8 needs --runtime onnx"),
+        (["--labels", "a,b,c"], "3 label names for a model with 2 outputs"),
+    ],
+)
+def test_mistakes_are_one_line_before_any_work(
+    run: Run, workplace: Path, flags: list[str], message: str
+) -> None:
+    result = retrofit(run, workplace, *flags, out="refused")
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert result.stderr.count("offramp: ") == 1
+    assert not (workplace / "refused" / "model").exists()
+
+
+def test_a_missing_file_or_model_is_named(run: Run, workplace: Path) -> None:
+    assert "no such file" in retrofit(run, workplace, texts="nope.csv", out="refused").stderr
+    texts = ["--texts", workplace / "logs.txt", "--guarantee", 0.2]
+    wrong = run("retrofit", workplace / "nobody", *texts, "--out", workplace / "x")
+    assert "nobody" in wrong.stderr
+    assert wrong.exit_code == 1

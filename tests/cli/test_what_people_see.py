@@ -1,0 +1,80 @@
+"""Lines that tell a user what a command understood, and what to type next."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import Result
+
+from offramp.cli.calibrate import warn_of_loss
+from offramp.cli.trace import warn_of_swapped_labels
+from offramp.trace import Trace
+
+Run = Callable[..., Result]
+Ask = Callable[..., Any]
+
+
+def test_training_starts_with_what_it_understood(trained: Path, tmp_path: Path, run: Run) -> None:
+    rows = "\n".join(
+        ["sentence;stars", *(f"a film {row};{'low' if row % 3 else 'high'}" for row in range(9))]
+    )
+    (tmp_path / "films.csv").write_text(rows)
+    done = run(
+        *("train", trained / "encoder", "--train", tmp_path / "films.csv", "--label", "stars", "--lr", 1e-3),
+        *("--recipe", "pabee", "--epochs", 1, "--batch-size", 4, "--exits", 2, "--device", "cpu"),
+        *("--out", tmp_path / "run", "--argument", "report_to=none"),
+    )
+    assert done.exit_code == 0, done.output
+    lines = re.findall(r"^(rows|columns|labels|recipe|exits|texts) +(.+)$", done.stderr, re.MULTILINE)
+    assert dict(lines) == {
+        "rows": "train 9",
+        "columns": "text 'sentence', label 'stars'",
+        "labels": "high 3, low 6",
+        "recipe": "pabee: 3 steps of 4 rows (all)",
+        "exits": "after layers 0, 2, 4",
+        "texts": "up to 128 tokens",
+    }
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_a_csv_with_semicolons_or_tabs_is_read(trained: Path, tmp_path: Path, ask: Ask, mark: str) -> None:
+    (tmp_path / "films.csv").write_text(f'text{mark}label\na good, "odd" film{mark}yes\nbad{mark}no\n')
+    values = ask(
+        *("trace", trained / "films", "--data", tmp_path / "films.csv", "--out", tmp_path / "x.trace"),
+    )
+    assert (values["examples"], values["labelled"]) == (2, True)
+
+
+def test_the_hint_after_an_int8_export_repeats_the_target(home: Path, run: Run, ask: Ask) -> None:
+    ask("calibrate", home / "films", home / "dev.trace", "--rule", "entropy", "--guarantee", 0.3)
+    done = run("export", home / "films", "--precision", "int8", "--out", home / "int8")
+    assert f"offramp calibrate {home / 'int8'} new.trace --guarantee 0.3 --delta 0.05" in done.stdout
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "offramp", "--version"], capture_output=True, text=True)
+    assert done.stdout.startswith("offramp ")
+
+
+def test_labels_in_the_wrong_order_are_noticed(
+    make_trace: Callable[..., Trace], capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = make_trace(400, classes=2, label_names=("ham", "spam"))
+    predicted = right.logits[:, -1].argmax(-1)
+    for labels, swapped in ((predicted, False), (1 - predicted, True), (np.arange(400) % 2, False)):
+        warn_of_swapped_labels(replace(right, labels=labels))
+        message = "labels look swapped: most rows are labelled spam where the model predicts ham"
+        assert (message in capsys.readouterr().err) == swapped
+
+
+def test_a_large_loss_of_a_metric_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    warn_of_loss({"scores": {"pearson": 0.047}, "full_depth": {"pearson": 0.227}})
+    assert "pearson falls from 22.7 to 4.7" in capsys.readouterr().err
+    warn_of_loss({"scores": {"pearson": 0.220}, "full_depth": {"pearson": 0.227}})
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,166 @@
+"""Reranker on tiny models: live equals offline, whatever runs beside it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offramp.classifier import Classifier
+from offramp.engine import Engine
+from offramp.errors import BadData, BadOption, Incompatible, NotFinite
+from offramp.policy.ranking import Ranking, RankRule, relevance
+from offramp.reranking import Ranked, Reranker
+from offramp.reranking.reranker import best_first
+
+QUERIES = [
+    ("good film", ["a b", "bad", "good good film", "c d e f g", "film", "b", "a good bad film", "h", "e e"]),
+    ("a", ["bad film"]),
+    ("bad b c", ["a", "b", "good", "film film film film"]),
+    (
+        "film",
+        ["c c", "d good", "a b c d e f", "g", "h h", "bad bad bad", "film good", "b", "e", "f f", "g a", "c"],
+    ),
+    ("h", ["good", "bad", "good"]),
+]
+QUERY, DOCUMENTS = QUERIES[3]
+
+
+def with_threshold(reranker: Reranker, threshold: float, top_k: int = 3) -> Reranker:
+    rule = reranker.rule
+    return Reranker(
+        reranker.classifier, RankRule(top_k, threshold, rule.slopes, rule.intercepts, rule.spreads)
+    )
+
+
+def offline(reranker: Reranker, query: str, documents: list[str], top_k: int, exact: bool) -> list[Ranked]:
+    classifier = reranker.classifier
+    logits, _ = classifier.engine.trace(classifier.tokenizer([(query, text) for text in documents]))
+    ranking = Ranking(reranker.rule, np.array([len(documents)]), np.array([top_k]), exact)
+    decision = ranking.decide(logits)
+    layers = np.asarray(classifier.stages.layers)[decision.exits]
+    return best_first(ranking.scores(decision), layers)[:top_k]
+
+
+def assert_same(found: list[Ranked], expected: list[Ranked]) -> None:
+    assert [each.index for each in found] == [each.index for each in expected]
+    assert [each.layer for each in found] == [each.layer for each in expected]
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
+
+
+@settings(max_examples=25)
+@given(threshold=st.floats(0, 3), top_k=st.integers(1, 14), exact=st.booleans())
+def test_live_equals_offline_for_any_threshold(
+    reranker: Reranker, threshold: float, top_k: int, exact: bool
+) -> None:
+    changed = with_threshold(reranker, threshold)
+    for found, (query, documents) in zip(
+        changed.rank_many(QUERIES, top_k, exact_top=exact), QUERIES, strict=True
+    ):
+        assert_same(found, offline(changed, query, documents, top_k, exact))
+
+
+def test_the_rule_saves_layers_and_exact_top_runs_survivors_to_full_depth(reranker: Reranker) -> None:
+    found = reranker.rank(QUERY, DOCUMENTS)
+    assert len(found) == 3
+    everything = [each.layer for query in QUERIES for each in offline(reranker, *query, top_k=3, exact=False)]
+    assert min(everything) < 4
+    exact = reranker.rank(QUERY, DOCUMENTS, top_k=1, exact_top=True)
+    assert exact[0].layer == 4
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 50])
+def test_without_a_rule_the_order_is_that_of_full_depth(reranker: Reranker, top_k: int) -> None:
+    plain = Reranker(reranker.classifier)
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    scores = relevance(reranker.classifier.decide(pairs, "never").logits)
+    found = plain.rank(QUERY, DOCUMENTS, top_k)
+    assert [each.index for each in found] == np.argsort(-scores, kind="stable")[:top_k].tolist()
+    assert {each.layer for each in found} == {4}
+
+
+def test_a_k_beyond_the_list_gives_all_documents_in_the_order_of_full_depth(reranker: Reranker) -> None:
+    found = reranker.rank(QUERY, DOCUMENTS, top_k=99)
+    assert_same(found, Reranker(reranker.classifier).rank(QUERY, DOCUMENTS, top_k=99))
+    assert len(found) == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize(("window", "budget"), [(1, 8), (5, 40), (1024, None)])
+def test_neighbours_and_batches_never_change_a_ranking(
+    reranker: Reranker, window: int, budget: int | None
+) -> None:
+    classifier = Classifier(reranker.classifier.stages, reranker.classifier.tokenizer.rust, "never")
+    classifier.engine = Engine(classifier.stages, window, budget)
+    small = Reranker(classifier, reranker.rule)
+    alone = [reranker.rank(*query) for query in QUERIES]
+    for found, expected in zip(small.rank_many(QUERIES), alone, strict=True):
+        assert_same(found, expected)
+
+
+def test_a_list_is_never_divided_between_windows(reranker: Reranker) -> None:
+    classifier = reranker.classifier
+    engine = Engine(classifier.stages, window=5)
+    tokens = classifier.tokenizer(["a"] * 14)
+    assert [*engine.windows(tokens, [2, 2, 7, 1, 2])] == [range(4), range(4, 11), range(11, 14)]
+
+
+def test_two_classes_rank_by_the_second_against_the_first(two_classes: Reranker) -> None:
+    pairs = [(QUERY, document) for document in DOCUMENTS]
+    chances = [each.probabilities["relevant"] for each in two_classes.classifier.predict(pairs)]
+    found = Reranker(two_classes.classifier).rank(QUERY, DOCUMENTS, top_k=99)
+    assert [each.index for each in found] == np.argsort(-np.array(chances), kind="stable").tolist()
+    best = found[0]
+    assert 1 / (1 + np.exp(-best.score)) == pytest.approx(chances[best.index], abs=1e-5)
+
+
+def test_past_its_deadline_a_document_keeps_the_score_of_its_last_exit(reranker: Reranker) -> None:
+    found = reranker.rank(QUERY, DOCUMENTS, top_k=99, deadline_ms=0)
+    assert {each.layer for each in found} == {0}
+    assert len(found) == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("query", "documents", "reason"),
+    [
+        ("  ", ["a"], "the query is empty"),
+        (None, ["a"], "the query is NoneType"),
+        ("a", [], "no documents"),
+        ("a", "b", "the documents are str 'b'"),
+        ("a", 5, "the documents are int 5"),
+        ("a", ["b", 7], "document 1 is int 7"),
+        ("a", ["b", ("c", "d")], "document 1 is tuple"),
+    ],
+)
+def test_what_is_not_a_query_with_documents_is_refused(
+    two_classes: Reranker, query: Any, documents: Any, reason: str
+) -> None:
+    with pytest.raises(BadData, match=reason):
+        two_classes.rank(query, documents)
+
+
+def test_k_must_be_positive_and_no_queries_give_nothing(two_classes: Reranker) -> None:
+    with pytest.raises(BadOption, match="top_k=0"):
+        two_classes.rank("a", ["b"], top_k=0)
+    assert two_classes.rank_many([]) == []
+
+
+def test_a_score_that_is_not_a_number_is_an_error_that_names_the_document(
+    make_model: Callable[..., Any], tokenizer: Any
+) -> None:
+    model = make_model(num_labels=1)
+    with torch.no_grad():  # only texts with the word "bad" meet it
+        model.backbone.embeddings.word_embeddings.weight[tokenizer.convert_tokens_to_ids("bad")] = float(
+            "nan"
+        )
+    reranker = Reranker(Classifier(model, tokenizer))
+    with pytest.raises(NotFinite, match="document 1"):
+        reranker.rank("film", ["good", "bad"])
+    assert len(reranker.rank("film", ["good", "a"])) == 2
+
+
+def test_a_model_with_three_labels_cannot_rank(make_model: Callable[..., Any], tokenizer: Any) -> None:
+    with pytest.raises(Incompatible, match="3 labels"):
+        Reranker(Classifier(make_model(num_labels=3), tokenizer))

@@ -1,0 +1,119 @@
+"""Retrofits of tiny cross-encoders, in the library and from the command line."""
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from offramp import RankGuarantee, Reranker
+from offramp.cli import app
+from offramp.errors import BadData, Incompatible
+from offramp.retrofits import retrofit_reranker
+from offramp.retrofits.text_split import split_queries
+
+WORDS = ["good", "bad", "film", *"abcdefgh"]
+TARGET = RankGuarantee(0.3, top_k=2)
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[tuple[str, str]]:
+    draw = random.Random(0)
+
+    def text(longest: int) -> str:
+        return " ".join(draw.choices(WORDS, k=draw.randint(1, longest)))
+
+    queries = [f"{text(2)} {' '.join(draw.sample(WORDS, 3))}" for _ in range(90)]
+    return [(query, text(5)) for query in queries for _ in range(6)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("offramp.retrofits.comparison.REPEATS", 1)
+        yield
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one output", "two classes"])
+def original(
+    request: pytest.FixtureRequest,
+    tiny_classifier: Callable[..., Any],
+    tokenizer: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    folder = tmp_path_factory.mktemp("original") / "mine"
+    tiny_classifier("bert", num_labels=request.param).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:the model has no label names")
+def test_a_reranker_gets_exits_and_a_certificate_about_its_own_top_k(
+    original: Path, pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    done = retrofit_reranker(original, pairs, tmp_path / "out", TARGET, runtime="torch", data="pairs.csv")
+    reranker = Reranker.from_pretrained(done.folder)
+    proof = reranker.rule.certificate
+    assert proof is not None
+    assert (proof.of, proof.top_k, proof.reference, proof.data) == ("overlap", 2, "mine", "pairs.csv")
+    assert proof.observed_risk <= 0.3
+    assert len(reranker.rank("good film", ["a", "b", "c", "d"])) == 2
+    assert done.results["comparison"][1]["overlap"] == 0, "full depth is the original"
+    assert "times faster than mine" in str(done)
+    assert "Reranking" in (done.folder / "README.md").read_text()
+    again = retrofit_reranker(original, pairs, tmp_path / "out", TARGET, runtime="torch", data="pairs.csv")
+    assert again == done
+
+
+def test_pairs_of_a_query_stay_together(pairs: list[tuple[str, str]]) -> None:
+    split = split_queries(pairs, seed=3)
+    parts = [{text[0] for text in part.texts} for part in (split.learn, split.calibration, split.test)]
+    assert sum(map(len, parts)) == len({query for query, _ in pairs}) == len(set.union(*parts))
+    assert [len(part) for part in parts[1:]] == [27, 18]
+    assert sum(split.sizes().values()) == len(pairs)
+
+
+def test_too_few_queries_are_refused_before_any_work(
+    original: Path, pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    with pytest.raises(BadData, match="90 queries are too few"):
+        retrofit_reranker(original, pairs, tmp_path / "out", 0.01)
+    with pytest.raises(BadData, match="single text"):
+        retrofit_reranker(original, ["a", "b"], tmp_path / "out", 0.3)  # type: ignore[list-item]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_classifier_of_three_labels_is_refused(
+    tiny_classifier: Callable[..., Any], tokenizer: Any, pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    tiny_classifier("bert", num_labels=3).save_pretrained(tmp_path / "three")
+    tokenizer.save_pretrained(tmp_path / "three")
+    with pytest.raises(Incompatible, match="3 labels"):
+        retrofit_reranker(tmp_path / "three", pairs, tmp_path / "out", TARGET)
+
+
+def test_the_command_line_takes_a_table_of_pairs(
+    original: Path, pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    file = tmp_path / "pairs.csv"
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows([("question", "sentence"), *pairs])
+
+    def run(*arguments: Any) -> Any:
+        return CliRunner().invoke(app, [str(each) for each in arguments])
+
+    columns = ["--query", "question", "--text", "sentence"]
+    flags = ["--rank", "--top-k", 2, "--guarantee", 0.3, "--of", "ndcg", "--runtime", "torch", *columns]
+    command = ["retrofit", original, "--texts", file, "--out", tmp_path / "fast", *flags]
+    refused = run(*command, "--rule", "entropy")
+    assert "--rule is not used with --rank" in refused.stderr
+    done = run(*command)
+    assert done.exit_code == 0, done.output
+    assert "at most 30 % of nDCG@2 against the order of mine are lost" in done.stdout
+    assert f"offramp rerank {tmp_path / 'fast'} new.csv" in done.stdout
+    ranked = run("rerank", tmp_path / "fast", file, *columns, "--json")
+    assert json.loads(ranked.stdout.splitlines()[0])["rank"] == 1

@@ -1,0 +1,315 @@
+"""A retrofit of tiny random classifiers: what it promises, what it refuses, and how it resumes."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import offramp.training.run
+from offramp import Classifier, ExitModel, Guarantee, OfframpError, retrofit
+from offramp.errors import NoSafeThreshold
+from offramp.retrofits import comparison, steps
+from offramp.retrofits.text_split import check_enough, split_texts
+
+TEXTS = 600
+WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film"]
+
+
+def make_texts(count: int = TEXTS, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(count)]
+
+
+@pytest.fixture(scope="session")
+def save_classifier(
+    tiny_classifier: Callable[..., PreTrainedModel], tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """save_classifier("bert", ...) -> the folder of a random fine-tuned model."""
+
+    def save(model_type: str = "bert", **options: Any) -> Path:
+        folder: Path = tmp_path_factory.mktemp("original")
+        tiny_classifier(model_type, **options).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_timing() -> Iterator[None]:
+    """Timing is not tested here, so it need not be exact."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "REPEATS", 1)
+        patch.setattr(comparison, "SINGLE_TEXTS", 3)
+        yield
+
+
+@pytest.fixture(scope="session")
+def original(save_classifier: Callable[..., Path]) -> Path:
+    return save_classifier(id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+
+
+@pytest.fixture(scope="module")
+def done(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A retrofit in PyTorch, with an untouched backbone."""
+    out = tmp_path_factory.mktemp("retrofit") / "out"
+    return retrofit(original, make_texts(), out, 0.1, runtime="torch", data="logs.csv")
+
+
+def plain_predictions(folder: Path, texts: list[Any]) -> list[str]:
+    """What transformers' own pipeline predicts, one text at a time."""
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", str(folder), device="cpu")
+    return [classify(text)[0]["label"] for text in texts]
+
+
+def last(done: Any) -> Any:
+    """The row of the retrofitted model."""
+    return done.results["comparison"][-1]
+
+
+def test_changed_predictions_are_counted_against_transformers_own(original: Path, done: Any) -> None:
+    test = split_texts(make_texts(), None, seed=0).test.texts
+    found = [each.label for each in Classifier.from_pretrained(done.folder).predict(test)]
+    expected = plain_predictions(original, test)
+    assert last(done)["changed"] == sum(a != b for a, b in zip(found, expected, strict=True))
+    assert last(done)["changed"] / len(test) <= 0.1
+    assert last(done)["mean_layer"] < 4
+
+
+def test_the_certificate_names_the_model_that_it_protects(original: Path, done: Any) -> None:
+    certificate = Classifier.from_pretrained(done.folder).policy.certificate
+    assert certificate is not None
+    assert certificate.reference == original.name
+    assert certificate.summary == (
+        f"With 95 % confidence, at most 10 % of predictions differ from {original.name} (on data like logs.csv)."
+    )
+    assert certificate.summary in str(done)
+    assert certificate.summary in (done.folder / "README.md").read_text()
+    assert certificate.summary.split("(")[0] in (done.folder.parent / "report" / "report.html").read_text()
+
+
+def test_full_depth_of_an_untouched_backbone_is_bit_equal_to_the_original(
+    original: Path, done: Any, padded: dict[str, torch.Tensor]
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    plain = AutoModelForSequenceClassification.from_pretrained(original)
+    model = ExitModel.from_pretrained(done.folder)
+    with torch.no_grad():
+        assert torch.equal(plain(**padded).logits, model(**padded).logits)
+    assert done.results["full_depth_bit_equal"] is True
+    full = done.results["comparison"][1]
+    assert (full["name"], full["changed"], full["mean_layer"]) == ("fp32, full depth", 0, 4)
+
+
+def test_a_finished_retrofit_is_returned_as_it_is(
+    original: Path, done: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "train", None)
+    monkeypatch.setattr(steps, "collect", None)
+    out = done.folder.parent
+    again = retrofit(original, make_texts(), out, 0.1, runtime="torch", data="logs.csv")
+    assert again.results == done.results
+
+
+def test_an_interrupted_retrofit_resumes_with_the_same_result(
+    original: Path, done: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(steps, "find_policy", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            retrofit(original, make_texts(), tmp_path / "out", 0.1, runtime="torch", data="logs.csv")
+    assert not (tmp_path / "out" / "model").exists()
+    monkeypatch.setattr(offramp.training.run.Training, "train_heads", interrupt)  # they are trained already
+    resumed = retrofit(original, make_texts(), tmp_path / "out", 0.1, runtime="torch", data="logs.csv")
+    same = ["policy", "changed_interval", "exits", "certificate"]
+    assert [resumed.results[name] for name in same] == [done.results[name] for name in same]
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_other_texts_or_another_seed_do_not_mix_with_a_retrofit(original: Path, done: Any) -> None:
+    out = done.folder.parent
+    with pytest.raises(OfframpError, match="other texts"):
+        retrofit(original, make_texts(seed=1), out, 0.1, runtime="torch")
+    with pytest.raises(OfframpError, match="other seed"):
+        retrofit(original, make_texts(), out, 0.1, runtime="torch", seed=1)
+
+
+def test_a_folder_with_other_files_is_not_touched(original: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(OfframpError, match="not empty"):
+        retrofit(original, make_texts(), tmp_path, 0.1, runtime="torch")
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_auto_keeps_one_of_two_precisions_and_says_why(
+    save_classifier: Callable[..., Path], tmp_path: Path
+) -> None:
+    # two layers, because each is exported twice
+    original = save_classifier(layers=2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    found = retrofit(original, make_texts(), tmp_path / "out", 0.15, rule="entropy")
+    assert found.results["precision"] in ("fp32", "int8")
+    assert found.results["kept_because"]
+    assert found.results["certificate"]["rules_tried"] == 2  # one rule in two precisions
+    test = split_texts(make_texts(), None, seed=0).test.texts
+    labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(test)]
+    changed = sum(a != b for a, b in zip(labels, plain_predictions(original, test), strict=True))
+    assert changed == last(found)["changed"]
+
+
+def test_tuning_keeps_the_original_as_reference_and_for_the_audit(original: Path, tmp_path: Path) -> None:
+    found = retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch", tune=True, epochs=1)
+    assert found.results["full_depth_bit_equal"] is None
+    test = split_texts(make_texts(), None, seed=0).test.texts
+    labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(test)]
+    changed = sum(a != b for a, b in zip(labels, plain_predictions(original, test), strict=True))
+    assert changed == last(found)["changed"]
+    reference = Classifier.from_pretrained(found.folder / "reference")
+    assert [each.label for each in reference.predict(test)] == plain_predictions(original, test)
+
+
+def test_pairs_are_retrofitted_as_pairs(original: Path, tmp_path: Path) -> None:
+    pairs = list(zip(make_texts(), make_texts(seed=1), strict=True))
+    found = retrofit(original, pairs, tmp_path / "out", 0.3, runtime="torch")
+    part = split_texts(pairs, None, seed=0).test.texts
+    with torch.no_grad():
+        expected = [plain_logits(original, pair).argmax(-1).item() for pair in part]
+    names = ["no", "yes"]
+    found_labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(part)]
+    changed = sum(a != names[int(b)] for a, b in zip(found_labels, expected, strict=True))
+    assert changed == last(found)["changed"]
+
+
+def plain_logits(folder: Path, pair: Any) -> torch.Tensor:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokens = AutoTokenizer.from_pretrained(folder)(*pair, return_tensors="pt")
+    logits: torch.Tensor = AutoModelForSequenceClassification.from_pretrained(folder)(**tokens).logits
+    return logits
+
+
+def test_regression_needs_a_tolerance_and_keeps_to_it(
+    save_classifier: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = save_classifier(num_labels=1, problem_type="regression")
+    with pytest.raises(OfframpError, match="tolerance"):
+        retrofit(folder, make_texts(), tmp_path / "out", 0.1, runtime="torch")
+    target = Guarantee(0.3, tolerance=5.0)
+    found = retrofit(folder, make_texts(), tmp_path / "out", target, runtime="torch", rule="layer")
+    assert found.results["certificate"]["tolerance"] == 5.0
+    assert last(found)["mean_layer"] < 4
+
+
+def test_multi_label_models_count_a_text_as_changed_if_any_label_changes(
+    save_classifier: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = save_classifier(num_labels=3, problem_type="multi_label_classification")
+    found = retrofit(
+        folder, make_texts(), tmp_path / "out", 0.6, runtime="torch", label_names=["x", "y", "z"]
+    )
+    test = split_texts(make_texts(), None, seed=0).test.texts
+    labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(test)]
+    with torch.no_grad():
+        truth = [plain_logits(folder, (text,))[0] > 0 for text in test]
+    expected = [tuple(name for name, on in zip("xyz", row, strict=True) if on) for row in truth]
+    changed = sum(set(a) != set(b) for a, b in zip(labels, expected, strict=True))
+    assert changed == last(found)["changed"]
+
+
+def test_labels_only_add_scores(original: Path, done: Any, tmp_path: Path) -> None:
+    labels = np.arange(TEXTS) % 2
+    found = retrofit(
+        original, make_texts(), tmp_path / "out", 0.1, labels=labels, runtime="torch", data="logs.csv"
+    )
+    scores = [row["scores"] for row in found.results["comparison"]]
+    expected = plain_predictions(original, split_texts(make_texts(), labels, seed=0).test.texts)
+    truth = ["yes" if label else "no" for label in split_texts(make_texts(), labels, seed=0).test.labels]
+    right = np.mean([a == b for a, b in zip(expected, truth, strict=True)])
+    assert found.results["policy"] == done.results["policy"]
+    assert scores[0]["acc"] == pytest.approx(right)
+    assert scores[1] == scores[0]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["same text"] * TEXTS, "all 600 texts are the same"),
+        (make_texts(40), "40 texts are too few: .* in all"),
+        ([*make_texts(599), 7], "item 599 is int 7"),
+    ],
+)
+def test_useless_texts_are_refused_before_the_model_is_loaded(
+    texts: list[Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OfframpError, match=message):
+        retrofit(tmp_path / "no-model", texts, tmp_path / "out", 0.1, runtime="torch")
+    assert not (tmp_path / "out").exists()
+
+
+def test_enough_texts_are_those_that_prove_the_bound_without_errors() -> None:
+    # ln(0.05) / ln(0.9) = 28.4, so 29 to calibrate on, which are three tenths of 97
+    texts = [str(number) for number in range(98)]
+    check_enough(texts, Guarantee(0.1), tests=1)
+    with pytest.raises(OfframpError, match="takes 29 to calibrate on, so 98 in all"):
+        check_enough(texts[:97], Guarantee(0.1), tests=1)
+    assert len(split_texts(texts, None, seed=0).calibration) >= 29
+
+
+def test_models_that_cannot_be_retrofitted_are_refused_by_cause(
+    original: Path, done: Any, tiny_encoder: Callable[..., PreTrainedModel], tokenizer: Any, tmp_path: Path
+) -> None:
+    tiny_encoder("bert").save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    config = json.loads((original / "config.json").read_text())
+    for name, change in {"gpt2": {"model_type": "gpt2"}, "empty": {}}.items():
+        (tmp_path / name).mkdir()
+        if change:
+            (tmp_path / name / "config.json").write_text(json.dumps(config | change))
+            tokenizer.save_pretrained(tmp_path / name)
+    for folder, message in {
+        tmp_path / "encoder": "BertModel without a classifier",
+        tmp_path / "gpt2": "gpt2",
+        tmp_path / "empty": "empty",
+        done.folder: "has exits already",
+    }.items():
+        with pytest.raises(OfframpError, match=message):
+            retrofit(folder, make_texts(), tmp_path / "out", 0.1, runtime="torch")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_label_names_is_retrofitted_with_a_warning(
+    save_classifier: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = save_classifier()
+    with pytest.warns(UserWarning, match="LABEL_0, LABEL_1"):
+        found = retrofit(folder, make_texts(), tmp_path / "out", 0.1, runtime="torch")
+    assert Classifier.from_pretrained(found.folder).predict("good film").label in ("LABEL_0", "LABEL_1")
+
+
+def test_nothing_is_written_where_no_policy_is_safe(original: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoSafeThreshold):
+        retrofit(original, make_texts(), tmp_path / "out", 0.03, runtime="torch", rule="layer")
+    assert not (tmp_path / "out" / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "options", [{"precision": "int4"}, {"runtime": "tpu"}, {"runtime": "torch", "precision": "int8"}]
+)
+def test_unknown_runtimes_and_precisions_are_refused(options: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(OfframpError, match=r"precision=|runtime="):
+        offramp.retrofit("model", make_texts(), tmp_path / "out", **options)  # type: ignore[arg-type]
+
+
+def test_an_untouched_model_needs_no_copy_of_the_original(done: Any) -> None:
+    assert not (done.folder / "reference").exists()

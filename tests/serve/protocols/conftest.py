@@ -1,0 +1,32 @@
+"""Servers of tiny models for each kind of problem."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from offramp.classifier import Classifier
+from offramp.model import ExitModel
+
+MODELS: dict[str, dict[str, Any]] = {
+    "reranker": {"num_labels": 1},
+    "two_classes": {"labels": ["irrelevant", "relevant"]},
+    "multi_label": {"labels": ["red", "green", "blue"], "problem_type": "multi_label_classification"},
+}
+
+
+@pytest.fixture(scope="session")
+def make_classifier(
+    make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast
+) -> Callable[[str], Classifier]:
+    """make_classifier("reranker") -> a classifier for one of `MODELS`."""
+    return lambda name: Classifier(make_model(**MODELS[name]), tokenizer)
+
+
+@pytest.fixture
+def served(
+    serve: Callable[..., Any], server: Any, make_classifier: Callable[[str], Classifier]
+) -> Callable[[str], Any]:
+    """served("reranker") -> a server of that model; served("colours") -> the one that all tests share."""
+    return lambda name: server if name == "colours" else serve(make_classifier(name))

@@ -1,0 +1,195 @@
+"""Clients that are silent, slow or sent from elsewhere never keep others out."""
+
+import json
+import logging.config
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from offramp.errors import BadOption
+from offramp.serve.batcher import Limits
+from offramp.serve.connections import OWN_FILES, connection_limit
+from offramp.serve.hosts import ANY, LOOPBACK, default_hosts
+from offramp.serve.logs import LOGGING
+
+Serve = Callable[..., Any]
+HEAD = b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+def connect(server: Any, data: bytes = b"") -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)), timeout=60)
+    client.sendall(data)
+    return client
+
+
+def response(client: socket.socket) -> str:
+    """The status line; empty if the server closed the connection without a response."""
+    try:
+        return client.recv(1000).decode().partition("\r\n")[0]
+    except ConnectionResetError:
+        return ""
+
+
+def test_at_the_limit_a_new_connection_replaces_the_one_that_was_silent_longest(serve: Serve) -> None:
+    server = serve(connections={"most": 5})
+    silent = [connect(server) for _ in range(20)]
+    assert server.client.get("/health").status_code == 200
+    assert [response(client) for client in silent[:15]] == [""] * 15
+    silent[-1].sendall(b"GET /health HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert response(silent[-1]) == "HTTP/1.1 200 OK"
+
+
+def test_requests_in_progress_are_not_closed_for_new_connections(serve: Serve, door: Any) -> None:
+    server = serve(connections={"most": 3})
+    door.shut()
+    body = json.dumps({"texts": "good"}).encode()
+    asking = connect(server, HEAD % len(body) + body)
+    assert door.reached.wait(60)
+    unfinished = [connect(server, HEAD % 100 + b"{") for _ in range(10)]
+    assert [response(client) for client in unfinished[:7]] == [""] * 7
+    door.is_open.set()
+    assert response(asking) == "HTTP/1.1 200 OK"
+
+
+def test_requests_that_came_with_a_burst_of_connections_are_all_answered(serve: Serve) -> None:
+    server = serve(connections={"most": 5})
+    request = b"GET /health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
+    with hold_loop(server):
+        clients = [connect(server, request) for _ in range(50)]
+    assert [response(client) for client in clients] == ["HTTP/1.1 200 OK"] * 50
+
+
+@contextmanager
+def hold_loop(server: Any) -> Iterator[None]:
+    """Connections and requests wait in the kernel meanwhile."""
+    server.batcher._changed.acquire()  # /predict takes this lock in the event loop
+    body = json.dumps({"texts": "good"}).encode()
+    blocking = connect(server, HEAD % len(body) + body)
+    try:
+        yield
+    finally:
+        server.batcher._changed.release()
+        assert response(blocking) == "HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: here\r\nX-A: b\r\n"]
+)
+def test_a_connection_without_the_head_of_a_request_is_closed(serve: Serve, sent: bytes) -> None:
+    server = serve(connections={"header_seconds": 0.2})
+    assert response(connect(server, sent)) == ""
+    assert server.client.get("/health").status_code == 200
+
+
+def test_the_rest_of_a_refused_body_does_not_keep_a_connection_open(serve: Serve) -> None:
+    client = connect(serve(connections={"header_seconds": 0.2}), b"POST /nowhere HTTP/1.1\r\nHost: a\r\n")
+    client.sendall(b"Content-Length: 1000\r\n\r\n{")
+    assert response(client) == "HTTP/1.1 404 Not Found"
+    while response(client):  # its body, and then the end
+        pass
+
+
+def test_a_body_that_does_not_arrive_in_time_gets_408(serve: Serve) -> None:
+    server = serve(body_seconds=0.2)
+    client = connect(server, HEAD % 100 + b'{"texts"')
+    assert response(client) == "HTTP/1.1 408 Request Timeout"
+    assert server.ask("good").status_code == 200
+
+
+def test_unfinished_bodies_have_a_limit_in_all_and_the_oldest_is_given_up_first(serve: Serve) -> None:
+    server = serve(body_limit=1000, body_seconds=600)
+    clients = [connect(server, HEAD % 1000 + b" " * 999) for _ in range(40)]  # 32 of them are kept
+    assert [response(client) for client in clients[:8]] == ["HTTP/1.1 408 Request Timeout"] * 8
+    assert server.ask("good").status_code == 200
+    clients[-1].sendall(b"x")
+    assert response(clients[-1]) == "HTTP/1.1 400 Bad Request"  # complete, and not JSON
+
+
+def test_a_small_request_is_refused_before_it_is_parsed_if_nothing_fits(serve: Serve, door: Any) -> None:
+    server = serve(limits=Limits(items=2))
+    door.shut()
+    bodies = [json.dumps({"texts": texts}).encode() for texts in ("good", ["a", "b"])]
+    running = connect(server, HEAD % len(bodies[0]) + bodies[0])
+    assert door.reached.wait(60)
+    waiting = connect(server, HEAD % len(bodies[1]) + bodies[1])
+    while server.batcher.waiting.items < 2:
+        time.sleep(0.01)
+    assert response(connect(server, HEAD % 5 + b"wrong")) == "HTTP/1.1 429 Too Many Requests"
+    door.is_open.set()
+    assert {response(client) for client in (running, waiting)} == {"HTTP/1.1 200 OK"}
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example:8000", 421),
+        ("[", 421),
+        ("", 421),
+    ],
+)
+def test_a_server_for_this_machine_accepts_only_its_own_names(serve: Serve, host: str, status: int) -> None:
+    server = serve(allowed_hosts=default_hosts("127.0.0.1"))
+    for path in ("/", "/health", "/info"):
+        found = server.client.get(path, headers={"Host": host})
+        assert found.status_code == status
+    if status == 421:
+        assert "--allowed-host" in found.json()["error"]
+        assert found.json()["id"] == found.headers["x-request-id"]
+
+
+def test_other_hosts_can_be_allowed_and_servers_for_all_accept_any(serve: Serve) -> None:
+    server = serve(allowed_hosts=("films.example",))
+    assert server.client.get("/health", headers={"Host": "films.example:443"}).status_code == 200
+    assert server.client.get("/health").status_code == 421
+    assert default_hosts("::1") == default_hosts("127.0.0.2") == LOOPBACK
+    assert default_hosts("0.0.0.0") == default_hosts("::") == default_hosts("192.168.1.5") == (ANY,)
+
+
+def test_probes_may_ask_with_head(server: Any) -> None:
+    for path in ("/health", "/ready"):
+        found = server.client.head(path)
+        assert (found.status_code, found.content) == (200, b"")
+
+
+def test_connections_leave_enough_files_for_the_rest_or_the_limit_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import resource
+
+    now = [(1024, 4096)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: now[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: now.append(limits))
+    assert connection_limit(None, 512) == 2048
+    assert now.pop() == (2048 + OWN_FILES, 4096)
+    assert connection_limit(500, 512) == 500
+    assert now == [(1024, 4096)]
+    assert connection_limit(None, 8000) == 4096 - OWN_FILES
+    assert now.pop() == (4096, 4096)
+    assert connection_limit(2000, 512) == 2000
+    assert now.pop() == (2000 + OWN_FILES, 4096)
+    with pytest.raises(BadOption, match="max_connections=5000 needs 5256 open files and 4096 are allowed"):
+        connection_limit(5000, 512)
+
+
+def test_accept_errors_are_logged_once_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("asyncio")
+    before = logger.handlers[:]
+    logging.config.dictConfig({**LOGGING, "loggers": {"asyncio": LOGGING["loggers"]["asyncio"]}})
+    try:
+        for _ in range(1000):
+            error = OSError(24, "Too many open files")
+            logger.error("socket.accept() out of system resource", exc_info=error)
+        [line] = capsys.readouterr().err.splitlines()
+        assert "Too many open files" in json.loads(line)["exception"]
+    finally:
+        logger.handlers, logger.filters, logger.propagate = before, [], True
