@@ -3,25 +3,26 @@
     python benchmarks/recipes.py ENCODER GLUE_FOLDER --out runs --tasks sst2 cola --recipes mixed pabee --seeds 42 43
 
 Every recipe starts from the same encoder and has EPOCHS epochs of updates to the backbone, which its phases
-share equally; training heads on stored features comes on top and takes seconds. `frozen` follows `final`. `sst2` is
-8,000 labelled rows of the train file, with 24,000 others as text without labels for recipes that can use it, 4,000 to
-calibrate on and 6,000 to test on. On other tasks the development set is measured, with thresholds chosen on its other
-half. The published recipes have exits after every layer, `frozen` and `mixed` also one before the first.
+share equally; training heads on stored features comes on top and takes seconds, so `deebert` and `frozen` start from
+the backbone of `final`. `sst2` is 8,000 labelled rows of the train file, with 24,000 others as text without labels for
+recipes that can use it, 4,000 to calibrate on and 6,000 to test on. On other tasks the development set is measured,
+with thresholds chosen on its other half. The published recipes have exits after every layer, `frozen` and `mixed` also
+one before the first.
 
-Finished runs in --out are read and interrupted ones resume, so the command can be repeated. Prints Markdown tables
-and writes OUT/recipes.json and OUT/recipes.svg:
+Finished runs in --out are read and interrupted ones resume, so the command can be repeated; runs in a file that
+--known names are not repeated. Prints Markdown tables and writes OUT/recipes.json and OUT/recipes.svg:
 
 - the headline metric at every layer;
 - area: the mean headline metric over all budgets of MACs, from none (the majority class) to full depth, under the
   rule `agreement`;
 - the mean layer under `agreement` at 0.5 points lost and at 2 % of predictions changed;
-- the 95 % interval, over draws of the examples, of the last layer's difference from `final`.
+- the 95 % interval, over draws of the examples, of the last layer's difference from `final` (with several seeds, the
+  mean of their intervals).
 """
 
 import argparse
 import csv
 import json
-import platform
 import time
 from dataclasses import replace
 from datetime import date
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from shared import processor
 from transformers import AutoTokenizer, set_seed
 
 from offramp import ExitModel, Task, Trace, collect, sweep, train
@@ -53,19 +55,27 @@ DRAWS = 1000
 def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
-    results = []
+    results = json.loads(options.known.read_text())["runs"] if options.known else []
     for task in options.tasks:
         for seed in options.seeds:
             for recipe in options.recipes:
-                folder = options.out / f"{task}-{recipe.replace(':', '-')}-{seed}"
-                if not (folder / "minutes").exists():
-                    train_recipe(options, task, recipe, seed, folder)
-                results.append({"task": task, "recipe": recipe, "seed": seed, **measure(folder)})
-    for task in options.tasks:
-        print(table([result for result in results if result["task"] == task]))
-    plot(results, options.out / "recipes.svg")
-    about = {"machine": f"{platform.machine()} CPU, {options.threads} threads", "date": str(date.today())}
-    (options.out / "recipes.json").write_text(json.dumps({**about, "runs": results}, indent=1))
+                run = {"task": task, "recipe": recipe, "seed": seed}
+                if not any(run.items() <= each.items() for each in results):
+                    folder, final = (
+                        trained(options, task, recipe, seed),
+                        run_folder(options, task, "final", seed),
+                    )
+                    results.append({**run, **measure(folder, final, options)})
+                    save(results, options.out)
+
+
+def save(results: list[dict[str, Any]], folder: Path) -> None:
+    """Everything measured so far: the runs as JSON, a table for each task, a picture."""
+    (folder / "recipes.json").write_text(json.dumps({"runs": results}, indent=1))
+    tasks = dict.fromkeys(result["task"] for result in results)
+    tables = [table([result for result in results if result["task"] == task]) for task in tasks]
+    (folder / "recipes.md").write_text("\n".join(tables))
+    plot(results, folder / "recipes.svg")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -84,31 +94,43 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--bf16", action="store_true", help="train in bfloat16 where torch can; scores are fp32"
+    )
+    parser.add_argument("--known", type=Path, help="recipes.json of earlier runs")
     return parser.parse_args()
 
 
-def train_recipe(options: argparse.Namespace, name: str, recipe: str, seed: int, folder: Path) -> None:
-    """Trains one model and saves the traces that are measured."""
+def trained(options: argparse.Namespace, name: str, recipe: str, seed: int) -> Path:
+    """The folder of a trained model, with the traces that are measured."""
+    folder = run_folder(options, name, recipe, seed)
+    if (folder / "minutes").exists():
+        return folder
     task, parts = load_task(name, options)
     tokenizer = AutoTokenizer.from_pretrained(options.encoder)
     method = parse_recipe(recipe)
-    if method.name == "frozen":  # it is for a fine-tuned model
-        method = replace(method, phases=(*parse_recipe("final").phases, *method.phases))
-    shares = sum(phase.epochs is None for phase in method.phases)
+    backbone_phases = [phase for phase in method.phases if phase.trainable != "exits"]
+    start_from = trained(options, name, "final", seed) if method.name in ("deebert", "frozen") else None
     set_seed(seed)
     layers = len_layers(options.encoder)
     exits = range(1 if method.name in ["final", *PUBLISHED] else 0, layers + 1)
     model = ExitModel.from_encoder(
         options.encoder, num_labels=len(task.labels or [0]), problem_type=task.problem_type, exits=list(exits)
     )
+    if start_from:
+        copy_last_exit(ExitModel.from_pretrained(start_from / "model"), model)
+        method = replace(method, phases=tuple(phase for phase in method.phases if phase.trainable == "exits"))
     args = default_arguments(
         folder,
-        num_train_epochs=options.epochs / shares,
+        num_train_epochs=options.epochs / max(1, len(backbone_phases)),
         per_device_train_batch_size=options.batch,
         learning_rate=options.learning_rate,
         seed=seed,
         eval_strategy="no",
         load_best_model_at_end=False,  # the development set is for scores alone
+        save_strategy="no",
+        bf16=options.bf16,
+        use_cpu=not torch.cuda.is_available(),  # which bf16 must be told
         report_to="none",
         disable_tqdm=True,
     )
@@ -122,6 +144,18 @@ def train_recipe(options: argparse.Namespace, name: str, recipe: str, seed: int,
         trace = collect(model, data, tokenizer, metrics=task.metrics, data=part, progress=False)
         trace.save(folder / f"{part}.trace")
     (folder / "minutes").write_text(f"{minutes:.1f}")
+    return folder
+
+
+def run_folder(options: argparse.Namespace, task: str, recipe: str, seed: int) -> Path:
+    return Path(options.out) / f"{task}-{recipe.replace(':', '-')}-{seed}"
+
+
+def copy_last_exit(source: ExitModel, target: ExitModel) -> None:
+    """The backbone and the last exit of a fine-tuned model."""
+    target.backbone.load_state_dict(source.backbone.state_dict())
+    for mine, theirs in zip(target.heads.parts(-1), source.heads.parts(-1), strict=True):
+        mine.load_state_dict(theirs.state_dict())
 
 
 def len_layers(encoder: str) -> int:
@@ -154,19 +188,21 @@ def read_sst2(file: Path) -> dict[str, list[Any]]:
     return {"text": [row["sentence"].strip() for row in rows], "label": [int(row["label"]) for row in rows]}
 
 
-def measure(folder: Path) -> dict[str, Any]:
+def measure(folder: Path, final: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Everything that the tables show about one model."""
     traces = {file.stem: Trace.load(file) for file in folder.glob("*.trace")}
     dev = traces["dev"]
     return {
         "minutes": float((folder / "minutes").read_text()),
-        "folder": str(folder),
+        "date": str(date.today()),
+        "machine": f"{processor()}, {options.threads} threads{', bf16' if options.bf16 else ''}",
         "headline": dev.metrics[0],
         "layers": list(dev.layers),
         "scores": {part: exit_scores(trace) for part, trace in traces.items()},
         **{f"area_{part}": area(trace) for part, trace in traces.items() if part != "calibration"},
         "at_half_a_point": operating_point(traces, "loss"),
         "at_2_percent_changed": operating_point(traces, "changed"),
+        "last_minus_final": last_minus_final(dev, final / "dev.trace"),
         "curve": curve(dev),
     }
 
@@ -256,10 +292,9 @@ def table(results: list[dict[str, Any]]) -> str:
         "area",
         "0.5 lost",
         "2 % changed",
-        "last",
+        "last minus final",
     ]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    finals = {each["seed"]: each for each in results if each["recipe"] == "final"}
     for recipe in dict.fromkeys(each["recipe"] for each in results):
         runs = [each for each in results if each["recipe"] == recipe]
         scores = np.mean([run["scores"][part] for run in runs], axis=0)
@@ -271,28 +306,28 @@ def table(results: list[dict[str, Any]]) -> str:
             np.mean([run["at_half_a_point"][where]["mean_layer"] for run in runs]),
             np.mean([run["at_2_percent_changed"][where]["mean_layer"] for run in runs]),
         ]
-        low, high = difference(runs, finals) if finals else (float("nan"), float("nan"))
+        ends = [run["last_minus_final"] for run in runs if run["last_minus_final"]]
+        interval = "{:+.1f} to {:+.1f}".format(*np.mean(ends, axis=0)) if ends else ""
         lines.append(
             f"| {recipe} | {' | '.join(cells)} | "
-            f"{numbers[0]:.1f} | {numbers[1]:.2f} | {numbers[2]:.2f} | {low:+.1f} to {high:+.1f} |"
+            f"{numbers[0]:.1f} | {numbers[1]:.2f} | {numbers[2]:.2f} | {interval} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def difference(runs: list[dict[str, Any]], finals: dict[int, dict[str, Any]]) -> tuple[float, float]:
-    """The last layer's headline metric less that of `final`, both on the same draws of examples."""
-    pairs = [(run, finals[run["seed"]]) for run in runs if run["seed"] in finals]
-    loaded = [[Trace.load(Path(each["folder"]) / "dev.trace") for each in pair] for pair in pairs]
-    labels, metric = np.asarray(loaded[0][0].labels), runs[0]["headline"]
-    last = [[decode(trace.logits[:, -1], trace.problem_type) for trace in pair] for pair in loaded]
-    random = np.random.default_rng(0)
-    found = []
-    for _ in range(DRAWS):
-        rows = random.integers(0, len(labels), len(labels))
-        scores = [[compute([metric], labels[rows], each[rows])[metric] for each in pair] for pair in last]
-        found.append(100 * float(np.mean([mine - other for mine, other in scores])))
-    low, high = np.percentile(found, [2.5, 97.5])
-    return float(low), float(high)
+def last_minus_final(trace: Trace, final: Path) -> list[float]:
+    """The 95 % interval of the difference at the last layer, over draws of examples; empty without `final`."""
+    if not final.exists():
+        return []
+    labels, metric = np.asarray(trace.labels), trace.metrics[0]
+    mine, theirs = (decode(each.logits[:, -1], each.problem_type) for each in (trace, Trace.load(final)))
+    draws = np.random.default_rng(0).integers(0, len(labels), (DRAWS, len(labels)))
+    found = [
+        compute([metric], labels[rows], mine[rows])[metric]
+        - compute([metric], labels[rows], theirs[rows])[metric]
+        for rows in draws
+    ]
+    return [100 * float(end) for end in np.percentile(found, [2.5, 97.5])]
 
 
 def plot(results: list[dict[str, Any]], file: Path) -> None:
