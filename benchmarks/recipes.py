@@ -4,10 +4,10 @@
 
 Every recipe starts from the same encoder and has EPOCHS epochs of updates to the backbone, which its phases
 share equally; training heads on stored features comes on top and takes seconds, so `deebert` and `frozen` start from
-the backbone of `final`. `sst2` is 8,000 labelled rows of the train file, with 24,000 others as text without labels for
-recipes that can use it, 4,000 to calibrate on and 6,000 to test on. On other tasks the development set is measured,
-with thresholds chosen on its other half. The published recipes have exits after every layer, `frozen` and `mixed` also
-one before the first.
+the backbone of `final`. `sst2` is 8,000 labelled rows of the train file, with 24,000 others as text without labels
+for recipes that can use it, 4,000 to calibrate on and 6,000 to test on. On other tasks the development set is
+measured, with thresholds chosen on its other half. The published recipes have exits after every layer, `frozen` and
+`mixed` also one before the first.
 
 Finished runs in --out are read and interrupted ones resume, so the command can be repeated; runs in a file that
 --known names are not repeated. Prints Markdown tables and writes OUT/recipes.json and OUT/recipes.svg:
