@@ -55,7 +55,7 @@ class Engine:
         `time.monotonic()` value, one for all examples or one for each. An example past its deadline leaves with
         the logits of the last exit it passed; every example passes the first.
         """
-        decision, deadlines = self.undecided(len(examples)), np.broadcast_to(deadline, len(examples))
+        decision, deadlines = self.undecided(len(examples)), np.full(len(examples), deadline)
         layers, skipped = self.stages.layers, policy.skippable_exits(self.stages.layers)
 
         def begin(rows: Array) -> Decider:
@@ -74,7 +74,7 @@ class Engine:
         Yields the decision after every micro-batch, complete after the last one, so that a caller may do other work
         in between.
         """
-        decision, deadlines = self.undecided(len(examples)), np.broadcast_to(deadline, len(examples))
+        decision, deadlines = self.undecided(len(examples)), np.full(len(examples), deadline)
         skipped = ranking.skippable_exits(self.stages.layers)
         for rows in self.windows(examples, ranking.sizes.tolist()):
             for _ in self.run_window(self.embed(examples, rows), ranking.begin, skipped, deadlines, decision):

@@ -151,7 +151,9 @@ class Classifier:
         """
         if trace and deadline_ms is not None:
             raise BadOption("trace=True runs all layers, so it cannot be combined with deadline_ms.")
-        policy = self.resolve_policy(policy or self.policy, max_layer)
+        if policy is not None or max_layer is not None:  # its own is checked already
+            policy = self.resolve_policy(policy or self.policy, max_layer)
+        policy = policy or self.policy
         if not isinstance(texts, Sized):
             return self.stream(self.check_texts(texts), policy, deadline_ms, trace)
         deadline, single = deadline_from_now(deadline_ms), is_single(texts)

@@ -1,6 +1,6 @@
 """Agreement: leave when full depth will probably predict the same, as learned from other examples."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -109,44 +109,43 @@ class Agreement(Criterion):
         exit = int(state.exits.max(initial=1)) - 1
         intercept, *weights = self.coefficients[exit]
         probability = 1 / (1 + np.exp(-(intercept + features @ np.array(weights))))
-        return state, np.broadcast_to(probability.reshape(-1, *[1] * (logits.ndim - 2)), logits.shape[:-1])
+        if logits.ndim > 2 and logits.shape[1] > 1:  # all labels of an example leave together
+            probability = np.repeat(probability, logits.shape[1])
+        return state, probability.reshape(logits.shape[:-1])
 
     def observe(self, seen: History, logits: Array) -> tuple[History, Array]:
-        """The history after this exit, and the features (examples, features) that the estimate is made from."""
-        finite = finite_rows(logits)
-        values = np.where(finite[..., None], logits if logits.shape[-1] == 1 else log_odds(logits), seen.last)
-        first = (seen.valid == 0)[..., None]
-        state = History(
-            last=values,
-            total=seen.total + values,
-            low=np.where(first, values, np.minimum(seen.low, values)),
-            high=np.where(first, values, np.maximum(seen.high, values)),
-            prediction=values.argmax(-1),
-            run=seen.run,
-            exits=seen.exits + 1,
-            valid=seen.valid + finite,
-        )
-        previous = np.where(first, values, seen.last)
-        if logits.shape[-1] == 1:
-            agrees = (np.abs(values - previous)[..., 0] <= self.tolerance) & (seen.valid > 0)
-            features = self._distances(state, previous)
-        else:
-            agrees = state.prediction == seen.prediction
-            mean = state.total / state.exits[..., None]
-            history = np.stack([values, previous, mean, state.low, state.high])
-            # of the predicted class; one call, because a single text pays for each
-            features = [*np.take_along_axis(history, state.prediction[None, ..., None], axis=-1)[..., 0]]
-        state = replace(state, run=np.where(agrees, seen.run + 1, 0))
-        # (examples, features) or (examples, labels, features)
-        every = np.stack([*features, state.run], axis=-1)
-        return state, every.min(axis=1) if every.ndim == 3 else every
+        """The history after this exit, and the features (examples, features) that the estimate is made from.
 
-    def _distances(self, state: History, previous: Array) -> list[Array]:
+        A single text pays for every call of numpy, so there are few.
+        """
+        finite = finite_rows(logits)
+        values = logits.astype(np.float64) if logits.shape[-1] == 1 else log_odds(logits)
+        if not finite.all():
+            values = np.where(finite[..., None], values, seen.last)
+        first = seen.valid == 0
+        previous, low, high = seen.last, seen.low, seen.high
+        if first.any():
+            previous, low, high = (np.where(first[..., None], values, each) for each in (previous, low, high))
+        exits, total, prediction = seen.exits + 1, seen.total + values, values.argmax(-1)
+        low, high, mean = np.minimum(low, values), np.maximum(high, values), total / exits[..., None]
+        if logits.shape[-1] == 1:
+            agrees = (np.abs(values - previous)[..., 0] <= self.tolerance) & ~first
+            features = self._distances(values - previous, values - mean, high - low)
+        else:
+            agrees = prediction == seen.prediction
+            every = np.array([values, previous, mean, low, high])
+            rows = every.reshape(len(every), prediction.size, values.shape[-1])
+            features = rows[:, np.arange(prediction.size), prediction.ravel()]  # of the predicted class
+            features = features.reshape(len(every), *prediction.shape)
+        run = (seen.run + 1) * agrees
+        state = History(values, total, low, high, prediction, run, exits, seen.valid + finite)
+        found = np.stack([*features, run], axis=-1)  # (examples, features) or (examples, labels, features)
+        return state, found.min(axis=1) if found.ndim == 3 else found
+
+    def _distances(self, *distances: Array) -> Array:
         """How close the value is to earlier ones, in units of the tolerance, as negative logarithms."""
-        value = state.last
-        distances = (value - previous, value - state.total / state.exits[..., None], state.high - state.low)
-        scale = self.tolerance or 1.0
-        return [-np.log(np.abs(distance[..., 0]) / scale + 1e-3) for distance in distances]
+        close: Array = -np.log(np.abs(np.array(distances)[..., 0]) / (self.tolerance or 1.0) + 1e-3)
+        return close
 
 
 def fit_exit(features: Array, same: Array) -> tuple[float, ...]:
@@ -168,7 +167,12 @@ def fit_exit(features: Array, same: Array) -> tuple[float, ...]:
 
 def log_odds(logits: Array) -> Array:
     """(..., classes) the log-odds of each class against all others."""
-    log_p = log_softmax(logits)
-    with np.errstate(divide="ignore"):  # a probability of 1 has infinite odds
-        odds: Array = log_p - np.log(-np.expm1(np.minimum(log_p, 0)))
-    return odds.clip(-CLIP, CLIP)
+    if logits.shape[-1] == 2:
+        wide = logits.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # inf - inf
+            odds: Array = wide - wide[..., ::-1]
+    else:
+        log_p = log_softmax(logits)
+        with np.errstate(divide="ignore"):  # a probability of 1 has infinite odds
+            odds = log_p - np.log(-np.expm1(np.minimum(log_p, 0)))
+    return np.minimum(np.maximum(odds, -CLIP), CLIP)  # faster than clip
