@@ -1,4 +1,4 @@
-"""Hashes of training texts, saved with a model, by which calibration recognises rows that it was trained on."""
+"""Hashes of training texts, saved with a model, by which calibration recognizes rows that it was trained on."""
 
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b

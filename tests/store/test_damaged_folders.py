@@ -73,7 +73,7 @@ def edit(file: Path, path: tuple[Any, ...], how: str, value: Any) -> None:
 
 
 def is_setting(file: str, path: tuple[Any, ...]) -> bool:
-    """Whether another valid value would make another valid model, which nothing could recognise."""
+    """Whether another valid value would make another valid model, which nothing could recognize."""
     return file.startswith(("tokenizer", "special")) or (
         file == "config.json" and path[0] == "encoder_config"
     )

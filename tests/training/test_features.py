@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from offramp import RECIPES, ExitModel, Task
 from offramp.training import Trained, run
-from offramp.training.features import Features, absorb, can_standardise, measure_scaling
+from offramp.training.features import Features, absorb, can_standardize, measure_scaling
 
 Make = Callable[..., ExitModel]
 Fit = Callable[..., Trained]
@@ -50,7 +50,7 @@ def test_the_backbone_runs_once_over_the_texts(
 
 
 @pytest.mark.parametrize("head", [{}, {"pooler": "none"}, {"pooler": "none", "hidden": 8}])
-def test_standardisation_moves_into_the_weights_and_out_again(tiny_model: Make, head: dict[str, Any]) -> None:
+def test_standardization_moves_into_the_weights_and_out_again(tiny_model: Make, head: dict[str, Any]) -> None:
     model = tiny_model(head=head)
     vectors = np.random.default_rng(0).normal(3, 5, (50, 4, 16)).astype(np.float16)
     features = Features(vectors, Dataset.from_dict({"length": [1] * 50}))
@@ -66,9 +66,9 @@ def test_standardisation_moves_into_the_weights_and_out_again(tiny_model: Make, 
     torch.testing.assert_close(scaled[:, -1], plain[:, -1])
 
 
-def test_heads_that_share_their_first_layer_are_not_standardised(tiny_model: Make) -> None:
-    assert can_standardise(tiny_model())
-    assert not can_standardise(tiny_model(head={"pooler": "shared"}))
+def test_heads_that_share_their_first_layer_are_not_standardized(tiny_model: Make) -> None:
+    assert can_standardize(tiny_model())
+    assert not can_standardize(tiny_model(head={"pooler": "shared"}))
 
 
 def test_frozen_leaves_the_backbone_and_the_last_exit_as_they_are(fit: Fit, tiny_model: Make) -> None:

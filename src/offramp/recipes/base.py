@@ -44,7 +44,7 @@ class Phase:
     """Decay of a momentum teacher, a moving average of the model; None for no teacher."""
     frozen_teacher: bool = False
     """Whether the model at the start of the phase is the teacher: the logits of its last exit are computed once."""
-    standardise: bool = False
+    standardize: bool = False
     """With trainable="exits", whether heads are trained on features of mean 0 and deviation 1."""
     unlabelled: bool = False
     """Whether text without labels is used too; the loss must allow for it."""
@@ -97,7 +97,7 @@ def head_phase(epochs: float, rate: float, temperature: float, label_weight: flo
         epochs=epochs,
         batch_size=HEAD_BATCH,
         learning_rates={"heads": rate},
-        standardise=True,
+        standardize=True,
         unlabelled=True,
         needs_labels=False,
     )

@@ -1,6 +1,6 @@
 """Frozen: heads for a model that stays as it is, taught by its last exit.
 
-*Relation*: as `fastbert` without its first phase, but on standardised features, with labels where there are any, and
+*Relation*: as `fastbert` without its first phase, but on standardized features, with labels where there are any, and
 with text that has none. The predictions of the last exit do not change.
 """
 

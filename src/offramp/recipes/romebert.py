@@ -21,7 +21,7 @@ def romebert(
     anchor: str = "task",
     momentum: float | None = None,
 ) -> Recipe:
-    """Self-distillation ("raw", "ta", "group" or "bidir") with or without gradient regularisation.
+    """Self-distillation ("raw", "ta", "group" or "bidir") with or without gradient regularization.
 
     Args:
         kind: the teacher of an inner exit, see `losses.self_distillation`.

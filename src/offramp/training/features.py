@@ -101,7 +101,7 @@ def measure_scaling(features: Features) -> Scaling:
 
 @torch.no_grad()
 def absorb(model: ExitModel, scaling: Scaling, inverse: bool = False) -> None:
-    """Move the standardisation of the inputs into the first linear layer of each inner head, or out of it.
+    """Move the standardization of the inputs into the first linear layer of each inner head, or out of it.
 
     Heads then read plain features again, and nothing needs to be stored or exported for it.
     """
@@ -121,7 +121,7 @@ def first_linear(head: Head) -> nn.Linear:
     return first  # type: ignore[no-any-return]
 
 
-def can_standardise(model: ExitModel) -> bool:
+def can_standardize(model: ExitModel) -> bool:
     """Whether each inner exit has a first linear layer of its own."""
     heads = [model.heads.head_of(exit) for exit in range(len(model.config.exits))]
     return len({id(first_linear(head)) for head in heads}) == len(heads)

@@ -42,7 +42,7 @@ from offramp.training.data import (
     train_rows,
     training_hashes,
 )
-from offramp.training.features import Features, absorb, can_standardise, collect_features, measure_scaling
+from offramp.training.features import Features, absorb, can_standardize, collect_features, measure_scaling
 from offramp.training.preflight import check, check_labels, prepare
 from offramp.training.run_dir import claim, identity, last_complete_checkpoint
 from offramp.training.trainer import PhaseTrainer
@@ -189,7 +189,7 @@ class Training:
                 if rows is not None
             }
         scaling = None
-        if phase.standardise and can_standardise(self.model):
+        if phase.standardize and can_standardize(self.model):
             scaling = measure_scaling(features["train"])
             for each in features.values():
                 each.scaling = scaling

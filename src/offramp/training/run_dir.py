@@ -1,4 +1,4 @@
-"""The output folder of a run, and how a run is recognised when it is started again.
+"""The output folder of a run, and how a run is recognized when it is started again.
 
 run.json            the settings of the run, so that different runs are not mixed up
 phase-1/            Trainer's checkpoints and logs of the first phase
