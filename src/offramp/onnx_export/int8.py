@@ -14,8 +14,12 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from offramp.problems import Array
 from offramp.stages.onnx import Graph, session_options
 
-CLIPPED = (1e-4, 1e-5, 0)
-"""Shares of an activation's values to clip at each end; the first with a small enough error is used."""
+CLIPPED = (1e-3, 1e-4, 1e-5, 0)
+"""Shares of an activation's values to clip at each end. Clipping leaves more levels for most tokens, but a few, such
+as separators, have activations many times larger than all others, which some matrices need."""
+BALANCES = (0.5, 0.6, 0.7, 0.8)
+"""How much of the difference between channels moves from the activation to the matrix, whose columns have scales of
+their own (SmoothQuant, arXiv:2211.10438)."""
 LARGEST_ERROR = 0.01
 """A matrix whose output has a larger error stays in float."""
 WEIGHT_LEVELS = 63  # 7 bits: on CPUs without VNNI, sums of two 8-bit products overflow
@@ -27,15 +31,18 @@ Arrays = Mapping[str, Array]
 
 
 class Scale(NamedTuple):
-    """How an activation becomes uint8."""
+    """How an activation becomes uint8. Of the clips and balances, those with the smallest error are used."""
 
+    factors: Array  # (width,) that its channels are multiplied by first; the rows of the matrix are divided by them
     step: np.float32
     zero: np.uint8
 
     def rounded(self, values: Array) -> Array:
-        """What remains of the values."""
+        """What remains of the values times the factors."""
         zero = np.float32(self.zero)
-        rounded: Array = (np.clip(np.rint(values / self.step) + zero, 0, 255) - zero) * self.step
+        rounded: Array = (
+            np.clip(np.rint(values * self.factors / self.step) + zero, 0, 255) - zero
+        ) * self.step
         return rounded
 
 
@@ -107,11 +114,12 @@ def quantize_readers(
     scale = find_scale(values, np.concatenate(weights, axis=1))
     replaced: dict[str, list[NodeProto]] = {}
     for node, weight in zip(nodes, weights, strict=True):
-        levels, steps = round_columns(weight)
+        levels, steps = round_columns(weight / scale.factors[:, None])
         if output_error(scale.rounded(values) @ (levels * steps), values @ weight) > LARGEST_ERROR:
             continue
-        matrix, quantized = node.input[1], f"{name}.int8"
+        matrix, balanced, quantized = node.input[1], f"{name}.balanced", f"{name}.int8"
         constants |= {
+            f"{name}.factors": scale.factors,
             f"{name}.step": np.asarray(scale.step),
             f"{name}.zero": np.asarray(scale.zero),
             f"{matrix}.int8": levels,
@@ -119,33 +127,39 @@ def quantize_readers(
         }
         inputs = [quantized, f"{matrix}.int8", f"{name}.step", f"{matrix}.steps", f"{name}.zero"]
         product = helper.make_node("MatMulIntegerToFloat", inputs, node.output, domain=MICROSOFT)
-        first = (
-            []
-            if replaced
-            else [helper.make_node("QuantizeLinear", [name, f"{name}.step", f"{name}.zero"], [quantized])]
-        )
-        replaced[node.output[0]] = [*first, product]
+        first = [
+            helper.make_node("Mul", [name, f"{name}.factors"], [balanced]),
+            helper.make_node("QuantizeLinear", [balanced, f"{name}.step", f"{name}.zero"], [quantized]),
+        ]
+        replaced[node.output[0]] = [product] if replaced else [*first, product]
     return replaced
 
 
 def find_scale(values: Array, weight: Array) -> Scale:
-    """The scale for as narrow a range as the product with a matrix allows.
-
-    Clipping leaves more levels for most tokens, but a few, such as separators, have activations many times larger
-    than all others, which some matrices need.
-    """
+    """The scale with the smallest error of the product with a matrix."""
     expected = values @ weight
-    ends = np.quantile(values, [*CLIPPED, *(1 - share for share in CLIPPED)]).reshape(2, -1)
-    for low, high in ends.T.tolist():
-        scale = scale_between(min(low, 0), max(high, 0))
-        if output_error(scale.rounded(values) @ weight, expected) <= LARGEST_ERROR:
-            break
-    return scale
+    found: list[tuple[float, Scale]] = []
+    for factors in (balance(values, weight, share) for share in BALANCES):
+        levels, steps = round_columns(weight / factors[:, None])
+        ends = np.quantile(values * factors, [*CLIPPED, *(1 - share for share in CLIPPED)]).reshape(2, -1)
+        for low, high in ends.T.tolist():
+            scale = scale_between(factors, min(low, 0), max(high, 0))
+            found.append((output_error(scale.rounded(values) @ (levels * steps), expected), scale))
+    return min(found, key=lambda each: each[0])[1]
 
 
-def scale_between(low: float, high: float) -> Scale:
+def balance(values: Array, weight: Array, share: float) -> Array:
+    """Factors that bring the channels of an activation closer to each other, with a geometric mean of 1."""
+    smallest = np.finfo(np.float32).tiny
+    ranges = share * np.log(np.abs(values).max(0) + smallest)
+    ranges -= (1 - share) * np.log(np.abs(weight).max(1) + smallest)
+    factors: Array = np.exp(np.clip(ranges.mean() - ranges, -10, 10)).astype(np.float32)
+    return factors
+
+
+def scale_between(factors: Array, low: float, high: float) -> Scale:
     step = (high - low) / 255 or 1
-    return Scale(np.float32(step), np.uint8(round(-low / step)))
+    return Scale(factors, np.float32(step), np.uint8(round(-low / step)))
 
 
 def output_error(found: Array, expected: Array) -> float:
