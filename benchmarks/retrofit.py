@@ -79,12 +79,17 @@ def main() -> None:
                 "times_in_batches": speeds["transformers"].in_batches / speeds[name].in_batches,
             }
         )
+    every_layer = {
+        name: layer_scores(options.out / "fast" / "work" / name, dev["text"], dev["label"], reference)
+        for name in ("fp32", "int8")
+    }
     about = {"date": str(date.today()), "processor": processor(), "threads": options.threads}
     record = {**about, "retrofit": done.results, "tuned": tuned and tuned.results, "dev": results}
+    record["every_layer"] = every_layer
     (options.out / "retrofit.json").write_text(json.dumps(record, indent=1))
     plot(results, options.out / "retrofit.svg")
     print(done, *([tuned] if tuned else []), "", sep="\n\n")
-    print(table(results))
+    print(table(results), "", layer_table(every_layer), sep="\n")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -133,6 +138,26 @@ def predictions(predict: Any, texts: list[str]) -> tuple[Any, float]:
         return found.argmax(-1), float("nan")
     classes = np.array([list(each.probabilities).index(each.label) for each in found])
     return classes, float(np.mean([each.layer for each in found]))
+
+
+def layer_scores(folder: Path, texts: list[str], labels: list[int], reference: Any) -> dict[str, list[float]]:
+    """Per cent of the texts on which each exit has the right label, and the original's prediction."""
+    classifier = Classifier.from_pretrained(folder, "never")
+    logits, _ = classifier.engine.trace(classifier.tokenizer(texts))
+    predicted = logits.argmax(-1)  # (texts, exits)
+    return {
+        "accuracy": [100 * float(share) for share in (predicted.T == np.array(labels)).mean(1)],
+        "same as transformers": [100 * float(share) for share in (predicted.T == reference).mean(1)],
+    }
+
+
+def layer_table(found: dict[str, dict[str, list[float]]]) -> str:
+    layers = range(len(next(iter(found.values()))["accuracy"]))
+    lines = [f"| layer | {' | '.join(map(str, layers))} |", "|---" * (1 + len(layers)) + "|"]
+    for precision, scores in found.items():
+        for name, values in scores.items():
+            lines.append(f"| {precision}, {name} | {' | '.join(f'{value:.1f}' for value in values)} |")
+    return "\n".join(lines)
 
 
 def table(results: list[dict[str, Any]]) -> str:
