@@ -146,8 +146,8 @@ def layer_scores(folder: Path, texts: list[str], labels: list[int], reference: A
     logits, _ = classifier.engine.trace(classifier.tokenizer(texts))
     predicted = logits.argmax(-1)  # (texts, exits)
     return {
-        "accuracy": [100 * float(share) for share in (predicted.T == np.array(labels)).mean(1)],
-        "same as transformers": [100 * float(share) for share in (predicted.T == reference).mean(1)],
+        "accuracy": [100 * float(share) for share in (np.array(labels) == predicted.T).mean(1)],
+        "same as transformers": [100 * float(share) for share in (reference == predicted.T).mean(1)],
     }
 
 
