@@ -226,6 +226,19 @@ def test_a_tokenizer_that_gives_ids_without_an_embedding_is_refused(
         Classifier.from_pretrained(folder)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [("num_attention_heads", -1, "not a number of heads"), ("pad_token_id", -1, "not a token")],
+)
+def test_a_config_that_the_encoder_accepts_but_cannot_run_is_refused(
+    saved: Path, tmp_path: Path, key: str, value: int, reason: str
+) -> None:
+    folder = Path(shutil.copytree(saved, tmp_path / "model"))
+    edit(folder / "config.json", ("encoder_config", key), "replace", value)
+    with pytest.raises(CannotLoad, match=reason):
+        Classifier.from_pretrained(folder)
+
+
 def test_a_config_that_is_nested_too_deeply_is_refused(saved: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(saved, tmp_path / "model"))
     edit(folder / "config.json", ("policy",), "replace", NESTED)

@@ -85,6 +85,12 @@ class ModelInfo:
             raise BadConfig(f"problem_type={self.problem_type!r}; expected one of {', '.join(PROBLEM_TYPES)}")
         if not isinstance(self.encoder["model_type"], str) or type(self.head["gate"]) is not bool:
             raise BadConfig("encoder_config has no model_type, or head no gate")
+        heads = self.encoder.get("num_attention_heads", self.encoder.get("n_heads"))
+        if isinstance(heads, int) and heads < 1:
+            raise BadConfig(f"num_attention_heads={heads} is not a number of heads")
+        padding = self.encoder.get("pad_token_id")
+        if isinstance(padding, int) and padding < 0:
+            raise BadConfig(f"pad_token_id={padding} is not a token")
         length = self.trained_length
         if not (length is None or (type(length) is int and length > 0)):
             raise BadConfig(f"trained_length={length!r} is not a number of tokens")
