@@ -1,19 +1,24 @@
 """Tiny random models, one for every backbone in the registry, a tokenizer of whole words, and traces of models
 that never were."""
 
+import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from onnx import ModelProto
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
+from torch.export import ExportedProgram
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -150,6 +155,32 @@ def saved(
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def convert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ModelProto]]:
+    """Converts a program to ONNX. In tests, programs with equal operations are converted once, as for the stages of
+    one model: it takes seconds, and the tiny models of many tests differ only in their weights."""
+    graphs = import_module("offramp.onnx_export.graphs")
+    to_onnx = graphs.to_onnx
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
+
+    def convert_once(program: ExportedProgram, outputs: list[str]) -> ModelProto:
+        weights, operations = graphs.separate(program)
+        key = hashlib.sha256(repr((operations, [*weights], outputs)).encode()).hexdigest()
+        file = folder / f"{key}.onnx"
+        if not file.exists():
+            with NamedTemporaryFile(dir=folder, delete=False) as new:
+                new.write(to_onnx(program, outputs).SerializeToString())
+            os.replace(new.name, file)
+        converted: ModelProto = graphs.fill(ModelProto.FromString(file.read_bytes()), weights)
+        return converted
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graphs, "to_onnx", convert_once)
+        yield to_onnx
 
 
 @pytest.fixture(scope="session")

@@ -239,22 +239,28 @@ def test_graphs_that_differ_from_the_model_are_refused(
 
 
 def test_a_failure_of_torch_is_reported_with_its_reason(
-    models: Callable[[str], ExitModel], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    models: Callable[[str], ExitModel],
+    tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    convert: Any,
 ) -> None:
     def fail(*given: Any, **options: Any) -> None:
         assert not gc.isenabled()
         raise RuntimeError("no such operator\nand much more")
 
     monkeypatch.setattr(torch.onnx, "export", fail)
+    monkeypatch.setattr(make_graphs.__module__ + ".to_onnx", convert)
     with pytest.raises(Incompatible, match=r"this model: no such operator$"):
         export(models("bert"), tmp_path / "out", tokenizer=tokenizer)
     assert gc.isenabled()
 
 
 def test_code_parsed_during_garbage_collection_does_not_break_the_export(
-    models: Callable[[str], ExitModel],
+    models: Callable[[str], ExitModel], monkeypatch: pytest.MonkeyPatch, convert: Any
 ) -> None:
     """As another thread may do: see `exporter_context`."""
+    monkeypatch.setattr(make_graphs.__module__ + ".to_onnx", convert)
 
     def parse(phase: str, info: dict[str, int]) -> None:
         ast.parse("0")

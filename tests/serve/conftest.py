@@ -1,5 +1,6 @@
 """Servers for a tiny model, each in a thread of the test and on its own port."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,38 @@ from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
 from offramp.serve.connections import LimitedConnection
 from offramp.serve.ladder import Ladder
+
+Until = Callable[[Callable[[], bool]], None]
+
+
+@pytest.fixture(scope="session")
+def until() -> Until:
+    """until(lambda: ...) waits until that is true."""
+
+    def wait(happened: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        for _ in range(20_000):
+            if happened():
+                return
+            pause.wait(0.01)
+        pytest.fail("it never happened")
+
+    return wait
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture, until: Until) -> Callable[[int], list[logging.LogRecord]]:
+    """logged(2) -> the log records of the two requests so far, awaited: a response is sent before it is logged."""
+    caplog.set_level(logging.INFO, logger="offramp")
+
+    def wait(requests: int) -> list[logging.LogRecord]:
+        def records() -> list[logging.LogRecord]:
+            return [record for record in caplog.records if "path" in getattr(record, "fields", {})]
+
+        until(lambda: len(records()) >= requests)
+        return records()
+
+    return wait
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import json
 import logging
 import socket
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,20 +18,14 @@ from offramp.classifier import Classifier, Prediction
 from offramp.model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.serve.batcher import Limits
+from offramp.serve.logs import JsonFormatter
 
 Serve = Callable[..., Any]
+Until = Callable[[Callable[[], bool]], None]
+Logged = Callable[[int], list[logging.LogRecord]]
 
 TEXTS = ["good film", "", "bad bad bad", "a b c d e f g h i j", "unheard"]
 PAIRS = [("good", "bad film"), ("a b", "c")]
-
-
-def until(happened: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(20_000):
-        if happened():
-            return
-        pause.wait(0.005)
-    pytest.fail("it never happened")
 
 
 def as_json(predictions: list[Prediction]) -> list[dict[str, Any]]:
@@ -96,7 +89,7 @@ def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve, loose: 
 
 
 def test_a_rung_that_another_worker_found_broken_is_no_longer_used(
-    serve: Serve, loose: Policy, tmp_path: Path
+    serve: Serve, loose: Policy, tmp_path: Path, until: Until
 ) -> None:
     server = serve(rungs=(Policy.parse("confidence:0.775"), loose), shared_folder=tmp_path)
     (tmp_path / "broken-1").touch()
@@ -110,7 +103,9 @@ def test_no_text_goes_deeper_than_max_layer(server: Any) -> None:
     assert server.ask(TEXTS, max_layer=9).status_code == 422
 
 
-def test_texts_past_their_deadline_get_the_first_exits_prediction(serve: Serve, door: Any) -> None:
+def test_texts_past_their_deadline_get_the_first_exits_prediction(
+    serve: Serve, door: Any, until: Until
+) -> None:
     server = serve()
     door.shut()
     with ThreadPoolExecutor() as clients:
@@ -207,7 +202,7 @@ def test_lone_surrogates_are_replaced_and_pairs_joined(server: Any, sent: str, m
 
 
 def test_excess_requests_are_refused_at_once_and_all_others_answered_once(
-    serve: Serve, door: Any, classifier: Classifier
+    serve: Serve, door: Any, classifier: Classifier, until: Until
 ) -> None:
     server = serve(limits=Limits(items=8, window=2))
     door.shut()
@@ -231,7 +226,7 @@ def test_excess_requests_are_refused_at_once_and_all_others_answered_once(
 
 
 def test_load_steps_down_the_ladder_and_every_response_names_its_rung(
-    serve: Serve, loose: Policy, door: Any
+    serve: Serve, loose: Policy, door: Any, until: Until
 ) -> None:
     server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), loose))
     door.shut()
@@ -244,7 +239,9 @@ def test_load_steps_down_the_ladder_and_every_response_names_its_rung(
     assert seen <= {(0, "never"), (1, "layer:1")}
 
 
-def test_scraping_metrics_never_moves_the_ladder(serve: Serve, loose: Policy, door: Any) -> None:
+def test_scraping_metrics_never_moves_the_ladder(
+    serve: Serve, loose: Policy, door: Any, until: Until
+) -> None:
     server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), loose))
     door.shut()
     with ThreadPoolExecutor(16) as clients:
@@ -261,14 +258,16 @@ def test_scraping_metrics_never_moves_the_ladder(serve: Serve, loose: Policy, do
     assert waiting[0].result().json()["rung"] == 1  # the worker steps when it takes a window
 
 
-def test_an_idle_server_steps_back_up_the_ladder(serve: Serve, loose: Policy, door: Any) -> None:
+def test_an_idle_server_steps_back_up_the_ladder(
+    serve: Serve, loose: Policy, door: Any, until: Until
+) -> None:
     server = serve(limits=Limits(items=20), rungs=(Policy.parse("never"), loose))
     server.batcher.ladder.rise = 0.01
     assert server.ask(["good"] * 10).json()["rung"] == 1
     until(lambda: "offramp_rung 0.0" in server.client.get("/metrics").text)
 
 
-def test_a_disconnected_client_leaves_the_queue(serve: Serve, door: Any) -> None:
+def test_a_disconnected_client_leaves_the_queue(serve: Serve, door: Any, until: Until) -> None:
     server = serve(limits=Limits(items=4, window=1))
     door.shut()
     with ThreadPoolExecutor() as clients:
@@ -394,19 +393,14 @@ def test_metrics_count_texts_by_exit_layer(serve: Serve) -> None:
 
 @pytest.mark.parametrize("log_texts", [False, True])
 def test_the_log_has_a_line_for_each_request_and_texts_only_with_log_texts(
-    serve: Serve, caplog: pytest.LogCaptureFixture, log_texts: bool
+    serve: Serve, logged: Logged, caplog: pytest.LogCaptureFixture, log_texts: bool
 ) -> None:
-    from offramp.serve.logs import JsonFormatter
-
     server = serve(log_texts=log_texts)
-    with caplog.at_level(logging.INFO, logger="offramp"):
-        answer = server.ask(["a secret", "another"])
-        server.ask([5, "a secret"])
-        server.client.get("/health")
-    lines = [
-        json.loads(JsonFormatter().format(record)) for record in caplog.records if hasattr(record, "fields")
-    ]
-    good, bad = [line for line in lines if line.get("path")]
+    answer = server.ask(["a secret", "another"])
+    server.client.get("/health")
+    server.ask([5, "a secret"])
+    lines = [json.loads(JsonFormatter().format(record)) for record in logged(2)]
+    good, bad = lines
     assert good["id"] == answer.headers["x-request-id"]
     assert (good["status"], good["items"], good["policy"], good["rung"]) == (200, 2, "confidence:0.775", 0)
     assert good["layers"] == sum(each["layer"] for each in answer.json()["predictions"]) / 2
@@ -418,20 +412,15 @@ def test_the_log_has_a_line_for_each_request_and_texts_only_with_log_texts(
 @pytest.mark.parametrize(
     "texts", ["NaN", "[Infinity]", "1e999", '"\\ud800"', '["\\ud800"]', "[" * 300 + "]" * 300]
 )
-def test_every_line_of_the_log_is_json_whatever_the_texts(
-    serve: Serve, caplog: pytest.LogCaptureFixture, texts: str
-) -> None:
-    from offramp.serve.logs import JsonFormatter
-
+def test_every_line_of_the_log_is_json_whatever_the_texts(serve: Serve, logged: Logged, texts: str) -> None:
     def refuse(constant: str) -> None:
         raise ValueError(constant)
 
     server = serve(log_texts=True)
-    with caplog.at_level(logging.INFO, logger="offramp"):
-        server.client.post(
-            "/predict", content=f'{{"texts": {texts}}}', headers={"Content-Type": "application/json"}
-        )
-    [record] = [each for each in caplog.records if hasattr(each, "fields")]
+    server.client.post(
+        "/predict", content=f'{{"texts": {texts}}}', headers={"Content-Type": "application/json"}
+    )
+    [record] = logged(1)
     line = json.loads(JsonFormatter().format(record), parse_constant=refuse)
     json.dumps(line, ensure_ascii=False).encode()  # no lone surrogate, which strict readers refuse
 

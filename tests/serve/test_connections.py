@@ -3,7 +3,6 @@
 import json
 import logging.config
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from offramp.serve.hosts import ANY, LOOPBACK, default_hosts
 from offramp.serve.logs import LOGGING
 
 Serve = Callable[..., Any]
+Until = Callable[[Callable[[], bool]], None]
 HEAD = b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -110,15 +110,16 @@ def test_unfinished_bodies_have_a_limit_in_all_and_the_oldest_is_given_up_first(
     assert response(clients[-1]) == "HTTP/1.1 400 Bad Request"  # complete, and not JSON
 
 
-def test_a_small_request_is_refused_before_it_is_parsed_if_nothing_fits(serve: Serve, door: Any) -> None:
+def test_a_small_request_is_refused_before_it_is_parsed_if_nothing_fits(
+    serve: Serve, door: Any, until: Until
+) -> None:
     server = serve(limits=Limits(items=2))
     door.shut()
     bodies = [json.dumps({"texts": texts}).encode() for texts in ("good", ["a", "b"])]
     running = connect(server, HEAD % len(bodies[0]) + bodies[0])
     assert door.reached.wait(60)
     waiting = connect(server, HEAD % len(bodies[1]) + bodies[1])
-    while server.batcher.waiting.items < 2:
-        time.sleep(0.01)
+    until(lambda: server.batcher.waiting.items == 2)
     assert response(connect(server, HEAD % 5 + b"wrong")) == "HTTP/1.1 429 Too Many Requests"
     door.is_open.set()
     assert {response(client) for client in (running, waiting)} == {"HTTP/1.1 200 OK"}

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ from offramp.serve.batcher import Limits, Request
 from offramp.serve.ladder import FULL_DEPTH
 from offramp.serve.server import ServerOptions, bind, load, read_policy, serve
 
+Until = Callable[[Callable[[], bool]], None]
+Run = Callable[..., "AbstractContextManager[Running]"]
 THE_END = {"message": "the end of the log"}
 COMMAND = [sys.executable, "-c", "from offramp.cli import main; main()", "serve"]
 
@@ -72,33 +74,30 @@ class Running:
             return False
 
 
-@contextmanager
-def running(*arguments: Any) -> Iterator[Running]:
-    process = subprocess.Popen(
-        [*COMMAND, *map(str, arguments), "--port", "0"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    server = Running(process)
-    threading.Thread(target=server.read, daemon=True).start()
-    try:
-        server.url = server.wait_for("serving at")["url"]
-        until(server.answers)
-        yield server
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
+@pytest.fixture
+def running(until: Until) -> Run:
+    """running(folder, "--workers", 2) -> a server that ends with the block."""
 
+    @contextmanager
+    def run(*arguments: Any) -> Iterator[Running]:
+        process = subprocess.Popen(
+            [*COMMAND, *map(str, arguments), "--port", "0"],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        server = Running(process)
+        threading.Thread(target=server.read, daemon=True).start()
+        try:
+            server.url = server.wait_for("serving at")["url"]
+            until(server.answers)
+            yield server
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
 
-def until(happened: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(4000):
-        if happened():
-            return
-        pause.wait(0.05)
-    pytest.fail("it never happened")
+    return run
 
 
 def ask(url: str, texts: Any) -> httpx.Response:
@@ -107,7 +106,7 @@ def ask(url: str, texts: Any) -> httpx.Response:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_under_load_it_answers_all_accepted_requests_and_exits_with_0(
-    any_runtime: Path, number: signal.Signals
+    running: Run, any_runtime: Path, number: signal.Signals, until: Until
 ) -> None:
     with running(any_runtime, "--threads", 1) as server, ThreadPoolExecutor(8) as clients:
         futures = [clients.submit(ask, server.url, ["a b c d e f g h"] * 60) for _ in range(8)]
@@ -120,7 +119,9 @@ def test_stopped_under_load_it_answers_all_accepted_requests_and_exits_with_0(
 
 
 def test_requests_that_there_is_no_time_to_answer_get_503_and_the_server_exits_with_0(
+    running: Run,
     any_runtime: Path,
+    until: Until,
 ) -> None:
     hasty = ["--threads", 1, "--window", 1, "--max-waiting", 8000, "--drain-seconds", 0]
     with running(any_runtime, *hasty) as server, ThreadPoolExecutor() as clients:
@@ -141,7 +142,9 @@ def working(url: str) -> bool:
     return waiting >= 7 * 60
 
 
-def test_a_killed_worker_is_replaced_while_the_other_answers(exported: Path) -> None:
+def test_a_killed_worker_is_replaced_while_the_other_answers(
+    running: Run, exported: Path, until: Until
+) -> None:
     with running(exported, "--workers", 2) as server:
         first, other = server.workers(2)
         os.kill(first, signal.SIGKILL)
@@ -163,7 +166,9 @@ def test_a_killed_worker_is_replaced_while_the_other_answers(exported: Path) -> 
         assert server.process.wait(timeout=60) == 0
 
 
-def test_a_stopped_worker_delays_neither_the_replacement_of_another_nor_the_end(exported: Path) -> None:
+def test_a_stopped_worker_delays_neither_the_replacement_of_another_nor_the_end(
+    running: Run, exported: Path, until: Until
+) -> None:
     with running(exported, "--workers", 2, "--drain-seconds", 1) as server:
         stopped, killed = server.workers(2)
         os.kill(stopped, signal.SIGSTOP)
@@ -175,7 +180,9 @@ def test_a_stopped_worker_delays_neither_the_replacement_of_another_nor_the_end(
         assert not is_alive(stopped)
 
 
-def test_workers_end_and_leave_nothing_when_their_parent_is_killed(exported: Path) -> None:
+def test_workers_end_and_leave_nothing_when_their_parent_is_killed(
+    running: Run, exported: Path, until: Until
+) -> None:
     with running(exported, "--workers", 2) as server:
         workers = server.workers(2)
         folder = Path(environment(workers[0])["PROMETHEUS_MULTIPROC_DIR"])
@@ -187,7 +194,9 @@ def test_workers_end_and_leave_nothing_when_their_parent_is_killed(exported: Pat
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_while_requests_are_finished_new_connections_are_refused(exported: Path, workers: int) -> None:
+def test_while_requests_are_finished_new_connections_are_refused(
+    running: Run, exported: Path, workers: int, until: Until
+) -> None:
     slow = ["--threads", 1, "--window", 1, "--max-waiting", 8000, "--drain-seconds", 3]
     with running(exported, "--workers", workers, *slow) as server, ThreadPoolExecutor() as clients:
         future = clients.submit(ask, server.url, ["a"] * 8000)

@@ -204,6 +204,41 @@ def test_the_config_of_an_export_is_checked_against_its_stages(
         OnnxStages(folder)
 
 
+SPECIAL = ("post_processor", "special_tokens", "[CLS]")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ((*SPECIAL, "ids"), [1, 2, 99], "the token 99, the model only 60"),
+        (("post_processor", "single", 0, "SpecialToken", "id"), "x", "the tokenizer cannot be used"),
+        (("model", "vocab", "good"), 60, "the token 60, the model only 60"),
+        (("post_processor", "single", 1, "Sequence", "type_id"), 7, "the token type 7, the model only 2"),
+        (("post_processor", "pair", 3, "Sequence", "type_id"), 2, "the token type 2, the model only 2"),
+    ],
+)
+def test_a_tokenizer_that_gives_ids_without_an_embedding_is_refused(
+    saved: Path, tmp_path: Path, path: tuple[Any, ...], value: Any, reason: str
+) -> None:
+    folder = Path(shutil.copytree(saved, tmp_path / "model"))
+    edit(folder / "tokenizer.json", path, "replace", value)
+    with pytest.raises(CannotLoad, match=reason):
+        Classifier.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [("num_attention_heads", -1, "not a number of heads"), ("pad_token_id", -1, "not a token")],
+)
+def test_a_config_that_the_encoder_accepts_but_cannot_run_is_refused(
+    saved: Path, tmp_path: Path, key: str, value: int, reason: str
+) -> None:
+    folder = Path(shutil.copytree(saved, tmp_path / "model"))
+    edit(folder / "config.json", ("encoder_config", key), "replace", value)
+    with pytest.raises(CannotLoad, match=reason):
+        Classifier.from_pretrained(folder)
+
+
 def test_a_config_that_is_nested_too_deeply_is_refused(saved: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(saved, tmp_path / "model"))
     edit(folder / "config.json", ("policy",), "replace", NESTED)

@@ -85,6 +85,12 @@ class ModelInfo:
             raise BadConfig(f"problem_type={self.problem_type!r}; expected one of {', '.join(PROBLEM_TYPES)}")
         if not isinstance(self.encoder["model_type"], str) or type(self.head["gate"]) is not bool:
             raise BadConfig("encoder_config has no model_type, or head no gate")
+        heads = self.encoder.get("num_attention_heads", self.encoder.get("n_heads"))
+        if isinstance(heads, int) and heads < 1:
+            raise BadConfig(f"num_attention_heads={heads} is not a number of heads")
+        padding = self.encoder.get("pad_token_id")
+        if isinstance(padding, int) and padding < 0:
+            raise BadConfig(f"pad_token_id={padding} is not a token")
         length = self.trained_length
         if not (length is None or (type(length) is int and length > 0)):
             raise BadConfig(f"trained_length={length!r} is not a number of tokens")
@@ -100,12 +106,29 @@ class ModelInfo:
         return str(self.encoder["model_type"])
 
     def check_tokenizer(self, folder: Path, tokenizer: Any) -> None:
-        """Refuse a tokenizer with more tokens than the model has embeddings."""
+        """Refuse a tokenizer that gives tokens or token types without an embedding in the model."""
         rust = getattr(tokenizer, "backend_tokenizer", None)
-        known = self.encoder.get("vocab_size")
-        if rust is not None and isinstance(known, int) and rust.get_vocab_size() > known:
+        if rust is None:
+            return
+        try:
+            probes = rust.encode_batch(["a", ("a", "b")])
+            uses_types = "token_type_ids" in tokenizer.model_input_names
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # of a damaged file: also a panic in Rust, which is no Exception
+            raise CannotLoad(f"{folder}: the tokenizer cannot be used ({error}); save it again.") from error
+        # a probe has the special tokens, whose ids are stored apart from the vocabulary
+        tokens = max([*rust.get_vocab().values(), *(id for probe in probes for id in probe.ids)], default=0)
+        types = max((id for probe in probes for id in probe.type_ids), default=0)
+        known, known_types = self.encoder.get("vocab_size"), self.encoder.get("type_vocab_size")
+        if isinstance(known, int) and tokens >= known:
             raise CannotLoad(
-                f"{folder}: the tokenizer has {rust.get_vocab_size()} tokens, the model only {known}."
+                f"{folder}: the tokenizer has the token {tokens}, the model only {known} tokens."
+            )
+        if uses_types and known_types and isinstance(known_types, int) and types >= known_types:
+            raise CannotLoad(
+                f"{folder}: the tokenizer has the token type {types}, the model only {known_types} types; fix "
+                "tokenizer.json, or leave token_type_ids out of model_input_names in tokenizer_config.json."
             )
 
     def check_policy(self, policy: Policy | str) -> Policy:

@@ -1,6 +1,5 @@
 """What all protocols share: options and results of early exits in headers, the key, the limits, metrics and log."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -82,15 +81,14 @@ def test_other_content_types_and_large_bodies_are_refused(
 
 
 def test_requests_are_logged_and_counted_whatever_their_protocol(
-    serve: Serve, two_classes: Classifier, caplog: pytest.LogCaptureFixture
+    serve: Serve, two_classes: Classifier, logged: Callable[[int], list[Any]]
 ) -> None:
     server = serve(two_classes, log_texts=True)
-    with caplog.at_level(logging.INFO, logger="offramp"):
-        for path, body in REQUESTS.items():
-            reply = server.client.post(path, json=body)
-            assert reply.status_code == 200, reply.text
-    logged = [record.fields for record in caplog.records if "path" in getattr(record, "fields", {})]
-    assert [(each["path"], each["items"], len(each["texts"])) for each in logged] == [
+    for path, body in REQUESTS.items():
+        reply = server.client.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+    fields = [record.fields for record in logged(len(REQUESTS))]
+    assert [(each["path"], each["items"], len(each["texts"])) for each in fields] == [
         (path, 2, 2) for path in REQUESTS
     ]
     counted = server.client.get("/metrics").text
