@@ -227,6 +227,23 @@ def test_a_static_cut_that_is_as_good_is_recommended(home: Path, ask: Ask, run: 
     assert "static cut" not in run(*asked).stdout
 
 
+def test_calibrate_with_a_policy_repairs_a_folder_whose_stored_policy_cannot_run(
+    home: Path, ask: Ask, run: Run
+) -> None:
+    config = home / "films/model/config.json"
+    policy = {"criterion": "layer", "threshold": 99}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"policy": policy}))
+    repair = ["calibrate", home / "films/model", "--policy", "never"]
+    for refused in (
+        run("predict", home / "films", home / "dev.csv"),
+        run("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2),
+    ):
+        assert refused.exit_code == 1
+        assert f"offramp {' '.join(map(str, repair))}" in refused.stderr
+    ask(*repair)
+    ask("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2)
+
+
 def test_a_stored_rule_that_learns_takes_another_threshold(home: Path, ask: Ask, run: Run) -> None:
     refused = run("calibrate", home / "films", "--policy", "agreement:0.9")
     assert refused.exit_code == 1

@@ -42,6 +42,7 @@ def test_a_local_cluster_predicts_as_one_process_and_is_stopped_afterwards(
         "predict-files films gone.csv --out x": ["gone.csv", "no such file"],
         "predict-files films pairs.csv --out x": ["a pair of texts", "trained on single texts"],
         "predict-files films dev.csv --max-length 2 --out x": ["--max-length 2", "at least 8"],
+        "predict-files films dev.csv --device warp --out x": ["--device warp", "cannot be used"],
         "predict-files films dev.csv --text words --out x": ["'words'", "text, label"],
         "predict-files films dev.csv --address 127.0.0.1:1 --out x": ["cannot connect", "127.0.0.1:1"],
     }.items(),

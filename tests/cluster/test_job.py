@@ -117,7 +117,7 @@ def test_when_a_worker_dies_every_text_is_still_predicted_once_and_as_in_one_pro
 def test_a_pytorch_model_with_max_layer_predicts_on_a_cluster_as_in_one_process(
     saved: Path, folder: Path, tmp_path: Path
 ) -> None:
-    done = predict(saved, folder, tmp_path / "out", policy=POLICY, max_layer=3, workers=1)
+    done = predict(saved, folder, tmp_path / "out", policy=POLICY, max_layer=3, workers=1, device="cpu")
     assert max(done.exits) == 3
     early = {place: row for place, row in expected(saved).items() if row[2] < 3}
     found = predictions(tmp_path / "out")
@@ -174,6 +174,8 @@ def test_a_folder_that_is_not_empty_is_left_alone(saved: Path, folder: Path, tmp
     [
         ({"policy": "entropi:1"}, BadPolicy, "entropy"),
         ({"workers": 0}, BadOption, "at least 1"),
+        ({"device": "warp"}, BadOption, "device='warp' cannot be used"),
+        ({"device": "cuda:1"}, BadOption, "Ray chooses the GPU"),
         ({"id": "label"}, BadOption, "called label"),
         ({"text": "words"}, BadData, "words"),
         ({"max_layer": 9}, Incompatible, "9"),
@@ -184,6 +186,16 @@ def test_a_usage_error_is_raised_before_any_work(
 ) -> None:
     with pytest.raises(error, match=message):
         predict(saved, folder, tmp_path / "out", **options)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_gpu_for_each_worker_is_refused_by_a_cluster_without_gpus(
+    saved: Path, exported: Path, folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadOption, match="a GPU for each of 1 worker; the cluster has 0"):
+        predict(saved, folder, tmp_path / "out", device="cuda")
+    with pytest.raises(BadOption, match="an exported model"):
+        predict(exported, folder, tmp_path / "out", device="cuda")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,24 @@ def test_while_requests_are_finished_new_connections_are_refused(
         assert future.result().status_code in (200, 503)
 
 
+def test_connections_that_no_worker_has_accepted_when_the_server_is_stopped_are_answered(
+    exported: Path,
+) -> None:
+    with running(exported, "--workers", 2) as server:
+        workers = server.workers(2)
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        host, port = server.url.removeprefix("http://").split(":")
+        clients = [socket.create_connection((host, int(port)), timeout=60) for _ in range(20)]
+        for client in clients:
+            client.sendall(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        server.process.send_signal(signal.SIGTERM)
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+        assert [client.recv(12) for client in clients] == [b"HTTP/1.1 200"] * 20
+        assert server.process.wait(timeout=60) == 0
+
+
 def environment(process: int) -> dict[str, str]:
     lines = Path(f"/proc/{process}/environ").read_text().split("\0")
     return dict(line.split("=", 1) for line in lines if line)

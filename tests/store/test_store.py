@@ -45,6 +45,19 @@ def test_a_stored_policy_is_the_default_of_the_next_classifier(folder: Path) -> 
     assert "`entropy:0.4742,class.red=0.1`" in (folder / "README.md").read_text()
 
 
+def test_a_stored_policy_that_cannot_run_is_refused_by_name_of_the_command_that_replaces_it(
+    folder: Path,
+) -> None:
+    offramp.store_policy(folder, "layer:2")
+    config = json.loads((folder / "config.json").read_text())
+    config["policy"]["threshold"] = 99
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CannotLoad, match=f"offramp calibrate {folder} --policy never"):
+        Classifier.from_pretrained(folder, "never")
+    offramp.store_policy(folder, "entropy:0.1")
+    assert str(Classifier.from_pretrained(folder).policy) == "entropy:0.1"
+
+
 def test_config_and_card_agree_after_storing_a_policy_was_killed_between_the_two(folder: Path) -> None:
     offramp.store_policy(folder, "entropy:0.1")
     code = f"""

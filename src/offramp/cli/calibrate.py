@@ -121,7 +121,7 @@ def calibrate(
     from offramp.trace import Trace
 
     target.check()
-    folder = find_model(model)
+    folder = find_model(model, replaces_policy=True)
     if not dry_run and not Path(model).exists():
         raise BadOption(f"{model} is on the hub; download it first, or add --dry-run.")
     if target.policy is None and trace is None:
@@ -130,7 +130,7 @@ def calibrate(
     if found is not None:
         check_same_model(folder, found)
     if target.policy is not None:
-        policy, calibrated = ModelInfo.read(folder).check_policy(target.policy), None
+        policy, calibrated = ModelInfo.read(folder, replaces_policy=True).check_policy(target.policy), None
     else:
         assert found is not None
         calibrated = find_policy(found, target, target.rule, chosen_on)

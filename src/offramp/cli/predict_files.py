@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from offramp.cli.command import Result
-from offramp.cli.options import MaxLayerOption, PolicyOption, TextOption, TextPairOption
+from offramp.cli.options import DeviceOption, MaxLayerOption, PolicyOption, TextOption, TextPairOption
 from offramp.errors import count
 
 
@@ -25,6 +25,7 @@ def predict_files(
         Option(help="A running Ray cluster, such as auto or 10.0.0.1:6379; by default one is started here."),
     ] = None,
     workers: Annotated[int | None, Option(min=1, help="Number of workers; by default one per core.")] = None,
+    device: DeviceOption = None,
     threads: Annotated[int, Option(min=1, help="CPU threads of each worker.")] = 1,
     max_length: Annotated[
         int | None, Option(help="Truncate texts to this many tokens; by default as in training.")
@@ -33,7 +34,7 @@ def predict_files(
     """Predict many files in parallel, on Ray.
 
     Writes one row per text: file, row, the id if there is one, label, score and layer. OUT/_done.json is written
-    last; without it the run is unfinished.
+    last; without it the run is unfinished. With --device cuda, each worker has a GPU to itself.
 
     \b
     Examples:
@@ -54,6 +55,7 @@ def predict_files(
         id=id,
         address=address,
         workers=workers,
+        device=device,
         threads=threads,
         max_length=max_length,
     )

@@ -26,13 +26,15 @@ from offramp.cluster.input_files import TextFiles, find_texts
 from offramp.cluster.ray_session import connect
 from offramp.cluster.worker import Predictor
 from offramp.cpus import available_cpus
-from offramp.errors import BadData, BadOption, OfframpError, RunFailed
+from offramp.errors import BadData, BadOption, OfframpError, RunFailed, count
 from offramp.policy import Policy
+from offramp.store import is_exported
 
 DONE = "_done.json"
 BLOCK = 128 * 2**10
 """Bytes that a worker gets at once, about a thousand sentences; run again if the worker dies."""
 ROWS_PER_FILE = 200_000
+GPU = "cuda"
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def predict(
     id: str | None = None,
     address: str | None = None,
     workers: int | None = None,
+    device: str | None = None,
     threads: int = 1,
     max_length: int | None = None,
 ) -> RunSummary:
@@ -84,7 +87,8 @@ def predict(
         id: a column to copy to the output.
         address: of a Ray cluster, such as "auto" or "10.0.0.1:6379", whose machines all see the three paths above;
             by default a local one is started for this run.
-        workers: the number of classifiers; by default as many as the cores allow.
+        workers: the number of classifiers; by default as many as the cores, or the GPUs, allow.
+        device: where PyTorch runs the model, such as "cuda", which gives each worker a GPU; by default the CPU.
         threads: cores for each worker.
         max_length: the number of tokens at which texts are truncated; by default as in training.
     """
@@ -95,20 +99,24 @@ def predict(
     check_free(out)
     texts, files = find_texts(source, text, text_pair, id)
     # fails early on a bad model, policy or kind of text
-    classifier = Classifier.from_pretrained(model, policy, max_length=max_length)
+    classifier = Classifier.from_pretrained(
+        model, policy, device=device_here(model, device), max_length=max_length
+    )
     check_kind(texts.columns.text_pair is not None, classifier.stages.trained_on_pairs, f"a row of {source}")
     policy, used = classifier.policy, classifier.resolve_policy(classifier.policy, max_layer)
     del classifier
     local_workers = max(1, available_cpus() // threads)
     with connect(address, cores=threads * (workers or local_workers)), explain_failures(out):
-        workers = workers or max_workers(threads)
+        workers = workers or max_workers(threads, device)
+        if device == GPU:
+            check_gpus(workers)
         counts = count_texts(texts, files)
         total = sum(counts)
         if not total:
             raise BadData(f"{source}: no texts.")
-        full = [file for file, count in zip(files, counts, strict=True) if count]
+        full = [file for file, rows in zip(files, counts, strict=True) if rows]
         options = {"model": str(model), "policy": policy, "max_layer": max_layer, "threads": threads}
-        options["max_length"] = max_length
+        options |= {"max_length": max_length, "device": device}
         run_workers(texts, full, out, workers, options)
         exits = count_exits(out)
     if exits.total() != total:
@@ -116,7 +124,7 @@ def predict(
     summary = RunSummary(
         texts=total,
         files=len(files),
-        mean_layer=sum(layer * count for layer, count in exits.items()) / total,
+        mean_layer=sum(layer * rows for layer, rows in exits.items()) / total,
         exits=dict(sorted(exits.items())),
         policy=str(used),
         model=str(model),
@@ -128,17 +136,35 @@ def predict(
     return summary
 
 
-def max_workers(threads: int) -> int:
-    cores = int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
+def device_here(model: Path, device: str | None) -> str | None:
+    """The device on which the model is loaded for a test: GPUs may be in other machines of the cluster."""
+    if device is not None and device.startswith(f"{GPU}:"):
+        raise BadOption(f"device={device!r}: Ray chooses the GPU of each worker; use {GPU!r}.")
+    return None if device == GPU and not is_exported(model) else device
+
+
+def max_workers(threads: int, device: str | None) -> int:
+    cores = resources("CPU")
     if cores < threads:
         raise BadOption(f"a worker with {threads} threads does not fit a cluster with {cores} cores.")
-    return cores // threads
+    return min(cores // threads, max(1, resources("GPU"))) if device == GPU else cores // threads
+
+
+def check_gpus(workers: int) -> None:
+    if (gpus := resources("GPU")) < workers:
+        raise BadOption(
+            f"device={GPU!r} takes a GPU for each of {count(workers, 'worker')}; the cluster has {gpus}."
+        )
+
+
+def resources(kind: str) -> int:
+    return int(ray.cluster_resources().get(kind, 0))  # type: ignore[no-untyped-call]
 
 
 def count_texts(texts: TextFiles, files: list[Path]) -> list[int]:
     """The number of texts in each file; `BadData` if a file has a bad row."""
-    count = ray.remote(TextFiles.count)
-    counts: list[int] = ray.get([count.remote(texts, file) for file in files])
+    count_rows = ray.remote(TextFiles.count)
+    counts: list[int] = ray.get([count_rows.remote(texts, file) for file in files])
     return counts
 
 
@@ -161,6 +187,7 @@ def run_workers(
         batch_size=None,
         compute=ray.data.ActorPoolStrategy(size=workers),
         num_cpus=options["threads"],
+        num_gpus=1 if options["device"] == GPU else 0,
     )
     predictions.write_parquet(
         str(out), min_rows_per_file=ROWS_PER_FILE, concurrency=helpers, ray_remote_args={"num_cpus": 0}

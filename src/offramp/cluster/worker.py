@@ -22,9 +22,12 @@ class Predictor:
         max_layer: int | None,
         threads: int,
         max_length: int | None = None,
+        device: str | None = None,
     ) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # for the tokenizer, which reads it when it starts
-        self.classifier = Classifier.from_pretrained(model, policy, threads=threads, max_length=max_length)
+        self.classifier = Classifier.from_pretrained(
+            model, policy, device=device, threads=threads, max_length=max_length
+        )
         self.max_layer = max_layer
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:

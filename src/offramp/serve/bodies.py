@@ -5,6 +5,10 @@ from collections.abc import Collection
 
 from fastapi import HTTPException, Request
 
+STALL = 1.0
+"""Seconds. If the time limit of a body is noticed this much too late, the server had no CPU and may not have read
+what had arrived, so the time starts again."""
+
 
 class Bodies:
     """Bodies that are arriving. Each has a limit in bytes and in seconds. All together they have a limit in bytes, at
@@ -31,21 +35,25 @@ class Bodies:
         )
         if int(request.headers.get("content-length", 0)) > self.limit:
             raise too_large
-        body, timer = bytearray(), asyncio.timeout(self.seconds)
-        try:
-            async with timer:
-                async for part in request.stream():
-                    body += part
-                    if len(body) > self.limit:
-                        raise too_large
-                    self.arriving[timer] = len(body)
-                    self.give_up_oldest()
-        except TimeoutError:
-            message = "the body did not arrive in time; send it again, in smaller parts."
-            raise HTTPException(408, message, {"Connection": "close"}) from None
-        finally:
-            self.arriving.pop(timer, None)
-        return bytes(body)
+        body, loop = bytearray(), asyncio.get_running_loop()
+        while True:
+            end = loop.time() + self.seconds
+            timer = asyncio.timeout_at(end)
+            try:
+                async with timer:
+                    async for part in request.stream():
+                        body += part
+                        if len(body) > self.limit:
+                            raise too_large
+                        self.arriving[timer] = len(body)
+                        self.give_up_oldest()
+                return bytes(body)
+            except TimeoutError:
+                if loop.time() < end + STALL:
+                    message = "the body did not arrive in time; send it again, in smaller parts."
+                    raise HTTPException(408, message, {"Connection": "close"}) from None
+            finally:
+                self.arriving.pop(timer, None)
 
     def give_up_oldest(self) -> None:
         while sum(self.arriving.values()) > self.total:

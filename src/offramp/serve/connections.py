@@ -5,8 +5,14 @@ waiting for longest, so that clients that are silent or slow never keep others o
 """
 
 import asyncio
+import fcntl
 import resource
-from typing import Any
+import select
+import socket
+import termios
+import time
+from contextlib import suppress
+from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -21,17 +27,51 @@ OWN_FILES = 256
 """Descriptors that a worker needs besides: for libraries, weights, logs, metrics, and a few connections too many."""
 MOST_FILES = 1 << 20
 """Where the system sets no limit."""
+KEEP_ALIVE = 75
+"""Seconds between two requests of a connection: more than most clients and proxies (60) wait until they close it
+themselves, so that they do not send a request while the server closes it."""
+ACCEPT_SECONDS = 2.0
+"""How long connections in the kernel's queue may take to be accepted when the server stops."""
+LINGER = 1.0
+"""Seconds for which a closed connection still reads, and forgets, what the client sends."""
 SPARE = 1536
 """Connections by default, beyond one for each text that may wait: clients keep some open between requests, more so if
 many are refused, and only silent ones should be closed."""
 
 
+class LingeringTransport:
+    """A transport that sends the end of the connection first, and closes it when the client has done the same.
+
+    The kernel resets a connection that is closed before all that arrived was read, and the client then loses even
+    responses that it had received.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.transport, self.loop = transport, loop
+        self.lingers = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+    def is_closing(self) -> bool:
+        return self.lingers or self.transport.is_closing()
+
+    def close(self) -> None:
+        if not self.is_closing():
+            self.lingers = True
+            self.transport.write_eof()
+            self.transport.resume_reading()
+            self.loop.call_later(LINGER, self.transport.abort)
+
+
 class LimitedConnection(H11Protocol):
-    """uvicorn's connection, with a limit on their number and on the time until the head of the next request.
+    """uvicorn's connection, with a limit on their number and on the time until the head of a request is complete.
+
+    No limit applies while bytes have arrived that are still unread: then the client waits for the server.
 
     Args:
         most: how many there may be.
-        header_seconds: how long one may stay without the head of a request.
+        header_seconds: how long the head of a request may take, from the connection or, later, from its first byte.
         by_age: all of the same server, those that have waited for a request for longest first.
     """
 
@@ -45,15 +85,28 @@ class LimitedConnection(H11Protocol):
     ) -> None:
         super().__init__(*arguments, **options)
         self.most, self.header_seconds, self.by_age = most, header_seconds, by_age
+        self.head_timer: asyncio.TimerHandle | None = None
 
     @property
     def waits_for_client(self) -> bool:
         """Whether no request has arrived completely that is not yet answered."""
-        cycle = self.cycle
-        return cycle is None or cycle.response_complete or cycle.more_body
+        return (self.is_idle or self.cycle.more_body) and not self.has_unread
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has begun that is not yet answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes wait in the kernel: the process was busy, or had no CPU, since they arrived."""
+        if self.transport.is_closing():
+            return False
+        return any(fcntl.ioctl(self.transport.get_extra_info("socket"), termios.FIONREAD, bytes(4)))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, LingeringTransport(transport, self.loop)))
+        self.by_age[self] = None
         self.wait_for_head()
         if len(self.by_age) > self.most:
             # timers run after what has arrived was read, so that requests of a burst of connections are seen first
@@ -67,22 +120,50 @@ class LimitedConnection(H11Protocol):
                 del self.by_age[oldest]  # now: `connection_lost` comes later
 
     def wait_for_head(self) -> None:
-        self.by_age.pop(self, None)
-        self.by_age[self] = None
-        self.head_timer = self.loop.call_later(self.header_seconds, self.abort_without_head, self.cycle)
+        self.head_timer = self.loop.call_later(self.header_seconds, self.close_without_head, self.cycle)
 
-    def abort_without_head(self, last: object) -> None:
+    def close_without_head(self, last: object) -> None:
         if self.cycle is last:
-            self.transport.abort()
+            if self.has_unread:
+                self.head_timer = self.loop.call_later(0, self.close_without_head, last)
+            else:
+                self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.has_unread:
+            self.timeout_keep_alive_task = self.loop.call_later(0, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self.head_timer is None:
+            self.wait_for_head()
+        super().data_received(data)
 
     def on_response_complete(self) -> None:
-        self.head_timer.cancel()
-        if self in self.by_age:
+        self.stop_waiting_for_head()
+        if self in self.by_age:  # else it was closed to make room
+            del self.by_age[self]
+            self.by_age[self] = None
+        if self.cycle.more_body:
             self.wait_for_head()
         super().on_response_complete()
 
+    def shutdown(self) -> None:
+        if self.is_idle and self.has_unread:
+            self.loop.call_later(0, self.shutdown)  # once it was read
+        else:
+            super().shutdown()
+
+    def stop_waiting_for_head(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self.head_timer.cancel()
+        self.stop_waiting_for_head()
         self.by_age.pop(self, None)
         super().connection_lost(exc)
 
@@ -100,3 +181,16 @@ def connection_limit(wanted: int | None, waiting: int) -> int:
     if most + OWN_FILES > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most + OWN_FILES, limits[1]))
     return most
+
+
+def stop_listening(listener: socket.socket) -> None:
+    """Refuses new connections. Waits, but not for long, until those that the kernel has are accepted: it would reset
+    them. Other threads or processes accept them."""
+    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return
+    listener.listen(0)
+    end = time.monotonic() + ACCEPT_SECONDS
+    while select.select([listener], [], [], 0)[0] and time.monotonic() < end:
+        time.sleep(0.01)
+    with suppress(OSError):  # closing is not enough: every worker has the same socket
+        listener.shutdown(socket.SHUT_RDWR)

@@ -1,5 +1,6 @@
 """Starts a server: one process, or a parent and several workers that each load the model."""
 
+import asyncio
 import json
 import logging.config
 import math
@@ -30,7 +31,14 @@ from offramp.policy.ranking import RankRule
 from offramp.reranking import Reranker
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
-from offramp.serve.connections import ACCEPTED_AT_ONCE, BACKLOG, LimitedConnection, connection_limit
+from offramp.serve.connections import (
+    ACCEPTED_AT_ONCE,
+    BACKLOG,
+    KEEP_ALIVE,
+    LimitedConnection,
+    connection_limit,
+    stop_listening,
+)
 from offramp.serve.hosts import default_hosts
 from offramp.serve.ladder import Ladder
 from offramp.serve.logs import LOGGING, log
@@ -154,6 +162,7 @@ def run_app(
             LimitedConnection, most=most, header_seconds=options.header_seconds, by_age={}
         ),
         backlog=ACCEPTED_AT_ONCE,
+        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=math.ceil(options.drain_seconds),
         callback_notify=notify,
         timeout_notify=HEARTBEAT,  # type: ignore[arg-type]
@@ -167,6 +176,11 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in sockets or ():
+            await asyncio.to_thread(stop_listening, listener)
+        await super().shutdown(sockets)
 
 
 def end_with(batcher: Batcher) -> None:

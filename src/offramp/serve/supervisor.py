@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from offramp.errors import CannotLoad, count
+from offramp.serve.connections import stop_listening
 
 HEARTBEAT = 1.0
 """Seconds between two messages of a worker that serves."""
@@ -118,12 +119,11 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ends all workers, and kills those that take too long. New connections are refused from now on."""
-        with suppress(OSError):  # closing is not enough: every worker has the same socket
-            self.listener.shutdown(socket.SHUT_RDWR)
+        end = time.monotonic() + self.drain_seconds + OVERTIME
+        stop_listening(self.listener)
         self.listener.close()
         for worker in self.workers:
             worker.process.terminate()
-        end = time.monotonic() + self.drain_seconds + OVERTIME
         running = {worker.process.sentinel for worker in self.workers}
         while running and (left := end - time.monotonic()) > 0:
             running -= {*wait(running, left)}

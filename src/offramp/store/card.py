@@ -32,7 +32,7 @@ def store_policy(folder: str | PathLike[str], policy: Policy | str, trace: Trace
     issued for another model or precision is left out.
     """
     folder = Path(folder)
-    info = ModelInfo.read(folder)
+    info = ModelInfo.read(folder, replaces_policy=True)
     policy = info.check_policy(policy)
     if is_exported(folder):
         manifest = Manifest.load(folder)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -44,7 +44,9 @@ class ModelInfo:
     """Whether training had pairs of texts; None if unknown."""
 
     @classmethod
-    def read(cls, folder: str | PathLike[str]) -> Self:
+    def read(cls, folder: str | PathLike[str], replaces_policy: bool = False) -> Self:
+        """The info of a model folder. A stored policy that cannot run is an error, unless the caller replaces it:
+        then it is left out."""
         file = Path(folder) / CONFIG
         finish_writes(file.parent)
         config = read_json(file)
@@ -58,7 +60,7 @@ class ModelInfo:
                 problem_type=config["problem_type"],
                 head=config["head"],
                 encoder=config["encoder_config"],
-                policy=None if config["policy"] is None else Policy.from_json(config["policy"]),
+                policy=None,
                 rank_rule=None
                 if config.get("rank_rule") is None
                 else RankRule.from_json(config["rank_rule"]),
@@ -66,10 +68,18 @@ class ModelInfo:
                 trained_on_pairs=config.get("trained_on_pairs"),
             )
             found.check()
+            try:
+                found = found.with_policy(config["policy"])
+            except (BadPolicy, Incompatible, UnknownName) as error:
+                if not replaces_policy:
+                    raise CannotLoad(
+                        f"{file}: the stored policy: {error} Replace it with `offramp calibrate {folder} --policy "
+                        "never`."
+                    ) from error
         except KeyError as missing:
             raise CannotLoad(f"{file} has no {missing}; save or export the model again.") from None
-        except (BadPolicy, Incompatible, UnknownName) as error:
-            raise CannotLoad(f"{file}: the stored policy: {error}") from error
+        except (BadPolicy, Incompatible) as error:
+            raise CannotLoad(f"{file}: the stored rank rule: {error}") from error
         except (BadConfig, TypeError, ValueError, AttributeError) as error:
             raise CannotLoad(f"{file}: {error}; save or export the model again.") from error
         return found
@@ -96,10 +106,17 @@ class ModelInfo:
             raise BadConfig(f"trained_length={length!r} is not a number of tokens")
         if self.trained_on_pairs not in (None, True, False):
             raise BadConfig(f"trained_on_pairs={self.trained_on_pairs!r} is neither true nor false")
-        if self.policy is not None:
-            self.check_policy(self.policy)
         if self.rank_rule is not None:
             self.rank_rule.check(self.exits, self.labels, self.problem_type)
+
+    def with_policy(self, record: Mapping[str, Any] | None) -> Self:
+        """With a stored policy; an error if the model cannot run it."""
+        if record is None:
+            return self
+        policy = Policy.from_json(record)
+        found = replace(self, policy=policy)
+        found.check_policy(policy)
+        return found
 
     @property
     def backbone(self) -> str:
@@ -154,7 +171,7 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return labels
 
 
-def find_model(name: str, revision: str | None = None) -> Path:
+def find_model(name: str, revision: str | None = None, replaces_policy: bool = False) -> Path:
     """The folder of a model, given that folder, its training run, or its name on the hub."""
     given = Path(name)
     folder = next((place for place in (given, given / "model") if (place / CONFIG).is_file()), None)
@@ -162,7 +179,7 @@ def find_model(name: str, revision: str | None = None) -> Path:
         if given.exists() or is_path(name):
             raise CannotLoad(f"{name}: no model found; expected a folder with {CONFIG}.")
         folder = download(name, revision)
-    ModelInfo.read(folder)
+    ModelInfo.read(folder, replaces_policy)
     return folder
 
 
