@@ -18,6 +18,7 @@ from offramp.policy import Certificate
 from offramp.policy.certificate import RANK_RISKS
 from offramp.policy.ranking import Ranking, RankRule, check_reranker, relevance
 from offramp.problems import Array
+from offramp.reranking.losses import LOSSES, ranks
 from offramp.trace import Trace
 
 GRID = tuple((np.arange(160, -1, -1) / 20).tolist())
@@ -143,11 +144,6 @@ def reference_ranks(queries: QuerySet, top_k: int) -> Array:
     return ranks(queries.ranking(rule).padded(relevance(logits)))
 
 
-def ranks(scores: Array) -> Array:
-    """(queries, longest) ranks from 0, best first; of equal scores, the first document is better."""
-    return np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1, kind="stable")
-
-
 def ranking_losses(
     queries: QuerySet, rule: RankRule, full: Array, target: RankGuarantee, exact_top: bool
 ) -> Array:
@@ -155,27 +151,6 @@ def ranking_losses(
     ranking = queries.ranking(rule, exact_top)
     found = ranks(ranking.padded(ranking.scores(ranking.decide(queries.trace.logits))))
     return LOSSES[target.of](found, full, ranking.top_k, ranking.sizes)
-
-
-def overlap_loss(found: Array, full: Array, top_k: Array, sizes: Array) -> Array:
-    """The share of the reference's top k that is not in the top k that was found."""
-    wanted = np.minimum(top_k, sizes)
-    both = (found < wanted[:, None]) & (full < wanted[:, None])
-    return np.asarray(1 - both.sum(1) / wanted)
-
-
-def ndcg_loss(found: Array, full: Array, top_k: Array, sizes: Array) -> Array:
-    """1 - nDCG@k, with gains from k for the reference's best document to 1 for its k-th."""
-    wanted = np.minimum(top_k, sizes)[:, None]
-    gains = np.maximum(wanted - full, 0)
-
-    def dcg(order: Array) -> Array:
-        return np.asarray((gains * (order < wanted) / np.log2(order + 2)).sum(1))
-
-    return np.asarray(1 - dcg(found) / dcg(full)).clip(0, 1)
-
-
-LOSSES = {"overlap": overlap_loss, "ndcg": ndcg_loss}
 
 
 def no_safe_threshold(target: RankGuarantee, queries: int, risk: float, delta: float) -> NoSafeThreshold:

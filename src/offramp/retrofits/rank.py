@@ -5,7 +5,6 @@ of each query, and time is measured for whole queries.
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
-from offramp.atomic import atomic_folder, write_files
+from offramp.atomic import atomic_folder
 from offramp.calibration.bounds import examples_needed, hoeffding_bentkus
 from offramp.classifier.texts import check_texts
 from offramp.errors import BadData, NoSafeThreshold, count
@@ -128,7 +127,9 @@ def retrofit_reranker(
         variant, rule = choose(calibrate(steps, variants, target), by_query(split.calibration), log)
         results = measure(steps, variant, rule, target)
         results |= {"runtime": runtime, "tuned": tune, "seed": seed}
-        finish(home, variant, rule, results)
+        with atomic_folder(home / "model") as half:
+            steps.write_model(half, variant, results)
+            store_rank_rule(half, rule)
     return RankRetrofit(home / "model", json.loads(finished.read_text(encoding="utf-8")))
 
 
@@ -249,11 +250,3 @@ def verdict(row: Mapping[str, Any], original: str, rule: RankRule, queries: int,
         f"certificate: {rule.certificate.summary}",
         f"{row['mean_layer']:.2f} of {layers} layers on average",
     ]
-
-
-def finish(home: Path, variant: Variant, rule: RankRule, results: Mapping[str, Any]) -> None:
-    """Writes the model folder, which is complete once it exists."""
-    with atomic_folder(home / "model") as half:
-        shutil.copytree(variant.folder, half, dirs_exist_ok=True)
-        write_files({half / RETROFIT: json.dumps(results, indent=1)})
-        store_rank_rule(half, rule)
