@@ -26,9 +26,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from shared import processor
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
-from offramp import Classifier, ExitModel, RankGuarantee, Reranker, calibrate_ranking, export, store_rank_rule
+from offramp import (
+    Classifier,
+    ExitModel,
+    RankGuarantee,
+    Reranker,
+    Trace,
+    calibrate_ranking,
+    collect,
+    export,
+    store_rank_rule,
+)
 from offramp.atomic import atomic_folder
 from offramp.policy.ranking import relevance
 from offramp.problems import Array
@@ -58,87 +76,60 @@ class Question:
         return [(self.text, document) for document in self.documents]
 
 
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    scores: Array
+    """(documents of all test questions,)"""
+    layer: float
+    """Where the scores come from, on average."""
+    rank: Callable[[Question], Any]
+
+
 def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
     splits = {name: read(options.wikiqa / f"{name}.tsv") for name in ("train", "dev", "test")}
-    pairs = training_pairs(splits["train"])
-    original = fine_tuned(options, pairs, options.out / "cross-encoder")
-
+    pairs, learn = training_pairs(splits["train"]), learning_lists(splits["train"])
+    dev = candidate_lists(splits["dev"], splits["dev"])
     test = candidate_lists([each for each in splits["test"] if any(each.relevant)], splits["test"])
-    lists = {
-        "learn": learning_lists(splits["train"]),
-        "calibration": candidate_lists(splits["dev"], splits["dev"]),
-        "test": test,
-    }
-    split = TextSplit(
-        **{name: TextSet([pair for each in part for pair in each.pairs]) for name, part in lists.items()}
-    )
-    steps = Steps(options.out / "work", original, split, "WikiQA dev questions", options.seed, False, log, ())
-    exits = steps.train_exits(None, tune=False, epochs=1)
-    variant = steps.variant(exits, "onnx", options.precision)
-    questions = [text for text, _ in split.calibration.texts]
-    rule = calibrate_ranking(variant.trace, questions, RankGuarantee(options.guarantee))
-    store_rank_rule(variant.folder, rule)
+
+    original = fine_tuned(options, pairs, options.out / "cross-encoder")
+    folder = with_exits(options, original, learn)
+    calibration = traced(folder, dev, options.out / f"dev-{options.precision}.trace")
+    rule = calibrate_ranking(calibration, queries_of(dev), RankGuarantee(options.guarantee))
+    store_rank_rule(folder, rule)
     assert rule.certificate is not None
     log(rule.certificate.summary)
 
-    half = fine_tuned(options, pairs, options.out / "half", options.half)
-    trace = steps.trace(variant.folder, variant.precision, "test")
-    assert trace.reference is not None
-    queries = QuerySet.group(trace, [text for text, _ in split.test.texts])
-    ranking = queries.ranking(rule)
+    trace = traced(folder, test, options.out / f"test-{options.precision}.trace")
+    full_depth = relevance(trace.logits[:, -1])
+    ranking = QuerySet.group(trace, queries_of(test)).ranking(rule)
     decision = ranking.decide(trace.logits)
-    rivals = {name: one_exit(steps, model, options) for name, model in (("full", original), ("half", half))}
-    reference = relevance(trace.reference)
-    results = [
-        measure(
-            "transformers, full depth", test, reference, reference, original.model.config.num_hidden_layers
+    exit_layers = np.asarray(trace.layers)[decision.exits]
+    scores = relevance(stored(options.out / "original.npy", lambda: original.logits(pairs_of(test))))
+    half = fine_tuned(options, pairs, options.out / "half", options.half)
+    one_graph, half_graph = (exported(options, each, learn) for each in (original, half))
+    half_scores = relevance(stored(options.out / "half.npy", lambda: logits_of(half_graph, test)))
+    precision, layers = options.precision, trace.layers[-1]
+    contenders = [
+        Contender("transformers", scores, layers, lambda each: original.logits(each.pairs)),
+        Contender(f"ONNX Runtime {precision}", full_depth, layers, ranker(one_graph)),
+        Contender(
+            f"{options.half} layers, retrained, {precision}", half_scores, options.half, ranker(half_graph)
         ),
-        measure(
-            f"ONNX {options.precision}, full depth",
-            test,
-            relevance(trace.logits[:, -1]),
-            reference,
-            trace.layers[-1],
-        ),
-        measure(
-            f"ONNX {options.precision}, {options.half} layers, retrained",
-            test,
-            scores_of(rivals["half"], test, options),
-            reference,
-            options.half,
-        ),
-        measure(
-            f"offramp {options.precision}",
-            test,
-            ranking.scores(decision),
-            reference,
-            np.asarray(trace.layers)[decision.exits].mean(),
+        Contender(
+            f"offramp {precision}", ranking.scores(decision), float(exit_layers.mean()), ranker(folder)
         ),
     ]
-    own = measure("", test, ranking.scores(decision), relevance(trace.logits[:, -1]), 0)["overlap"]
-    rankers = [
-        lambda each: original.logits(each.pairs),
-        ranker(rivals["full"]),
-        ranker(rivals["half"]),
-        ranker(variant.folder),
-    ]
+    results = [measure(each, test, scores, full_depth) for each in contenders]
     if options.time:
-        for row, seconds in zip(results, time_in_turns(rankers, test[:: len(test) // TIMED]), strict=True):
-            row["milliseconds"] = 1000 * seconds
-    record = {
-        "date": str(date.today()),
-        "processor": processor(),
-        "threads": options.threads,
-        "questions": {name: len(part) for name, part in lists.items()},
-        "certificate": rule.certificate.to_json(),
-        "overlap_with_same_precision": own,
-        "results": results,
-    }
+        seconds = time_in_turns([each.rank for each in contenders], test[:: len(test) // TIMED])
+        results = [row | {"milliseconds": 1000 * each} for row, each in zip(results, seconds, strict=True)]
+    about = {"date": str(date.today()), "processor": processor(), "threads": options.threads}
+    record = {**about, "certificate": rule.certificate.to_json(), "results": results}
     (options.out / "rerank.json").write_text(json.dumps(record, indent=1))
-    print(table(results))
-    print(f"\n{rule.certificate.summary}\noverlap@10 with {options.precision} at full depth: {own:.3f}")
+    print(f"{table(results)}\n\n{rule.certificate.summary}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -253,15 +244,6 @@ def fine_tune(
     options: argparse.Namespace, pairs: Sequence[TrainingPair], out: Path, layers: int | None
 ) -> None:
     """With transformers alone; the logit of the only output is trained to be that of being relevant."""
-    from datasets import Dataset
-    from transformers import (
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        Trainer,
-        TrainingArguments,
-        set_seed,
-    )
-
     set_seed(options.seed)
     tokenizer = AutoTokenizer.from_pretrained(options.encoder)
     cut = {} if layers is None else {"num_hidden_layers": layers}
@@ -299,14 +281,61 @@ def binary_loss(outputs: Any, labels: torch.Tensor, **_: Any) -> torch.Tensor:
     return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
 
 
-def one_exit(steps: Steps, model: Original, options: argparse.Namespace) -> Path:
+def with_exits(options: argparse.Namespace, original: Original, learn: Sequence[Question]) -> Path:
+    """The folder of the cross-encoder with exits, learned and exported by the steps of `offramp retrofit`."""
+    folder: Path = options.out / options.precision
+    if not folder.exists():
+        nothing = TextSet([])
+        split = TextSplit(TextSet(pairs_of(learn)), calibration=nothing, test=nothing)
+        steps = Steps(options.out / "work", original, split, "", options.seed, False, log, ())
+        trained = steps.train_exits(None, tune=False, epochs=1)
+        log(f"exporting in {options.precision}")
+        export(trained, folder, options.precision, texts=split.learn.texts)
+    return folder
+
+
+def exported(options: argparse.Namespace, model: Original, learn: Sequence[Question]) -> Path:
     """The folder of a rival, exported as one graph."""
     layers = model.model.config.num_hidden_layers
     folder: Path = options.out / f"rival-{layers}-{options.precision}"
     if not folder.exists():
         plain = ExitModel.from_encoder(model.model, exits=[layers])
-        export(plain, folder, options.precision, model.tokenizer, texts=steps.split.learn.texts)
+        export(plain, folder, options.precision, model.tokenizer, texts=pairs_of(learn))
     return folder
+
+
+def pairs_of(questions: Sequence[Question]) -> list[Any]:
+    return [pair for each in questions for pair in each.pairs]
+
+
+def queries_of(questions: Sequence[Question]) -> list[str]:
+    return [query for query, _ in pairs_of(questions)]
+
+
+def traced(folder: Path, questions: Sequence[Question], file: Path) -> Trace:
+    """The logits of every exit, reused if they were computed before."""
+    if not file.exists():
+        log(f"running every exit for {file.stem}")
+        classifier = Classifier.from_pretrained(folder, "never", threads=torch.get_num_threads())
+        data = Dataset.from_dict(TextSet(pairs_of(questions)).columns())
+        collect(
+            classifier, data, data=f"WikiQA {file.stem.partition('-')[0]} questions", progress=False
+        ).save(file)
+    return Trace.load(file)
+
+
+def logits_of(folder: Path, questions: Sequence[Question]) -> Array:
+    classifier = Classifier.from_pretrained(folder, "never", threads=torch.get_num_threads())
+    return classifier.decide(pairs_of(questions)).logits
+
+
+def stored(file: Path, compute: Callable[[], Array]) -> Array:
+    """What `compute` gives, reused if it was computed before."""
+    if not file.exists():
+        log(f"computing {file.stem}")
+        np.save(file, compute())
+    found: Array = np.load(file)
+    return found
 
 
 def ranker(folder: Path) -> Callable[[Question], Any]:
@@ -314,44 +343,39 @@ def ranker(folder: Path) -> Callable[[Question], Any]:
     return lambda each: reranker.rank(each.text, each.documents)
 
 
-def scores_of(folder: Path, questions: Sequence[Question], options: argparse.Namespace) -> Array:
-    """(documents of all questions,) at full depth, reused if they were computed before."""
-    file = options.out / f"{folder.name}.npy"
-    if not file.exists():
-        classifier = Classifier.from_pretrained(folder, "never")
-        found = classifier.predict([pair for each in questions for pair in each.pairs])
-        np.save(file, relevance(np.array([each.logits for each in found])))
-    scores: Array = np.load(file)
-    return scores
-
-
 def measure(
-    name: str, questions: Sequence[Question], scores: Array, reference: Array, layer: float
+    each: Contender, questions: Sequence[Question], original: Array, full_depth: Array
 ) -> dict[str, Any]:
     """Means over questions."""
     rows, first = [], 0
-    for each in questions:
-        part = slice(first, first + len(each.documents))
-        rows.append(list_scores(np.array(each.relevant), scores[part], reference[part]))
+    for question in questions:
+        part = slice(first, first + len(question.documents))
+        scores = each.scores[part]
+        overlaps = {
+            "overlap": overlap(scores, original[part]),
+            "own_overlap": overlap(scores, full_depth[part]),
+        }
+        rows.append(list_scores(np.array(question.relevant), scores) | overlaps)
         first = part.stop
-    return {
-        "name": name,
-        **{key: float(np.mean([row[key] for row in rows])) for key in rows[0]},
-        "layer": float(layer),
-    }
+    means = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+    return {"name": each.name, **means, "layer": float(each.layer)}
 
 
-def list_scores(relevant: Array, scores: Array, reference: Array) -> dict[str, float]:
-    order = np.argsort(-scores, kind="stable")
-    hits = np.flatnonzero(relevant[order])  # the ranks of right sentences, from 0
+def list_scores(relevant: Array, scores: Array) -> dict[str, float]:
+    hits = np.flatnonzero(
+        relevant[np.argsort(-scores, kind="stable")]
+    )  # the ranks of right sentences, from 0
     gains = 1 / np.log2(np.arange(2, 12))
-    top, top_of_reference = {*order[:10].tolist()}, {*np.argsort(-reference, kind="stable")[:10].tolist()}
     return {
         "mrr": float(1 / (1 + hits[0])) if hits[0] < 10 else 0.0,
         "map": float((np.arange(1, 1 + len(hits)) / (1 + hits)).mean()),
         "ndcg": float(gains[hits[hits < 10]].sum() / gains[: len(hits)].sum()),
-        "overlap": len(top & top_of_reference) / 10,
     }
+
+
+def overlap(scores: Array, reference: Array) -> float:
+    tops = [{*np.argsort(-each, kind="stable")[:10].tolist()} for each in (scores, reference)]
+    return len(set.intersection(*tops)) / 10
 
 
 def time_in_turns(rankers: Sequence[Callable[[Question], Any]], questions: Sequence[Question]) -> list[float]:
@@ -366,12 +390,12 @@ def time_in_turns(rankers: Sequence[Callable[[Question], Any]], questions: Seque
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    header = ["", "MRR@10", "MAP", "nDCG@10", "overlap@10", "mean layer", "ms a query"]
+    header = ["", "MRR@10", "MAP", "nDCG@10", "overlap@10", "with same precision", "mean layer", "ms a query"]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for each in results:
         cells = [f"{100 * each[key]:.1f}" for key in ("mrr", "map", "ndcg")]
         time = f"{each['milliseconds']:.0f}" if "milliseconds" in each else ""
-        cells += [f"{each['overlap']:.3f}", f"{each['layer']:.2f}", time]
+        cells += [f"{each['overlap']:.3f}", f"{each['own_overlap']:.3f}", f"{each['layer']:.2f}", time]
         lines.append(f"| {each['name']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -17,7 +17,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from offramp.atomic import atomic_folder
-from offramp.calibration.bounds import examples_needed, hoeffding_bentkus
+from offramp.calibration.bounds import examples_to_bet_on
 from offramp.classifier.texts import check_texts
 from offramp.errors import BadData, NoSafeThreshold, count
 from offramp.policy.ranking import RankRule, check_reranker
@@ -136,7 +136,7 @@ def retrofit_reranker(
 def check_enough_queries(pairs: Sequence[tuple[str, str]], target: RankGuarantee, choices: int) -> None:
     """Too few queries to prove the guarantee, even if nothing is missed, are an error."""
     queries = len({query for query, _ in pairs})
-    proof = examples_needed(target.epsilon, target.delta / choices, bound=hoeffding_bentkus) or 0
+    proof = examples_to_bet_on([0.0], target.epsilon, target.delta / choices) or 0
     needed = ceil((proof + 1) / (1 - FIT_SHARE) / CALIBRATION) + 1
     if queries < needed:
         raise BadData(
