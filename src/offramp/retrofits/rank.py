@@ -6,7 +6,7 @@ of each query, and time is measured for whole queries.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from math import ceil
 from os import PathLike
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
-from offramp.atomic import atomic_folder
+from offramp.atomic import atomic_folder, write_files
 from offramp.calibration.bounds import examples_to_bet_on
 from offramp.classifier.texts import check_texts
 from offramp.errors import BadData, NoSafeThreshold, count
@@ -72,6 +72,7 @@ def retrofit_reranker(
     out: str | PathLike[str],
     guarantee: RankGuarantee | float = 0.05,
     *,
+    ladder: Sequence[float] = (),
     tune: bool = False,
     epochs: float = 2,
     runtime: str | None = None,
@@ -91,6 +92,7 @@ def retrofit_reranker(
         pairs: a query and a document each, with as many documents for a query as there will be; no labels are needed.
         out: the folder to create; the faster model is in `out/model`.
         guarantee: the largest mean share of the top 10 that may be missed, with 95 % confidence.
+        ladder: larger bounds, for rules that a server uses under load; `out/rung-1.json` is the first of them.
 
     The other arguments are those of `retrofit`.
     """
@@ -112,6 +114,7 @@ def retrofit_reranker(
             "model": original.fingerprint(),
             "texts": digest(texts, None),
             "rank_guarantee": asdict(target),
+            "ladder": [*ladder],
             "tune": epochs if tune else False,
             "runtime": runtime,
             "precisions": precisions,
@@ -127,6 +130,9 @@ def retrofit_reranker(
         variant, rule = choose(calibrate(steps, variants, target), by_query(split.calibration), log)
         results = measure(steps, variant, rule, target)
         results |= {"runtime": runtime, "tuned": tune, "seed": seed}
+        for rung, epsilon in enumerate(ladder, 1):
+            looser = rule_for(steps, variant, replace(target, epsilon=epsilon), len(variants))
+            write_files({home / f"rung-{rung}.json": json.dumps(looser.to_json(), indent=1)})
         with atomic_folder(home / "model") as half:
             steps.write_model(half, variant, results)
             store_rank_rule(half, rule)
@@ -157,18 +163,21 @@ def calibrate(
 ) -> list[tuple[Variant, RankRule]]:
     """A rule for each variant that has a safe one; the guarantee allows for the choice among them."""
     steps.log("calibrating")
-    queries = [text[0] for text in steps.split.calibration.texts]
     found, refusals = [], []
     for each in variants:
         try:
-            rule = calibrate_ranking(each.trace, queries, target, seed=steps.seed, choices=len(variants))
-            found.append((each, rule))
+            found.append((each, rule_for(steps, each, target, len(variants))))
         except NoSafeThreshold as refusal:
             refusals.append(refusal)
             steps.log(f"{each.precision}: {refusal}")
     if not found:
         raise refusals[0]
     return found
+
+
+def rule_for(steps: Steps, variant: Variant, target: RankGuarantee, choices: int) -> RankRule:
+    queries = [text[0] for text in steps.split.calibration.texts]
+    return calibrate_ranking(variant.trace, queries, target, seed=steps.seed, choices=choices)
 
 
 def choose(
