@@ -62,7 +62,7 @@ class Engine:
             return policy.begin(len(rows), layers, self.stages.problem_type)
 
         for rows in self.windows(examples):
-            for _ in self.run_window(self.embed(examples, rows), begin, skipped, deadlines, decision):
+            for _ in self.run_window([*self.embed(examples, rows)], begin, skipped, deadlines, decision):
                 pass
         return decision
 
@@ -77,7 +77,11 @@ class Engine:
         decision, deadlines = self.undecided(len(examples)), np.full(len(examples), deadline)
         skipped = ranking.skippable_exits(self.stages.layers)
         for rows in self.windows(examples, ranking.sizes.tolist()):
-            for _ in self.run_window(self.embed(examples, rows), ranking.begin, skipped, deadlines, decision):
+            batches = []
+            for batch in self.embed(examples, rows):
+                batches.append(batch)
+                yield decision
+            for _ in self.run_window(batches, ranking.begin, skipped, deadlines, decision):
                 yield decision
         yield decision
 
@@ -95,7 +99,7 @@ class Engine:
         logits = np.empty((*shape, len(self.stages.labels)), np.float32)
         gates: Array | None = None
         for rows in self.windows(examples):
-            batches = self.embed(examples, rows)
+            batches = [*self.embed(examples, rows)]
             order = np.concatenate([batch.rows for batch in batches])
             for exit in range(shape[1]):
                 logits[order, exit], scores = concatenate([*self.run_stage(exit, batches)])
@@ -120,16 +124,14 @@ class Engine:
         if examples:
             yield range(first, end)
 
-    def embed(self, examples: Sequence[Tokens], rows: range) -> list[MicroBatch]:
+    def embed(self, examples: Sequence[Tokens], rows: range) -> Iterator[MicroBatch]:
         """A window as micro-batches of similar length, before the first stage."""
         lengths = np.array([len(examples[row].ids) for row in rows])
         order = np.argsort(lengths, kind="stable")
-        batches = []
         for part in self.partition((1, length) for length in lengths[order].tolist()):
             chosen = order[part] + rows.start
             state = self.stages.embed([examples[row] for row in chosen.tolist()])
-            batches.append(MicroBatch(chosen, lengths[order[part]], state))
-        return batches
+            yield MicroBatch(chosen, lengths[order[part]], state)
 
     def run_window(
         self,

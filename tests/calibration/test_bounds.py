@@ -6,7 +6,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from offramp.calibration.bounds import binomial, examples_needed, hoeffding_bentkus
+from offramp.calibration.bounds import (
+    betting,
+    binomial,
+    examples_needed,
+    examples_to_bet_on,
+    hoeffding_bentkus,
+)
 
 
 def exact_tail(errors: int, examples: int, epsilon: Fraction) -> float:
@@ -83,3 +89,26 @@ def test_more_than_a_billion_examples_are_never_required() -> None:
 
 def test_no_number_of_examples_proves_less_than_the_truth() -> None:
     assert examples_needed(0.05, 0.1, risk=0.05) is None
+
+
+@pytest.mark.parametrize("spread", [1, 10])
+def test_betting_is_valid_whatever_the_spread_of_losses(spread: int) -> None:
+    """Losses of 0 or 1, and of tenths, whose mean is exactly what is to be refuted."""
+    losses = np.random.default_rng(0).binomial(spread, 0.05, (2000, 150)) / spread
+    p_values = np.array([betting(each, 0.05) for each in losses])
+    for delta in (0.01, 0.05, 0.2):
+        assert (p_values <= delta).mean() <= delta
+
+
+def test_betting_proves_more_than_the_mean_alone_if_losses_vary_little() -> None:
+    losses = np.random.default_rng(0).binomial(10, 0.028, 300) / 10
+    assert betting(losses, 0.05) < 0.05 < hoeffding_bentkus(losses.mean(), 300, 0.05)
+
+
+def test_betting_says_how_many_examples_it_needs() -> None:
+    losses = [0.0, 0.05]
+    needed = examples_to_bet_on(losses, 0.05, 0.05)
+    assert needed is not None
+    assert betting(np.resize(losses, needed + needed % 2), 0.05) <= 0.05
+    assert betting(np.resize(losses, needed - 2 - needed % 2), 0.05) > 0.05
+    assert examples_to_bet_on([0.1], 0.05, 0.05) is None

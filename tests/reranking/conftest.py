@@ -38,15 +38,13 @@ def reranker_folder(
     return folder
 
 
-@pytest.fixture(scope="session")
-def exported_reranker(reranker_folder: Path) -> Path:
-    return export(reranker_folder, reranker_folder.parent / "onnx")
-
-
-@pytest.fixture(scope="session", params=["torch", "onnx"])
-def reranker(request: pytest.FixtureRequest) -> Reranker:
+@pytest.fixture(scope="session", params=["torch", "fp32", "int8"])
+def reranker(request: pytest.FixtureRequest, reranker_folder: Path) -> Reranker:
     """With a fitted rule whose threshold drops some documents and keeps others."""
-    folder = request.getfixturevalue({"torch": "reranker_folder", "onnx": "exported_reranker"}[request.param])
+    folder = reranker_folder
+    if request.param != "torch":
+        pairs = [(query, text) for query, documents in draw_queries(30, seed=8) for text in documents]
+        folder = export(reranker_folder, folder.with_name(request.param), request.param, texts=pairs)
     return with_rule(Classifier.from_pretrained(folder, "never"))
 
 

@@ -13,11 +13,10 @@ from offramp.reranking.calibrate import (
     RankGuarantee,
     calibrate_ranking,
     fit,
-    ndcg_loss,
-    overlap_loss,
     ranking_losses,
     reference_ranks,
 )
+from offramp.reranking.losses import ndcg_loss, overlap_loss
 from offramp.trace import Trace
 
 

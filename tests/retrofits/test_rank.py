@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from offramp import RankGuarantee, Reranker
 from offramp.cli import app
 from offramp.errors import BadData, Incompatible
+from offramp.policy.ranking import RankRule
 from offramp.retrofits import retrofit_reranker
 from offramp.retrofits.text_split import split_queries
 
@@ -107,7 +108,20 @@ def test_the_command_line_takes_a_table_of_pairs(
         return CliRunner().invoke(app, [str(each) for each in arguments])
 
     columns = ["--query", "question", "--text", "sentence"]
-    flags = ["--rank", "--top-k", 2, "--guarantee", 0.3, "--of", "ndcg", "--runtime", "torch", *columns]
+    flags = [
+        "--rank",
+        "--top-k",
+        2,
+        "--guarantee",
+        0.3,
+        "--ladder",
+        0.5,
+        "--of",
+        "ndcg",
+        "--runtime",
+        "torch",
+        *columns,
+    ]
     command = ["retrofit", original, "--texts", file, "--out", tmp_path / "fast", *flags]
     refused = run(*command, "--rule", "entropy")
     assert "--rule is not used with --rank" in refused.stderr
@@ -115,5 +129,7 @@ def test_the_command_line_takes_a_table_of_pairs(
     assert done.exit_code == 0, done.output
     assert "at most 30 % of nDCG@2 against the order of mine are lost" in done.stdout
     assert f"offramp rerank {tmp_path / 'fast'} new.csv" in done.stdout
+    rungs = [RankRule.from_json(json.loads((tmp_path / "fast" / "rung-1.json").read_text()))]
+    assert [rule.certificate and rule.certificate.epsilon for rule in rungs] == [0.5]
     ranked = run("rerank", tmp_path / "fast", file, *columns, "--json")
     assert json.loads(ranked.stdout.splitlines()[0])["rank"] == 1

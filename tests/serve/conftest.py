@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,12 +125,13 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             rungs: tuple[Policy, ...] = (),
             audit_share: float = 0.0,
             connections: Mapping[str, float] | None = None,
-            rank_rule: RankRule | None = None,
+            rank_rules: Sequence[RankRule] = (),
             **options: Any,
         ) -> Served:
             ladder = Ladder(rungs or [model.policy])
             audit = Audit(ladder.rungs, model.stages.layers, share=audit_share) if audit_share else None
-            batcher = Batcher(model, ladder, limits or Limits(), audit, rank_rule=rank_rule)
+            rank_ladder = Ladder(rank_rules) if rank_rules else None
+            batcher = Batcher(model, ladder, limits or Limits(), audit, rank_ladder=rank_ladder)
             allowed = {str(policy): policy for policy in [*ladder.rungs, Policy.parse("never")]}
             service = Service(batcher, "colours", allowed, **options)
             url = servers.enter_context(running(service, connections or {}))

@@ -29,7 +29,7 @@ from offramp.model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.serve.batcher import Limits, Request
 from offramp.serve.ladder import FULL_DEPTH
-from offramp.serve.server import ServerOptions, bind, load, read_policy, serve
+from offramp.serve.server import ServerOptions, bind, load, read_rung, serve
 
 Until = Callable[[Callable[[], bool]], None]
 Run = Callable[..., "AbstractContextManager[Running]"]
@@ -320,7 +320,7 @@ def test_a_ladder_is_read_from_what_calibrate_prints_and_from_saved_policies(
     printed, stored = tmp_path / "printed.json", tmp_path / "stored.json"
     printed.write_text(json.dumps({"policy": str(loose), "saved_policy": loose.to_json(), "stored": False}))
     stored.write_text(json.dumps(loose.to_json()))
-    assert read_policy(printed) == read_policy(stored) == loose
+    assert read_rung(printed) == read_rung(stored) == loose
     batcher, allowed = load(ServerOptions(saved, "colours", ladder=(printed,), allow=("never",)))
     assert [str(policy) for policy in batcher.ladder.rungs] == ["confidence:0.775", "confidence:0.6"]
     assert list(allowed) == ["confidence:0.775", "confidence:0.6", "never"]
@@ -407,7 +407,7 @@ def test_texts_are_truncated_at_max_length(saved: Path) -> None:
 def test_a_file_that_is_not_a_policy_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "rung.json").write_text(content)
     with pytest.raises(Exception, match=r"polic|rule") as refusal:
-        read_policy(tmp_path / "rung.json")
+        read_rung(tmp_path / "rung.json")
     assert type(refusal.value).__module__ == "offramp.errors"
 
 

@@ -71,6 +71,10 @@ def retrofit(
             help="With --rank: the loss, overlap (documents missed) or ndcg (against full depth's order)."
         ),
     ] = "overlap",
+    ladder: Annotated[
+        list[float] | None,
+        Option(help="With --rank: larger loss, for a rule under load in OUT/rung-1.json; repeatable."),
+    ] = None,
 ) -> Result:
     """Make a fine-tuned classifier faster, and prove how many predictions change.
 
@@ -109,6 +113,7 @@ def retrofit(
                 pairs,
                 out,
                 target,
+                ladder=ladder or (),
                 tune=tune,
                 epochs=epochs,
                 runtime=runtime,
@@ -121,6 +126,8 @@ def retrofit(
             )
         after = NEXT_RANK.format(out=out)
         return Result({"model": str(ranked.folder), **ranked.results}, f"{ranked}\n\n{after}")
+    if ladder:
+        raise BadOption("--ladder needs --rank; make looser policies with `offramp calibrate`.")
     names = labels.split(",") if labels else None
     found, truth = read_examples(model, texts, text, text_pair, label, names)
     with training_progress() as callbacks:

@@ -20,7 +20,7 @@ def serve(
     policy: PolicyOption = None,
     ladder: Annotated[
         list[Path] | None,
-        Option(help="Certified policy for high load, from `offramp calibrate`; repeatable, strictest first."),
+        Option(help="Certified policy or rank rule for high load, as JSON; repeatable, strictest first."),
     ] = None,
     allow: Annotated[
         list[str] | None, Option(help="Further policy that requests may name; repeatable.")
@@ -33,6 +33,9 @@ def serve(
     max_waiting_tokens: Annotated[
         int, Option(min=1, help="Tokens that may wait in each worker, padding included.")
     ] = 32_768,
+    max_documents: Annotated[
+        int, Option(min=1, help="Documents that may wait or run in lists that are ranked by a rule.")
+    ] = 4096,
     window: Annotated[int, Option(min=1, help="Texts that run together in one window.")] = 32,
     max_length: Annotated[
         int | None,
@@ -54,7 +57,7 @@ def serve(
     body_seconds: Annotated[
         float, Option(min=0.001, help="How long the body of a request may take to arrive.")
     ] = 30.0,
-    max_body: Annotated[int, Option(min=1, help="Bytes per request.")] = 1 << 20,
+    max_body: Annotated[int, Option(min=1, help="Bytes per request.")] = 2 << 20,
     audit_share: Annotated[
         float, Option(min=0, max=1, help="Share of predictions to compare with full depth.")
     ] = 0.01,
@@ -99,7 +102,7 @@ def serve(
         allow=tuple(allow or ()),
         device=device,
         threads=threads,
-        limits=Limits(items=max_waiting, tokens=max_waiting_tokens, window=window),
+        limits=Limits(items=max_waiting, tokens=max_waiting_tokens, window=window, documents=max_documents),
         max_length=max_length,
         body_limit=max_body,
         audit_share=audit_share,

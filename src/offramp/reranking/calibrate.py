@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from offramp.calibration.bounds import examples_needed, hoeffding_bentkus
+from offramp.calibration.bounds import betting, examples_to_bet_on
 from offramp.calibration.targets import require
 from offramp.errors import BadData, NoSafeThreshold, count
 from offramp.policy import Certificate
 from offramp.policy.certificate import RANK_RISKS
 from offramp.policy.ranking import Ranking, RankRule, check_reranker, relevance
 from offramp.problems import Array
+from offramp.reranking.losses import LOSSES, ranks
 from offramp.trace import Trace
 
 GRID = tuple((np.arange(160, -1, -1) / 20).tolist())
@@ -92,18 +93,17 @@ def calibrate_ranking(
     rule = fit(fit_on, target.top_k)
     full = reference_ranks(test_on, target.top_k)
     passed: tuple[RankRule, Array] | None = None
-    refused = np.inf
+    refused = np.ones(len(test_on))
     for threshold in GRID:
         each = replace(rule, threshold=threshold)
         # the guarantee covers both ways to rank
         losses = np.maximum(*(ranking_losses(test_on, each, full, target, exact) for exact in (False, True)))
-        risk = float(losses.mean())
-        if hoeffding_bentkus(risk, len(test_on), target.epsilon) > target.delta / choices:
-            refused = risk
+        if betting(losses, target.epsilon) > target.delta / choices:
+            refused = losses
             break
         passed = each, losses
     if passed is None:
-        raise no_safe_threshold(target, len(test_on), refused, target.delta / choices)
+        raise no_safe_threshold(target, refused, target.delta / choices)
     return issue(*passed, test_on, len(fit_on), target, choices)
 
 
@@ -143,11 +143,6 @@ def reference_ranks(queries: QuerySet, top_k: int) -> Array:
     return ranks(queries.ranking(rule).padded(relevance(logits)))
 
 
-def ranks(scores: Array) -> Array:
-    """(queries, longest) ranks from 0, best first; of equal scores, the first document is better."""
-    return np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1, kind="stable")
-
-
 def ranking_losses(
     queries: QuerySet, rule: RankRule, full: Array, target: RankGuarantee, exact_top: bool
 ) -> Array:
@@ -157,38 +152,17 @@ def ranking_losses(
     return LOSSES[target.of](found, full, ranking.top_k, ranking.sizes)
 
 
-def overlap_loss(found: Array, full: Array, top_k: Array, sizes: Array) -> Array:
-    """The share of the reference's top k that is not in the top k that was found."""
-    wanted = np.minimum(top_k, sizes)
-    both = (found < wanted[:, None]) & (full < wanted[:, None])
-    return np.asarray(1 - both.sum(1) / wanted)
-
-
-def ndcg_loss(found: Array, full: Array, top_k: Array, sizes: Array) -> Array:
-    """1 - nDCG@k, with gains from k for the reference's best document to 1 for its k-th."""
-    wanted = np.minimum(top_k, sizes)[:, None]
-    gains = np.maximum(wanted - full, 0)
-
-    def dcg(order: Array) -> Array:
-        return np.asarray((gains * (order < wanted) / np.log2(order + 2)).sum(1))
-
-    return np.asarray(1 - dcg(found) / dcg(full)).clip(0, 1)
-
-
-LOSSES = {"overlap": overlap_loss, "ndcg": ndcg_loss}
-
-
-def no_safe_threshold(target: RankGuarantee, queries: int, risk: float, delta: float) -> NoSafeThreshold:
+def no_safe_threshold(target: RankGuarantee, losses: Array, delta: float) -> NoSafeThreshold:
     """Why nothing was proven, and how many queries would have been enough."""
-    needed = examples_needed(target.epsilon, delta, risk, hoeffding_bentkus)
+    needed = examples_to_bet_on(losses, target.epsilon, delta)
     wanted = f"a mean loss ({target.of}) of at most {target.epsilon:g} with confidence {1 - delta:g}"
-    seen = f"that of the safest threshold is {risk:.4f}"
+    seen = f"that of the safest threshold is {losses.mean():.4f}"
     advice = (
         "More queries do not help; allow a larger loss, or train the exits further."
         if needed is None
         else f"If that is the true one, about {needed} are needed, besides those that the rule is fitted on."
     )
-    return NoSafeThreshold(f"{count(queries, 'query')} cannot prove {wanted}: {seen}. {advice}", needed)
+    return NoSafeThreshold(f"{count(len(losses), 'query')} cannot prove {wanted}: {seen}. {advice}", needed)
 
 
 def issue(
@@ -203,7 +177,7 @@ def issue(
         of=target.of,
         epsilon=target.epsilon,
         delta=target.delta,
-        bound="Hoeffding-Bentkus",
+        bound="betting",
         examples=len(queries),
         observed_risk=float(losses.mean()),
         mean_layer=float(layers.mean()),

@@ -5,9 +5,8 @@ of each query, and time is measured for whole queries.
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from math import ceil
 from os import PathLike
@@ -18,7 +17,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from offramp.atomic import atomic_folder, write_files
-from offramp.calibration.bounds import examples_needed, hoeffding_bentkus
+from offramp.calibration.bounds import examples_to_bet_on
 from offramp.classifier.texts import check_texts
 from offramp.errors import BadData, NoSafeThreshold, count
 from offramp.policy.ranking import RankRule, check_reranker
@@ -73,6 +72,7 @@ def retrofit_reranker(
     out: str | PathLike[str],
     guarantee: RankGuarantee | float = 0.05,
     *,
+    ladder: Sequence[float] = (),
     tune: bool = False,
     epochs: float = 2,
     runtime: str | None = None,
@@ -92,6 +92,7 @@ def retrofit_reranker(
         pairs: a query and a document each, with as many documents for a query as there will be; no labels are needed.
         out: the folder to create; the faster model is in `out/model`.
         guarantee: the largest mean share of the top 10 that may be missed, with 95 % confidence.
+        ladder: larger bounds, for rules that a server uses under load; `out/rung-1.json` is the first of them.
 
     The other arguments are those of `retrofit`.
     """
@@ -113,6 +114,7 @@ def retrofit_reranker(
             "model": original.fingerprint(),
             "texts": digest(texts, None),
             "rank_guarantee": asdict(target),
+            "ladder": [*ladder],
             "tune": epochs if tune else False,
             "runtime": runtime,
             "precisions": precisions,
@@ -128,14 +130,19 @@ def retrofit_reranker(
         variant, rule = choose(calibrate(steps, variants, target), by_query(split.calibration), log)
         results = measure(steps, variant, rule, target)
         results |= {"runtime": runtime, "tuned": tune, "seed": seed}
-        finish(home, variant, rule, results)
+        for rung, epsilon in enumerate(ladder, 1):
+            looser = rule_for(steps, variant, replace(target, epsilon=epsilon), len(variants))
+            write_files({home / f"rung-{rung}.json": json.dumps(looser.to_json(), indent=1)})
+        with atomic_folder(home / "model") as half:
+            steps.write_model(half, variant, results)
+            store_rank_rule(half, rule)
     return RankRetrofit(home / "model", json.loads(finished.read_text(encoding="utf-8")))
 
 
 def check_enough_queries(pairs: Sequence[tuple[str, str]], target: RankGuarantee, choices: int) -> None:
     """Too few queries to prove the guarantee, even if nothing is missed, are an error."""
     queries = len({query for query, _ in pairs})
-    proof = examples_needed(target.epsilon, target.delta / choices, bound=hoeffding_bentkus) or 0
+    proof = examples_to_bet_on([0.0], target.epsilon, target.delta / choices) or 0
     needed = ceil((proof + 1) / (1 - FIT_SHARE) / CALIBRATION) + 1
     if queries < needed:
         raise BadData(
@@ -156,18 +163,21 @@ def calibrate(
 ) -> list[tuple[Variant, RankRule]]:
     """A rule for each variant that has a safe one; the guarantee allows for the choice among them."""
     steps.log("calibrating")
-    queries = [text[0] for text in steps.split.calibration.texts]
     found, refusals = [], []
     for each in variants:
         try:
-            rule = calibrate_ranking(each.trace, queries, target, seed=steps.seed, choices=len(variants))
-            found.append((each, rule))
+            found.append((each, rule_for(steps, each, target, len(variants))))
         except NoSafeThreshold as refusal:
             refusals.append(refusal)
             steps.log(f"{each.precision}: {refusal}")
     if not found:
         raise refusals[0]
     return found
+
+
+def rule_for(steps: Steps, variant: Variant, target: RankGuarantee, choices: int) -> RankRule:
+    queries = [text[0] for text in steps.split.calibration.texts]
+    return calibrate_ranking(variant.trace, queries, target, seed=steps.seed, choices=choices)
 
 
 def choose(
@@ -249,11 +259,3 @@ def verdict(row: Mapping[str, Any], original: str, rule: RankRule, queries: int,
         f"certificate: {rule.certificate.summary}",
         f"{row['mean_layer']:.2f} of {layers} layers on average",
     ]
-
-
-def finish(home: Path, variant: Variant, rule: RankRule, results: Mapping[str, Any]) -> None:
-    """Writes the model folder, which is complete once it exists."""
-    with atomic_folder(home / "model") as half:
-        shutil.copytree(variant.folder, half, dirs_exist_ok=True)
-        write_files({half / RETROFIT: json.dumps(results, indent=1)})
-        store_rank_rule(half, rule)

@@ -244,11 +244,15 @@ class Steps:
         lines = verdict(results)
         report({"test texts": trace}, lead="\n".join(lines)).save(home / "report", plots=())
         with atomic_folder(home / "model") as half:
-            shutil.copytree(chosen.variant.folder, half, dirs_exist_ok=True)
-            if chosen.variant.precision != "fp32" or results["tuned"]:  # else full depth is the reference
-                self.write_reference(half / REFERENCE, results["runtime"])
-            write_files({half / RETROFIT: json.dumps({**results, "verdict": lines}, indent=1)})
+            self.write_model(half, chosen.variant, {**results, "verdict": lines})
             store_policy(half, chosen.policy, chosen.found.trace)
+
+    def write_model(self, folder: Path, variant: Variant, results: Mapping[str, Any]) -> None:
+        """The chosen variant with the results, and the original where full depth is not the same."""
+        shutil.copytree(variant.folder, folder, dirs_exist_ok=True)
+        if variant.precision != "fp32" or results["tuned"]:
+            self.write_reference(folder / REFERENCE, results["runtime"])
+        write_files({folder / RETROFIT: json.dumps(results, indent=1)})
 
     def write_reference(self, folder: Path, runtime: str) -> None:
         """The original with its last exit alone, for the server's audit."""

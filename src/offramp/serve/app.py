@@ -57,7 +57,7 @@ class Service:
     allowed: Mapping[str, Policy]
     """Policies that a request may name."""
     api_key: str | None = None
-    body_limit: int = 1 << 20
+    body_limit: int = 2 << 20
     """Bytes of a request."""
     body_seconds: float = 30.0
     """How long the body of a request may take to arrive."""
@@ -149,10 +149,15 @@ class Endpoints:
             try:
                 await asyncio.to_thread(self.metrics.refresh, self.batcher)
                 if self.service.shared_folder:
-                    await asyncio.to_thread(sync_broken, self.batcher.ladder, self.service.shared_folder)
+                    await asyncio.to_thread(self.sync_broken, self.service.shared_folder)
             except Exception:
                 log.exception("cannot refresh the metrics or the rungs that other workers found broken")
             await asyncio.sleep(1)
+
+    def sync_broken(self, folder: Path) -> None:
+        sync_broken(self.batcher.ladder, folder)
+        if self.batcher.rank_ladder:
+            sync_broken(self.batcher.rank_ladder, folder, "broken_rank")
 
     async def check_key(
         self, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
@@ -174,7 +179,7 @@ class Endpoints:
     def info(self) -> Response:
         """The model, its policies with their certificates, the audit, and the limits; and the fields of TEI."""
         stages, ladder, audit = self.batcher.classifier.stages, self.batcher.ladder, self.batcher.audit
-        certificate, rule = ladder.rungs[0].certificate, self.batcher.rank_rule
+        certificate = ladder.rungs[0].certificate
         return Response(
             to_json(
                 {
@@ -195,7 +200,7 @@ class Endpoints:
                     "rung": ladder.current,
                     "forbidden": [str(policy) for policy in ladder.forbidden],
                     "allowed": self.allowed(),
-                    "ranking": rule and {"rule": str(rule), "certificate": rule.to_json()["certificate"]},
+                    "ranking": self.ranking(),
                     "audit": audit.reports() if audit else [],
                     "limits": {
                         **vars(self.batcher.limits),
@@ -208,6 +213,20 @@ class Endpoints:
             ),
             media_type="application/json",
         )
+
+    def ranking(self) -> dict[str, Any] | None:
+        """How lists of documents are ranked."""
+        ladder, audit = self.batcher.rank_ladder, self.batcher.list_audit
+        if ladder is None:
+            return None
+        rungs = [{"rule": str(rule), "certificate": rule.to_json()["certificate"]} for rule in ladder.rungs]
+        return {
+            **rungs[0],
+            "ladder": rungs,
+            "rung": ladder.current,
+            "forbidden": [str(rule) for rule in ladder.forbidden],
+            "audit": audit.reports() if audit else [],
+        }
 
     def scrape(self) -> Response:
         """Metrics in Prometheus' text format."""
@@ -235,7 +254,7 @@ class Endpoints:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except asyncio.CancelledError:  # by uvicorn, when the time to drain is over
             raise Draining(STOPPED) from None
-        self.metrics.count_texts(reply.predictions, reply.rung)
+        self.metrics.count_texts(reply)
         log_fields |= {
             "layers": round(sum(each.layer for each in reply.predictions) / len(reply.predictions), 2),
             "policy": reply.policy,

@@ -1,5 +1,7 @@
 """Audit: how often each rung's predictions differ from the reference, with bounds valid at any time.
 
+`list_audit` does the same for lists of documents.
+
 The reference is full depth, or the model that the certificate names (see `offramp.retrofits`). A random share of the
 predictions is kept and run again when there is time; which are dropped because there is none does not depend on them.
 A certificate is broken once the lower bound on the share that differs exceeds what it allows: the data have changed
@@ -16,10 +18,13 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from offramp.classifier import Prediction
 from offramp.criteria.base import Criterion
 from offramp.policy import Policy
+from offramp.policy.certificate import RANK_RISKS
+from offramp.policy.ranking import RankRule
 from offramp.policy.text import class_indices
 from offramp.serve.confidence_sequence import bounds, is_above
 from offramp.stages import Tokens
@@ -43,15 +48,15 @@ class RungReport:
     rung: int
     policy: str
     examined: int
-    """Predictions compared with the reference."""
-    disagreed: int
-    """Those of them that differed."""
+    """Predictions, or lists, compared with the reference."""
+    disagreed: float
+    """Those of them that differed; of lists, the sum of the losses."""
     dropped: int
-    """Predictions drawn for the audit and never compared, for lack of time."""
+    """Drawn for the audit and never compared, for lack of time."""
     lower: float
     upper: float
-    """Bounds on the share of all predictions that differ from the reference, valid at all times together with
-    confidence 1 - delta."""
+    """Bounds on the share of all predictions that differ from the reference, or on the mean loss of a list, valid at
+    all times together with confidence 1 - delta."""
     by_class: Mapping[str, tuple[float, float]]
     """The same bounds per class that full depth predicts, if the certificate has a bound for each."""
     epsilon: float | None
@@ -59,28 +64,31 @@ class RungReport:
     verdict: str | None
     """On the certificate: "holds", "open" or "broken"; None without one."""
     exits: tuple[int, ...]
-    """How many of the latest predictions came from each exit."""
+    """How many of the latest predictions, or documents, came from each exit."""
     drift: float | None
     """Total variation distance of these from the exits at calibration, 0 to 1; None if those are not known."""
     drifted: bool
     """Whether the drift is large enough for a warning."""
 
 
-class Audit:
-    """Audits all rungs of a ladder. Thread-safe.
+Sample = TypeVar("Sample")
+
+
+class Sampler(Generic[Sample]):
+    """Keeps a share of the results of each rung until they are compared, and the account of each. Thread-safe.
 
     Args:
-        policies: the rungs of the ladder.
+        rules: the rungs of the ladder.
         layers: the layers of the model's exits.
-        share: the share of predictions to examine.
+        share: the share of results to examine.
         delta: the probability, for each rung, that a certificate which holds is ever called broken.
-        keep: how many predictions of a rung may wait to be examined; then the oldest is dropped.
+        keep: how many results of a rung may wait to be examined; then the oldest is dropped.
         seed: for drawing the share.
     """
 
     def __init__(
         self,
-        policies: Sequence[Policy],
+        rules: Sequence[Policy] | Sequence[RankRule],
         layers: Sequence[int],
         *,
         share: float = 0.01,
@@ -89,60 +97,87 @@ class Audit:
         seed: int = 0,
     ) -> None:
         self.share = share
-        self._rungs = [RungAudit(policy, layers, delta) for policy in policies]
-        self._samples = [deque[tuple[Tokens, Prediction]](maxlen=keep) for _ in policies]
+        self._rungs = [RungAudit(rule, layers, delta) for rule in rules]
+        self._samples = [deque[Sample](maxlen=keep) for _ in rules]
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
     @property
     def pending(self) -> int:
-        """Predictions that wait to be examined."""
+        """Results that wait to be examined."""
         return sum(map(len, self._samples))
 
-    def offer(self, rung: int, tokens: Tokens, prediction: Prediction) -> None:
-        """Counts a prediction made by this rung's policy alone, and maybe keeps it."""
+    def draw(self, rung: int, layer: int, sample: Sample) -> None:
+        """Counts the exit of a result, and maybe keeps it."""
         with self._lock:
-            self._rungs[rung].count_exit(prediction.layer)
+            self._rungs[rung].count_exit(layer)
             if self._random.random() < self.share:
                 samples = self._samples[rung]
                 self._rungs[rung].dropped += len(samples) == samples.maxlen
-                samples.append((tokens, prediction))
+                samples.append(sample)
 
-    def examine(
-        self,
-        full_depth: Callable[[Tokens], Prediction],
-        original: Callable[[Tokens], Prediction] | None = None,
-    ) -> int | None:
-        """Compares one kept prediction, of the rung with the fewest examined. Returns the rung if this breaks its
-        certificate. `original` is the model that certificates name, if that is not full depth."""
+    def take(self) -> tuple[int, Sample] | None:
+        """A kept result, of the rung with the fewest examined."""
         with self._lock:
             rungs = [rung for rung, samples in enumerate(self._samples) if samples]
             if not rungs:
                 return None
             rung = min(rungs, key=lambda rung: self._rungs[rung].all.examined)
-            tokens, prediction = self._samples[rung].popleft()
+            return rung, self._samples[rung].popleft()
+
+    def record(self, rung: int, comparison: Callable[["RungAudit"], None]) -> int | None:
+        """Has the account of a rung count a comparison. Returns the rung if this breaks its certificate."""
         audited = self._rungs[rung]
-        if original is not None and audited.certificate and audited.certificate.reference:
-            reference = original(tokens)
-        else:
-            reference = prediction if audited.is_full_depth(prediction) else full_depth(tokens)
         with self._lock:
             was_broken = audited.broken
-            audited.compare(prediction, reference)
+            comparison(audited)
             return rung if audited.broken and not was_broken else None
+
+    def has_reference(self, rung: int) -> bool:
+        """Whether the rung's certificate names another model, rather than full depth."""
+        certificate = self._rungs[rung].certificate
+        return certificate is not None and bool(certificate.reference)
 
     def reports(self) -> list[RungReport]:
         with self._lock:
             return [audited.report(rung) for rung, audited in enumerate(self._rungs)]
 
 
+class Audit(Sampler[tuple[Tokens, Prediction]]):
+    """Audits the predictions that policies make."""
+
+    def offer(self, rung: int, tokens: Tokens, prediction: Prediction) -> None:
+        """Counts a prediction made by this rung's policy alone, and maybe keeps it."""
+        self.draw(rung, prediction.layer, (tokens, prediction))
+
+    def examine(
+        self,
+        full_depth: Callable[[Tokens], Prediction],
+        original: Callable[[Tokens], Prediction] | None = None,
+    ) -> int | None:
+        """Compares one kept prediction. Returns the rung if this breaks its certificate. `original` is the model that
+        certificates name, if that is not full depth."""
+        taken = self.take()
+        if taken is None:
+            return None
+        rung, (tokens, prediction) = taken
+        audited = self._rungs[rung]
+        if original is not None and self.has_reference(rung):
+            reference = original(tokens)
+        else:
+            reference = prediction if audited.is_full_depth(prediction) else full_depth(tokens)
+        return self.record(rung, lambda account: account.compare(prediction, reference))
+
+
 class RungAudit:
-    def __init__(self, policy: Policy, layers: Sequence[int], delta: float) -> None:
-        self.policy = policy
+    """The account of one rung: a policy, or a rank rule."""
+
+    def __init__(self, rule: Policy | RankRule, layers: Sequence[int], delta: float) -> None:
+        self.rule = rule
         self.layers = tuple(layers)
         self.delta = delta
-        self.certificate = policy.certificate
-        exits = policy.certificate.exits if policy.certificate else ()
+        self.certificate = rule.certificate
+        exits = rule.certificate.exits if rule.certificate else ()
         self.calibrated = exits if len(exits) == len(self.layers) else None
         """The fraction that left at each exit at calibration, if known."""
         self.latest: deque[int] = deque()
@@ -155,14 +190,17 @@ class RungAudit:
         self.by_class: dict[str, Tally] = {}
         self.bounded: list[tuple[Tally, float]] = []
         """What the certificate bounds and can be checked without labels, each with its bound."""
-        if policy.certificate is None:
+        self.refutable = False
+        """Whether the audit can prove the certificate wrong."""
+        if rule.certificate is None:
             return
-        epsilon, of = policy.certificate.epsilon, policy.certificate.of
+        epsilon, of = rule.certificate.epsilon, rule.certificate.of
+        self.refutable = of == "disagreement" or of in RANK_RISKS
         if isinstance(epsilon, Mapping):
             if of == "disagreement":
                 self.by_class = {name: Tally() for name in epsilon}
                 self.bounded = [*zip(self.by_class.values(), epsilon.values(), strict=True)]
-        elif of == "disagreement" or policy.certificate.tolerance is None:
+        elif self.refutable or rule.certificate.tolerance is None:
             # with a tolerance, a correct and a wrong number may still be within it of each other
             self.bounded = [(self.all, epsilon)]
 
@@ -175,7 +213,7 @@ class RungAudit:
         if drift is None or len(self.latest) < DRIFT_MINIMUM:
             return
         if drift > DRIFT_LIMIT and not self.drifted:
-            log.warning("the exits that %s takes have drifted from calibration by %.2f", self.policy, drift)
+            log.warning("the exits that %s takes have drifted from calibration by %.2f", self.rule, drift)
         self.drifted = drift > (DRIFT_LIMIT / 2 if self.drifted else DRIFT_LIMIT)  # hysteresis: warn once
 
     def drift(self) -> float | None:
@@ -187,17 +225,21 @@ class RungAudit:
 
     def is_full_depth(self, prediction: Prediction) -> bool:
         """Whether it is the last exit's own prediction, not one combined over exits."""
-        own_logits = type(self.policy.criterion).output is Criterion.output
+        own_logits = isinstance(self.rule, Policy) and type(self.rule.criterion).output is Criterion.output
         return own_logits and prediction.layer == self.layers[-1]
 
     def compare(self, prediction: Prediction, full: Prediction) -> None:
         differs = self.differ(prediction, full)
-        self.all.add(differs)
         if self.by_class and full.label is not None:
             names = tuple(full.probabilities)
             which = class_indices(self.by_class, names).index(names.index(str(full.label)))
             [*self.by_class.values()][which].add(differs)
-        if self.certificate and self.certificate.of == "disagreement":
+        self.add(differs)
+
+    def add(self, loss: float) -> None:
+        """Counts a loss from 0 to 1, and checks the certificate."""
+        self.all.add(loss)
+        if self.refutable:
             delta = self.delta / len(self.bounded)
             self.broken |= any(tally.is_above(epsilon, delta) for tally, epsilon in self.bounded)
 
@@ -214,9 +256,9 @@ class RungAudit:
         epsilon = self.certificate.epsilon if self.certificate else None
         return RungReport(
             rung=rung,
-            policy=str(self.policy),
+            policy=str(self.rule),
             examined=self.all.examined,
-            disagreed=self.all.differing,
+            disagreed=self.all.lost,
             dropped=self.dropped,
             lower=lower,
             upper=upper,
@@ -242,32 +284,33 @@ class RungAudit:
 
 
 class Tally:
-    """Predictions examined, and those of them that differ: in all, and in the current block."""
+    """Results examined, and the sum of their losses, 1 for a prediction that differs: in all, and in the current
+    block."""
 
     def __init__(self) -> None:
-        self.examined = self.differing = 0
-        self.block_examined = self.block_differing = 0
+        self.examined = self.block_examined = 0
+        self.lost = self.block_lost = 0.0
         self.blocks = 1
 
-    def add(self, differs: bool) -> None:
+    def add(self, loss: float) -> None:
         if self.block_examined == BLOCK:
-            self.block_examined = self.block_differing = 0
+            self.block_examined, self.block_lost = 0, 0.0
             self.blocks += 1
         self.examined += 1
-        self.differing += differs
+        self.lost += loss
         self.block_examined += 1
-        self.block_differing += differs
+        self.block_lost += loss
 
     def bounds(self, delta: float) -> tuple[float, float]:
-        return bounds(self.differing, self.examined, delta / 2)
+        return bounds(self.lost, self.examined, delta / 2)
 
     def is_above(self, epsilon: float, delta: float) -> bool:
-        """Whether the share that differs is certainly above epsilon, in all or in the current block.
+        """Whether the mean loss is certainly above epsilon, in all or in the current block.
 
         Half of delta is for the total, half for the blocks: 1/2 + 1/6 + 1/12 + ... is 1, so that all blocks
         together spend no more than their half.
         """
         block_delta = delta / 2 / (self.blocks * (self.blocks + 1))
-        return is_above(epsilon, self.differing, self.examined, delta / 2) or is_above(
-            epsilon, self.block_differing, self.block_examined, block_delta
+        return is_above(epsilon, self.lost, self.examined, delta / 2) or is_above(
+            epsilon, self.block_lost, self.block_examined, block_delta
         )

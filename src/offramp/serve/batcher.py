@@ -9,12 +9,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,9 +26,11 @@ from offramp.classifier.texts import Text, check_texts
 from offramp.errors import BadData, BadOption, Draining, OfframpError, Overloaded, RunFailed
 from offramp.policy import Decision, Policy
 from offramp.policy.ranking import Ranking, RankRule
+from offramp.problems import Array
 from offramp.serve.audit import Audit
 from offramp.serve.ladder import FULL_DEPTH, Ladder
-from offramp.serve.queue import Limits, Queue, QueuedText, Reply, Request, Ticket, Waiting
+from offramp.serve.list_audit import ListAudit, RankedList
+from offramp.serve.queue import Limits, Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
 from offramp.stages import Tokens
 
 __all__ = ["Batcher", "Limits", "Reply", "Request", "Waiting"]
@@ -51,6 +54,9 @@ DECAY = 0.9
 DEFAULT_RETRY = 1.0
 """Seconds until a retry, as long as no window has been timed."""
 
+Example = TypeVar("Example")
+Result = TypeVar("Result")
+
 log = logging.getLogger(__name__)
 
 
@@ -63,7 +69,7 @@ class Pace:
     seconds: float = 0.0
 
     def add(self, window: Sequence[QueuedText], seconds: float) -> "Pace":
-        tokens = sum(text.ticket.longest for text in window)
+        tokens = sum(text.ticket.tokens_each for text in window)
         return Pace(DECAY * self.tokens + tokens, DECAY * self.seconds + seconds)
 
     def seconds_for(self, tokens: int) -> float:
@@ -75,6 +81,7 @@ class ListRun:
     """Lists of documents that are ranked together, one micro-batch for each step."""
 
     tickets: list[Ticket]
+    ranking: Ranking
     steps: Iterator[Decision]
     decision: Decision | None = None
     """The latest; complete after the last step."""
@@ -88,26 +95,30 @@ class ListRun:
 class Batcher:
     """A classifier with a queue and a worker thread.
 
-    `rank_rule`, if given, ranks lists of documents. `audit`, if given, audits the rungs of the ladder; `original` is
-    the model that their certificates name, if that is not the classifier at full depth.
+    `rank_ladder`, if given, ranks lists of documents. `audit` and `list_audit`, if given, audit the rungs of the two
+    ladders; `original` is the model that their certificates name, if that is not the classifier at full depth.
     """
 
     def __init__(
         self,
         classifier: Classifier,
-        ladder: Ladder,
+        ladder: Ladder[Policy],
         limits: Limits,
         audit: Audit | None = None,
         original: Classifier | None = None,
-        rank_rule: RankRule | None = None,
+        rank_ladder: Ladder[RankRule] | None = None,
+        list_audit: ListAudit | None = None,
     ) -> None:
         self.classifier = classifier
-        self.rank_rule = rank_rule
+        self.rank_ladder = rank_ladder
+        self._rank_rules = with_full_depth(rank_ladder, classifier) if rank_ladder else ()
         self._list_runs: deque[ListRun] = deque()
         self._original = original
         self.ladder = ladder
         self.limits = limits
-        self.audit = audit
+        self.audit, self.list_audit = audit, list_audit
+        self._audits = deque(each for each in (audit, list_audit) if each)
+        """In the order of their turns."""
         self._rungs = self._resolve([*ladder.rungs, NEVER])
         self._queue = Queue(limits)
         self._pace = Pace()
@@ -131,13 +142,15 @@ class Batcher:
         """
         texts = check_request(request, self.classifier.stages.trained_on_pairs)
         rungs = self._policies(request.policy, request.max_layer)
-        with self._reserved(len(texts), self._estimate_tokens(texts)):
-            tokens = self.classifier.tokenizer(texts, whole=not request.truncate)
         by_rule = request.top_k is not None and request.policy is None and request.max_layer is None
+        rank_rules = self._rank_rules if by_rule else ()
+        room = self._queue.room(ranked=bool(rank_rules))
+        with self._reserved(room, len(texts), self._estimate_tokens(texts, room)):
+            tokens = self.classifier.tokenizer(texts, whole=not request.truncate)
         ticket = Ticket(
             tokens,
             top_k=request.top_k,
-            rank_rule=self.rank_rule if by_rule else None,
+            rank_rules=rank_rules,
             rungs=rungs,
             names_policy=request.policy is not None,
             limited=request.max_layer is not None or request.deadline_ms is not None,
@@ -147,8 +160,8 @@ class Batcher:
         )
         ticket.future.add_done_callback(lambda _: self._remove_cancelled(ticket))
         with self._changed:
-            self._queue.check_size(ticket.left, ticket.left * ticket.longest)
-            self._check_room(ticket.left, ticket.left * ticket.longest)
+            room.check_size(ticket.left, ticket.left * ticket.tokens_each)
+            self._check_room(room, ticket.left, ticket.left * ticket.tokens_each)
             self._queue.add(ticket)
             self._changed.notify()
         return ticket.future
@@ -156,7 +169,7 @@ class Batcher:
     def check_room(self, requests: int) -> None:
         """Raises `Overloaded` or `Draining` if this many requests of one text cannot enter now."""
         with self._changed:
-            self._check_room(requests, requests)
+            self._check_room(self._queue.texts, requests, requests)
 
     def drain(self, seconds: float) -> None:
         """Refuses new requests, and finishes the accepted ones for at most this long; then they fail with `Draining`.
@@ -181,7 +194,12 @@ class Batcher:
     @property
     def waiting(self) -> Waiting:
         with self._changed:
-            return Waiting(self._queue.items, self._queue.tokens)
+            return self._queue.waiting
+
+    @property
+    def rank_rule(self) -> RankRule | None:
+        """The one that ranks lists of documents while load is low."""
+        return self.rank_ladder.rungs[0] if self.rank_ladder else None
 
     @property
     def healthy(self) -> bool:
@@ -198,31 +216,31 @@ class Batcher:
         return tuple(self.classifier.resolve_policy(policy, max_layer) for policy in policies)
 
     @contextmanager
-    def _reserved(self, items: int, tokens: int) -> Iterator[None]:
+    def _reserved(self, room: Room, items: int, tokens: int) -> Iterator[None]:
         """Texts that are being tokenized take the room that they will probably need."""
         with self._changed:
-            self._queue.check_size(items, items)
-            self._check_room(items, tokens)
-            self._queue.reserve(items, tokens)
+            room.check_size(items, items)
+            self._check_room(room, items, tokens)
+            room.reserve(items, tokens)
         try:
             yield
         finally:
             with self._changed:
-                self._queue.reserve(-items, -tokens)
+                room.reserve(-items, -tokens)
 
-    def _estimate_tokens(self, texts: list[Text]) -> int:
+    def _estimate_tokens(self, texts: list[Text], room: Room) -> int:
         """Too low for most texts, but about right for very long ones, which take long to tokenize."""
         longest = max(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts)
         each = 1 + min(longest // LONG_TOKEN, self.classifier.tokenizer.max_length - 1)
-        return min(len(texts) * each, self.limits.tokens)
+        return min(len(texts) * each, room.most_tokens)
 
-    def _check_room(self, items: int, tokens: int) -> None:
+    def _check_room(self, room: Room, items: int, tokens: int) -> None:
         if self._draining:
             raise Draining("the server is stopping; send the request to another server.")
         if not self.running:
             raise RunFailed("the server's worker thread has died, see the log; restart the server.")
-        if not self._queue.has_room(items, tokens):
-            seconds = self._pace.seconds_for(self._queue.tokens)
+        if not room.has(items, tokens):
+            seconds = self._pace.seconds_for(self._queue.waiting.tokens)
             raise Overloaded(f"the queue is full; retry in {seconds:.1f} s.", seconds)
 
     def _remove_cancelled(self, ticket: Ticket) -> None:
@@ -249,15 +267,18 @@ class Batcher:
             with self._changed:
                 has_work = self._changed.wait_for(self._has_work, self._wait_limit())
                 now = time.monotonic()
-                window = self._queue.take(self.ladder.step(self._queue.load, now), now)
-                lists = self._queue.take_lists(now)
+                load = self._queue.load
+                window = self._queue.take(self.ladder.step(load, now), now)
+                lists = (
+                    self._queue.take_lists(self.rank_ladder.step(load, now), now) if self.rank_ladder else []
+                )
             if lists:
                 self._list_runs.append(self._start(lists))
             busy = bool(window or self._list_runs)
             if window:
                 self._audit_while_busy(self._run_window(window))
             if self._list_runs:
-                self._step(self._list_runs.popleft())
+                self._audit_while_busy(self._step(self._list_runs.popleft()))
             if busy:
                 continue
             if self._draining:
@@ -273,13 +294,14 @@ class Batcher:
             or self._queue.lists
             or self._list_runs
             or self._draining
-            or (self.audit and self.audit.pending)
+            or any(audit.pending for audit in self._audits)
         )
 
     def _wait_limit(self) -> float | None:
         if not self._healthy:
             return RETEST
-        return IDLE_STEP if self.ladder.current > 0 else None
+        below = self.ladder.current > 0 or (self.rank_ladder is not None and self.rank_ladder.current > 0)
+        return IDLE_STEP if below else None
 
     def _run_window(self, window: list[QueuedText]) -> float:
         """Returns how long it took, in seconds."""
@@ -319,37 +341,57 @@ class Batcher:
         self._healthy = self._passes_test()
 
     def _start(self, tickets: list[Ticket]) -> ListRun:
-        assert self.rank_rule is not None
+        rule = tickets[0].rank_rule  # all were taken on the same rung
+        assert rule is not None
         sizes = np.array([len(ticket.tokens) for ticket in tickets])
-        ranking = Ranking(self.rank_rule, sizes, np.array([ticket.top_k for ticket in tickets]))
+        ranking = Ranking(rule, sizes, np.array([ticket.top_k for ticket in tickets]))
         tokens = [each for ticket in tickets for each in ticket.tokens]
         until = np.repeat([ticket.until for ticket in tickets], sizes)
-        return ListRun(tickets, self.classifier.engine.run_lists(tokens, ranking, until))
+        return ListRun(tickets, ranking, self.classifier.engine.run_lists(tokens, ranking, until))
 
-    def _step(self, run: ListRun) -> None:
-        """Runs one micro-batch of some lists; between them, other lists and windows have their turn."""
+    def _step(self, run: ListRun) -> float:
+        """Runs one micro-batch of some lists; between them, other lists and windows have their turn. Returns how long
+        it took, in seconds."""
         if all(ticket.future.done() for ticket in run.tickets):  # cancelled, or the server stops
-            return
+            return 0.0
         start = time.monotonic()
         try:
             following = next(run.steps, None)
         except Exception as error:
             log.exception("the model failed on %d lists of documents", len(run.tickets))
             self._fail_all(run.tickets, error)
-            return
-        run.seconds += time.monotonic() - start
+            return 0.0
+        seconds = time.monotonic() - start
+        run.seconds += seconds
         if following is not None:
             run.decision = following
             self._list_runs.append(run)
-            return
+        else:
+            self._finish_lists(run)
+        return seconds
+
+    def _finish_lists(self, run: ListRun) -> None:
         assert run.decision is not None
         predictions = [*predictions_of(run.decision, self.classifier.stages)]
         with self._changed:
             self._pace = self._pace.add(run.texts, run.seconds)
-        for text, prediction in zip(run.texts, predictions, strict=True):
-            self._finish(text, prediction)
+        scores, first = run.ranking.scores(run.decision), 0
+        for ticket in run.tickets:
+            part = slice(first, first + len(ticket.tokens))
+            self._finish_list(ticket, predictions[part], scores[part])
+            first = part.stop
         if not all(prediction.finite for prediction in predictions):
             self._healthy = self._passes_test()
+
+    def _finish_list(self, ticket: Ticket, predictions: list[Prediction], scores: Array) -> None:
+        ticket.predictions = dict(enumerate(predictions))
+        rule, rung = ticket.rank_rule, ticket.rung
+        by_rung = rung != FULL_DEPTH and not ticket.limited
+        if self.list_audit and rule and rung is not None and by_rung and rule.top_k == ticket.top_k:
+            layers = [prediction.layer for prediction in predictions]
+            self.list_audit.offer(rung, RankedList(ticket.tokens, scores, rule.top_k), layers)
+        if self._close(ticket):
+            ticket.future.set_result(ticket.reply())
 
     def _finish(self, text: QueuedText, prediction: Prediction) -> None:
         ticket = text.ticket
@@ -360,32 +402,42 @@ class Batcher:
             ticket.future.set_result(ticket.reply())
 
     def _audit_while_busy(self, seconds: float) -> None:
-        """Audits a text after a window of this many seconds, if the audit has not used up its share of the time. Lax
+        """Audits a bit after a window of this many seconds, if the audit has not used up its share of the time. Lax
         rungs are used only while requests wait."""
         self._audit_credit = min(self._audit_credit + AUDIT_TIME * seconds, MOST_CREDIT)
-        if self.audit and self.audit.pending and self._audit_credit > 0:
+        if self._audit_credit > 0 and any(audit.pending for audit in self._audits):
             start = time.monotonic()
             self._audit_one()
             self._audit_credit -= time.monotonic() - start
 
     def _audit_one(self) -> None:
-        """Runs one text through the reference; no more, so that new requests do not wait long."""
-        assert self.audit is not None
-        original = None if self._original is None else partial(run_to_the_end, self._original)
+        """Runs one text, or one micro-batch of a list, through the reference; no more, so that new requests do not
+        wait long."""
+        self._audits.rotate()
+        audit = next(each for each in self._audits if each.pending)
         try:
-            broken = self.audit.examine(partial(run_to_the_end, self.classifier), original)
+            if isinstance(audit, ListAudit):
+                self._forbid(self.rank_ladder, audit.examine(*self._references(rank_to_the_end)))
+            else:
+                self._forbid(self.ladder, audit.examine(*self._references(run_to_the_end)))
         except Exception:
             log.exception("the model failed on a text of the audit")
             self._healthy = self._passes_test()
+
+    def _references(self, run: Callable[[Classifier, Example], Result]) -> list[Callable[[Example], Result]]:
+        """Full depth, and the original if there is one."""
+        return [partial(run, each) for each in (self.classifier, self._original) if each is not None]
+
+    def _forbid(self, ladder: Ladder[Any] | None, broken: int | None) -> None:
+        if ladder is None or broken is None:
             return
-        if broken is not None:
-            self.ladder.forbid(broken)
-            log.error(
-                "rung %d (%s) differs from the reference more often than its certificate allows; "
-                "it and all rungs below it are no longer used",
-                broken,
-                self.ladder.rungs[broken],
-            )
+        ladder.forbid(broken)
+        log.error(
+            "rung %d (%s) differs from the reference more often than its certificate allows; "
+            "it and all rungs below it are no longer used",
+            broken,
+            ladder.rungs[broken],
+        )
 
     def _passes_test(self) -> bool:
         if not self._finite:
@@ -400,6 +452,17 @@ class Batcher:
 
 def run_to_the_end(classifier: Classifier, tokens: Tokens) -> Prediction:
     return next(classifier.predict_tokens([tokens], NEVER))
+
+
+def rank_to_the_end(classifier: Classifier, tokens: Sequence[Tokens]) -> Iterator[Decision]:
+    """The decision after every micro-batch."""
+    rule = RankRule.full_depth(len(classifier.stages.layers))
+    ranking = Ranking(rule, np.array([len(tokens)]), np.array([rule.top_k]))
+    return classifier.engine.run_lists(tokens, ranking)
+
+
+def with_full_depth(ladder: Ladder[RankRule], classifier: Classifier) -> tuple[RankRule, ...]:
+    return *ladder.rungs, RankRule.full_depth(len(classifier.stages.layers), ladder.rungs[0].top_k)
 
 
 def check_request(request: Request, pairs: bool | None) -> list[Text]:

@@ -1,6 +1,6 @@
-"""Ladder: policies that trade accuracy for speed as load grows.
+"""Ladder: policies, or rank rules, that trade accuracy for speed as load grows.
 
-Rung 0 is the normal policy, each later rung exits earlier. High load steps down the ladder, low load back up, one
+Rung 0 is the normal one, each later rung exits earlier. High load steps down the ladder, low load back up, one
 rung at a time. A rung whose certificate proves wrong is forbidden, with all rungs below it.
 """
 
@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
+from typing import Any, Generic
 
 from offramp.errors import BadPolicy
 from offramp.policy import Policy
+from offramp.policy.certificate import Certified
+from offramp.policy.ranking import RankRule
 
 FULL_DEPTH = -1
 """The rung above rung 0: no early exit. Used when all others are forbidden."""
@@ -20,8 +23,8 @@ FULL_DEPTH = -1
 log = logging.getLogger(__name__)
 
 
-class Ladder:
-    """Policies to step along. The caller passes the time, so there is no clock in here.
+class Ladder(Generic[Certified]):
+    """Policies to step along, or rank rules. The caller passes the time, so there is no clock in here.
 
     Args:
         rungs: the normal policy, then those for more and more load, each with its certificate.
@@ -33,7 +36,7 @@ class Ladder:
 
     def __init__(
         self,
-        rungs: Sequence[Policy],
+        rungs: Sequence[Certified],
         *,
         high: float = 0.25,
         low: float = 0.05,
@@ -58,7 +61,7 @@ class Ladder:
         return min(self.broken, default=len(self.rungs)) - 1
 
     @property
-    def forbidden(self) -> tuple[Policy, ...]:
+    def forbidden(self) -> tuple[Certified, ...]:
         return self.rungs[self.last + 1 :]
 
     def step(self, load: float, now: float) -> int:
@@ -83,12 +86,12 @@ class Ladder:
             self.current = min(self.current, self.last)
 
 
-def sync_broken(ladder: Ladder, folder: Path) -> None:
-    """Shares broken rungs between workers, including those that replace a dead one."""
+def sync_broken(ladder: Ladder[Any], folder: Path, name: str = "broken") -> None:
+    """Shares broken rungs between workers, including those that replace a dead one, in files of this name."""
     for rung in tuple(ladder.broken):
-        (folder / f"broken-{rung}").touch()
-    for file in folder.glob("broken-*"):
-        rung = int(file.name.removeprefix("broken-"))
+        (folder / f"{name}-{rung}").touch()
+    for file in folder.glob(f"{name}-*"):
+        rung = int(file.name.removeprefix(f"{name}-"))
         if rung not in ladder.broken:
             ladder.forbid(rung)
             log.error(
@@ -96,7 +99,7 @@ def sync_broken(ladder: Ladder, folder: Path) -> None:
             )
 
 
-def check_rungs(rungs: Sequence[Policy]) -> None:
+def check_rungs(rungs: Sequence[Policy | RankRule]) -> None:
     if not rungs:
         raise BadPolicy("a ladder needs at least the normal policy.")
     for number, policy in enumerate(rungs):

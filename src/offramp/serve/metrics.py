@@ -4,14 +4,17 @@ With several workers each writes its values to its own files, and the worker tha
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
-from offramp.classifier import Prediction
-from offramp.serve.batcher import Batcher
+from offramp.serve.audit import Audit
+from offramp.serve.batcher import Batcher, Reply
+from offramp.serve.ladder import Ladder
+from offramp.serve.list_audit import ListAudit
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """Where prometheus-client keeps the files of several workers; set before it is first imported."""
@@ -35,6 +38,9 @@ class Metrics:
             "waiting_tokens", "Tokens in the queue, padding included.", "livesum"
         )
         self.rung = self.gauge("rung", "Current rung; the lowest of all workers.", "livemax")
+        self.rank_rung = self.gauge(
+            "rank_rung", "Current rung for lists; the lowest of all workers.", "livemax"
+        )
         self.healthy = self.gauge("healthy", "1 if the model passes its test.", "livemin")
         self.examined = self.gauge(
             "audit_examined", "Predictions compared with the reference.", "livesum", "rung"
@@ -59,9 +65,10 @@ class Metrics:
         self.requests.labels(status).inc()
         self.seconds.observe(seconds)
 
-    def count_texts(self, predictions: Iterable[Prediction], rung: int | None) -> None:
-        for prediction in predictions:
-            self.texts.labels(prediction.layer, "none" if rung is None else rung).inc()
+    def count_texts(self, reply: Reply) -> None:
+        rung = "none" if reply.rung is None else rung_label(reply.rung, reply.rank_rule is not None)
+        for prediction in reply.predictions:
+            self.texts.labels(prediction.layer, rung).inc()
             if not prediction.finite:
                 self.not_finite.inc()
 
@@ -72,14 +79,22 @@ class Metrics:
         self.waiting_tokens.set(waiting.tokens)
         self.rung.set(batcher.ladder.current)
         self.healthy.set(batcher.healthy)
-        for report in batcher.audit.reports() if batcher.audit else ():
-            rung = report.rung
+        if batcher.rank_ladder:
+            self.rank_rung.set(batcher.rank_ladder.current)
+            self.refresh_audit(batcher.list_audit, batcher.rank_ladder, ranked=True)
+        self.refresh_audit(batcher.audit, batcher.ladder)
+
+    def refresh_audit(
+        self, audit: Audit | ListAudit | None, ladder: Ladder[Any], ranked: bool = False
+    ) -> None:
+        for report in audit.reports() if audit else ():
+            rung = rung_label(report.rung, ranked)
             self.examined.labels(rung).set(report.examined)
             self.disagreed.labels(rung).set(report.disagreed)
             self.dropped.labels(rung).set(report.dropped)
             self.lower.labels(rung).set(report.lower)
             self.upper.labels(rung).set(report.upper)
-            self.broken.labels(rung).set(rung in batcher.ladder.broken)
+            self.broken.labels(rung).set(report.rung in ladder.broken)
             if report.drift is not None:
                 self.drift.labels(rung).set(report.drift)
 
@@ -90,6 +105,11 @@ class Metrics:
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
+
+
+def rung_label(rung: int, ranked: bool) -> str:
+    """The ladder for lists of documents has its own rungs."""
+    return f"rank {rung}" if ranked else str(rung)
 
 
 def remove_dead_workers(folder: Path, remove: Callable[[int], object]) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from offramp.classifier import Prediction
@@ -29,6 +29,8 @@ class Limits:
     """Tokens that may wait, padding included: texts of a request x the longest of them. 512 texts of 64."""
     window: int = 32
     """Texts that run together, fewer if they are long. New requests wait until the window is done."""
+    documents: int = 4096
+    """Documents that may wait or run in lists that a rank rule ranks; with 64 tokens each on average."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -92,7 +94,8 @@ class Ticket:
     until: float
     top_k: int | None = None
     """Of a list of documents, which is ranked as a whole."""
-    rank_rule: RankRule | None = None
+    rank_rules: tuple[RankRule, ...] = ()
+    """The rule on each rung of the ladder for lists, full depth last; empty if policies decide."""
     future: Future[Reply] = field(default_factory=Future)
     open: bool = True
     """Whether its future is still to be resolved."""
@@ -104,7 +107,9 @@ class Ticket:
     """By row."""
 
     def __post_init__(self) -> None:
-        self.longest = max(len(tokens.ids) for tokens in self.tokens)
+        lengths = [len(tokens.ids) for tokens in self.tokens]
+        self.tokens_each = ceil(sum(lengths) / len(lengths)) if self.rank_rules else max(lengths)
+        """What each text counts as: the longest, to which it may be padded; in a list, the mean."""
 
     @property
     def left(self) -> int:
@@ -113,6 +118,10 @@ class Ticket:
     @property
     def policy(self) -> Policy:
         return self.rungs[self.rung or 0]  # FULL_DEPTH is -1, the last
+
+    @property
+    def rank_rule(self) -> RankRule | None:
+        return self.rank_rules[self.rung or 0] if self.rank_rules else None
 
     @property
     def batch_key(self) -> tuple[str, bool, bool]:
@@ -151,34 +160,23 @@ class Queue:
         self.lists: list[Ticket] = []
         """Tickets that are ranked as a whole, waiting or running: their texts count until all are done, because a
         running list holds the hidden states of all its documents."""
-        self.items = 0
-        self.tokens = 0
+        self.texts = Room(limits.items, limits.tokens)
+        self.documents = Room(limits.documents, TOKENS_PER_TEXT * limits.documents)
 
     @property
     def load(self) -> float:
         """How full the queue is, from 0 to 1."""
-        return max(self.items / self.limits.items, self.tokens / self.limits.tokens)
+        return max(self.texts.load, self.documents.load)
 
-    def check_size(self, items: int, tokens: int) -> None:
-        """`TooLarge` if a request of this size can never enter."""
-        limits = self.limits
-        if items > limits.items or tokens > limits.tokens:
-            raise TooLarge(
-                f"{count(items, 'text')} with at least {tokens} tokens, padding included, can never fit "
-                f"the queue ({limits.items} texts, {limits.tokens} tokens); split the request."
-            )
+    @property
+    def waiting(self) -> Waiting:
+        return Waiting(self.texts.items + self.documents.items, self.texts.tokens + self.documents.tokens)
 
-    def has_room(self, items: int, tokens: int) -> bool:
-        """Whether a request of this size may enter now."""
-        return self.items + items <= self.limits.items and self.tokens + tokens <= self.limits.tokens
-
-    def reserve(self, items: int, tokens: int) -> None:
-        """Takes room for texts that are not tokenized yet; negative numbers return it."""
-        self.items += items
-        self.tokens += tokens
+    def room(self, ranked: bool) -> "Room":
+        return self.documents if ranked else self.texts
 
     def add(self, ticket: Ticket) -> None:
-        (self.tickets if ticket.rank_rule is None else self.lists).append(ticket)
+        (self.lists if ticket.rank_rules else self.tickets).append(ticket)
         self._count(ticket, ticket.left)
 
     def remove(self, ticket: Ticket) -> None:
@@ -210,17 +208,49 @@ class Queue:
             window.append(text)
         return window
 
-    def take_lists(self, now: float) -> list[Ticket]:
-        """The next lists to run together: as many as fit a window, or a single longer one."""
+    def take_lists(self, rung: int, now: float) -> list[Ticket]:
+        """The next lists to run together, on this rung: as many as fit a window, or a single longer one."""
         taken: list[Ticket] = []
         for ticket in self.lists:
             if ticket.begun:
                 continue
             if taken and sum(each.begun for each in taken) + len(ticket.tokens) > self.limits.window:
                 break
-            ticket.begun, ticket.waited = len(ticket.tokens), now - ticket.arrived
+            ticket.begin(rung, now)
+            ticket.begun = len(ticket.tokens)
             taken.append(ticket)
         return taken
 
     def _count(self, ticket: Ticket, items: int) -> None:
-        self.reserve(items, items * ticket.longest)
+        self.room(bool(ticket.rank_rules)).reserve(items, items * ticket.tokens_each)
+
+
+@dataclass
+class Room:
+    """The texts and tokens that a part of the queue holds, and may hold."""
+
+    most_items: int
+    most_tokens: int
+    items: int = 0
+    tokens: int = 0
+
+    @property
+    def load(self) -> float:
+        return max(self.items / self.most_items, self.tokens / self.most_tokens)
+
+    def check_size(self, items: int, tokens: int) -> None:
+        """`TooLarge` if a request of this size can never enter."""
+        if items > self.most_items or tokens > self.most_tokens:
+            raise TooLarge(
+                f"{count(items, 'text')} with at least {tokens} tokens, padding included, can never fit "
+                f"the queue ({self.most_items} texts, {self.most_tokens} tokens); split the request."
+            )
+
+    def has(self, items: int, tokens: int) -> bool:
+        """Whether a request of this size may enter now."""
+        return self.items + items <= self.most_items and self.tokens + tokens <= self.most_tokens
+
+    def reserve(self, items: int, tokens: int) -> None:
+        """Takes room, also for texts that are not tokenized yet; negative numbers return it."""
+        self.items += items
+        self.tokens += tokens

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,6 +41,7 @@ from offramp.serve.connections import (
 )
 from offramp.serve.hosts import default_hosts
 from offramp.serve.ladder import Ladder
+from offramp.serve.list_audit import KEPT_LISTS, ListAudit
 from offramp.serve.logs import LOGGING, log
 from offramp.serve.supervisor import HEARTBEAT, Supervisor
 from offramp.store import ModelInfo, find_model
@@ -66,7 +67,7 @@ class ServerOptions:
     limits: Limits = field(default_factory=Limits)
     max_length: int | None = None
     """Tokens per text; by default as many as the model takes."""
-    body_limit: int = 1 << 20
+    body_limit: int = 2 << 20
     audit_share: float = 0.01
     """The share of predictions that are compared with full depth, or with the model that the certificate names."""
     api_key: str | None = field(default=None, repr=False)
@@ -240,10 +241,13 @@ def load(options: ServerOptions) -> tuple[Batcher, dict[str, Policy]]:
         threads=options.threads,
         max_length=options.max_length,
     )
-    rungs = [classifier.policy, *(load_rung(classifier, path) for path in options.ladder)]
+    loaded = [load_rung(classifier, path) for path in options.ladder]
+    rungs = [classifier.policy, *(each for each in loaded if isinstance(each, Policy))]
     named = by_text([*rungs, *(classifier.resolve_policy(policy) for policy in options.allow)])
     share, layers = options.audit_share, classifier.stages.layers
     audit = Audit(rungs, layers, share=share) if share else None
+    rules = rank_rungs(classifier, options.model, [each for each in loaded if isinstance(each, RankRule)])
+    list_audit = ListAudit(rules, layers, share=share, keep=KEPT_LISTS) if share and rules else None
     original = None
     if audit is not None and (options.model / REFERENCE).is_dir():
         length = classifier.tokenizer.max_length
@@ -254,15 +258,21 @@ def load(options: ServerOptions) -> tuple[Batcher, dict[str, Policy]]:
             threads=options.threads,
             max_length=length,
         )
-    rule = load_rank_rule(classifier, options.model)
-    batcher = Batcher(classifier, Ladder(rungs), options.limits, audit, original, rule)
+    rank_ladder = Ladder(rules) if rules else None
+    batcher = Batcher(classifier, Ladder(rungs), options.limits, audit, original, rank_ladder, list_audit)
     return batcher, named
 
 
-def load_rank_rule(classifier: Classifier, folder: Path) -> RankRule | None:
-    """The rule stored with the model; without its certificate, and with a warning, if that does not hold here."""
-    rule = ModelInfo.read(find_model(str(folder))).rank_rule
-    return None if rule is None else Reranker(classifier, rule).rule
+def rank_rungs(classifier: Classifier, folder: Path, loaded: Sequence[RankRule]) -> list[RankRule]:
+    """The rule stored with the model, then those for load. It is without its certificate, and with a warning, if that
+    does not hold here."""
+    stored = ModelInfo.read(find_model(str(folder))).rank_rule
+    if stored is None and loaded:
+        raise BadPolicy(f"--ladder has {loaded[0]}, but the model ranks by no rule; see docs/reranking.md.")
+    for each in loaded:
+        if stored and each.top_k != stored.top_k:
+            raise BadPolicy(f"--ladder has {each}, but the model's own rule finds the top {stored.top_k}.")
+    return [] if stored is None else [Reranker(classifier, stored).rule, *loaded]
 
 
 def by_text(policies: Iterable[Policy]) -> dict[str, Policy]:
@@ -275,25 +285,32 @@ def by_text(policies: Iterable[Policy]) -> dict[str, Policy]:
     return found
 
 
-def load_rung(classifier: Classifier, path: Path) -> Policy:
-    """The policy in a file, whose certificate must be for this model."""
-    policy = classifier.resolve_policy(read_policy(path))
+def load_rung(classifier: Classifier, path: Path) -> Policy | RankRule:
+    """The policy or rank rule in a file, whose certificate must be for this model."""
+    policy = read_rung(path)
+    stages = classifier.stages
+    if isinstance(policy, Policy):
+        policy = classifier.resolve_policy(policy)
+    else:
+        policy.check(stages.layers, stages.labels, stages.problem_type)
     if policy.certificate is None:
         raise BadPolicy(f"{path}: the policy has no certificate; create one with `offramp calibrate`.")
     with warnings.catch_warnings():
         warnings.simplefilter("error", CertificateMismatch)
         try:
-            stages, length = classifier.stages, classifier.tokenizer.max_length
+            length = classifier.tokenizer.max_length
             check_certificate(policy, stages.about()["fingerprint"], stages.precision, length)
         except CertificateMismatch as error:
             raise BadPolicy(f"{path}: {error}") from None
     return policy
 
 
-def read_policy(path: Path) -> Policy:
-    """Reads the output of `offramp calibrate --json`, or of `Policy.to_json`."""
+def read_rung(path: Path) -> Policy | RankRule:
+    """Reads the output of `offramp calibrate --json`, of `Policy.to_json` or of `RankRule.to_json`."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
+        if "top_k" in record:
+            return RankRule.from_json(record)
         return Policy.from_json(record.get("saved_policy", record))
     except (ValueError, TypeError, AttributeError, BadPolicy) as error:
         raise BadPolicy(

@@ -31,7 +31,9 @@ def reranker(make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenize
 
 @pytest.fixture
 def batcher(reranker: Reranker) -> Any:
-    found = Batcher(reranker.classifier, Ladder([reranker.classifier.policy]), Limits(), rank_rule=RULE)
+    found = Batcher(
+        reranker.classifier, Ladder([reranker.classifier.policy]), Limits(), rank_ladder=Ladder([RULE])
+    )
     yield found
     found.drain(10)
 
@@ -41,7 +43,7 @@ def pairs(documents: list[str]) -> list[tuple[str, str]]:
 
 
 def test_the_server_ranks_as_the_library_does(reranker: Reranker, serve: Callable[..., Any]) -> None:
-    server = serve(reranker.classifier, rank_rule=RULE)
+    server = serve(reranker.classifier, rank_rules=[RULE])
     (all_ranked,) = reranker.rank_all([(QUERY, DOCUMENTS)], top_k=2)
     response = server.client.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS, "raw_scores": True})
     assert [each["index"] for each in response.json()] == [each.index for each in all_ranked]
@@ -57,7 +59,7 @@ def test_the_server_ranks_as_the_library_does(reranker: Reranker, serve: Callabl
 
 
 def test_top_n_is_the_number_of_documents_to_find(reranker: Reranker, serve: Callable[..., Any]) -> None:
-    server = serve(reranker.classifier, rank_rule=RULE)
+    server = serve(reranker.classifier, rank_rules=[RULE])
     body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 1, "use_activation": False}
     found = server.client.post("/v1/rerank", json=body).json()["results"]
     expected = reranker.rank(QUERY, DOCUMENTS, top_k=1)
@@ -68,7 +70,7 @@ def test_top_n_is_the_number_of_documents_to_find(reranker: Reranker, serve: Cal
 def test_a_request_that_names_a_policy_is_not_ranked_by_the_rule(
     reranker: Reranker, serve: Callable[..., Any]
 ) -> None:
-    server = serve(reranker.classifier, rank_rule=RULE)
+    server = serve(reranker.classifier, rank_rules=[RULE])
     response = server.client.post(
         "/rerank", json={"query": QUERY, "texts": DOCUMENTS}, headers={"x-offramp-policy": "never"}
     )
@@ -93,7 +95,7 @@ def test_lists_that_arrive_together_get_their_own_results(batcher: Batcher, rera
 def test_a_long_list_does_not_block_others(reranker: Reranker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The long one is stopped inside the model after some micro-batches; what came later is finished by then."""
     classifier = Classifier(reranker.classifier.stages, reranker.classifier.tokenizer.rust, budget=16)
-    batcher = Batcher(classifier, Ladder([classifier.policy]), Limits(), rank_rule=RULE)
+    batcher = Batcher(classifier, Ladder([classifier.policy]), Limits(), rank_ladder=Ladder([RULE]))
     run, started, go_on = classifier.stages.run, threading.Event(), threading.Event()
 
     def run_slowly(exit: int, state: Any) -> Any:

@@ -1,0 +1,408 @@
+"""Rerank the candidate sentences of WikiQA questions, and compare with full depth and with half a model.
+
+    python benchmarks/rerank.py ENCODER WIKIQA --out runs/rerank [--time]
+
+A plain transformers cross-encoder with one output is fine-tuned on the train questions that have an answer. Exits are
+learned from train questions without one, and the rule is certified on the dev questions; neither needs labels. Each
+list has the question's own candidates and, up to 100 in all, the best other sentences of its split by BM25. Measured
+on the test questions that have an answer. Rivals: the cross-encoder in transformers, in ONNX Runtime int8, and cut at
+half its layers and fine-tuned on the same pairs. Finished steps in --out are reused. With --time the contenders are
+timed in turns. Writes rerank.json and prints Markdown.
+"""
+
+import argparse
+import json
+import math
+import random
+import re
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from shared import processor
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+from offramp import (
+    Classifier,
+    ExitModel,
+    RankGuarantee,
+    Reranker,
+    Trace,
+    calibrate_ranking,
+    collect,
+    export,
+    store_rank_rule,
+)
+from offramp.atomic import atomic_folder
+from offramp.policy.ranking import relevance
+from offramp.problems import Array
+from offramp.reranking.calibrate import QuerySet
+from offramp.retrofits.original import Original, load_original
+from offramp.retrofits.steps import Steps
+from offramp.retrofits.text_split import TextSet, TextSplit
+
+LIST = 100
+LEARN_QUESTIONS, LEARN_DOCUMENTS = 500, 24
+NEGATIVES = 3
+"""For each train question: as many of its own, and as many of the best others by BM25."""
+TIMED = 20
+"""Questions to time."""
+
+TrainingPair = tuple[str, str, float]
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    documents: list[str]
+    relevant: list[bool]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        return [(self.text, document) for document in self.documents]
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    scores: Array
+    """(documents of all test questions,)"""
+    layer: float
+    """Where the scores come from, on average."""
+    rank: Callable[[Question], Any]
+
+
+def main() -> None:
+    options = parse_arguments()
+    torch.set_num_threads(options.threads)
+    splits = {name: read(options.wikiqa / f"{name}.tsv") for name in ("train", "dev", "test")}
+    pairs, learn = training_pairs(splits["train"]), learning_lists(splits["train"])
+    dev = candidate_lists(splits["dev"], splits["dev"])
+    test = candidate_lists([each for each in splits["test"] if any(each.relevant)], splits["test"])
+
+    original = fine_tuned(options, pairs, options.out / "cross-encoder")
+    folder = with_exits(options, original, learn)
+    calibration = traced(folder, dev, options.out / f"dev-{options.precision}.trace")
+    rule = calibrate_ranking(calibration, queries_of(dev), RankGuarantee(options.guarantee))
+    store_rank_rule(folder, rule)
+    assert rule.certificate is not None
+    log(rule.certificate.summary)
+
+    trace = traced(folder, test, options.out / f"test-{options.precision}.trace")
+    full_depth = relevance(trace.logits[:, -1])
+    ranking = QuerySet.group(trace, queries_of(test)).ranking(rule)
+    decision = ranking.decide(trace.logits)
+    exit_layers = np.asarray(trace.layers)[decision.exits]
+    scores = relevance(stored(options.out / "original.npy", lambda: original.logits(pairs_of(test))))
+    half = fine_tuned(options, pairs, options.out / "half", options.half)
+    one_graph, half_graph = (exported(options, each, learn) for each in (original, half))
+    half_scores = relevance(stored(options.out / "half.npy", lambda: logits_of(half_graph, test)))
+    precision, layers = options.precision, trace.layers[-1]
+    contenders = [
+        Contender("transformers", scores, layers, lambda each: original.logits(each.pairs)),
+        Contender(f"ONNX Runtime {precision}", full_depth, layers, ranker(one_graph)),
+        Contender(
+            f"{options.half} layers, retrained, {precision}", half_scores, options.half, ranker(half_graph)
+        ),
+        Contender(
+            f"offramp {precision}", ranking.scores(decision), float(exit_layers.mean()), ranker(folder)
+        ),
+    ]
+    results = [measure(each, test, scores, full_depth) for each in contenders]
+    if options.time:
+        seconds = time_in_turns([each.rank for each in contenders], test[:: len(test) // TIMED])
+        results = [row | {"milliseconds": 1000 * each} for row, each in zip(results, seconds, strict=True)]
+    about = {"date": str(date.today()), "processor": processor(), "threads": options.threads}
+    record = {**about, "certificate": rule.certificate.to_json(), "results": results}
+    (options.out / "rerank.json").write_text(json.dumps(record, indent=1))
+    print(f"{table(results)}\n\n{rule.certificate.summary}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("encoder", type=Path)
+    parser.add_argument("wikiqa", type=Path, help="folder with train.tsv, dev.tsv and test.tsv")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--half", type=int, default=6, help="layers of the rival that is cut and retrained")
+    parser.add_argument("--epochs", type=float, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--precision", default="int8")
+    parser.add_argument(
+        "--guarantee", type=float, default=0.05, help="of the share of the top 10 that is missed"
+    )
+    parser.add_argument(
+        "--time", action="store_true", help="time the contenders, on an otherwise idle machine"
+    )
+    parser.add_argument("--bf16", action="store_true", help="fine-tune in bfloat16, where the CPU has it")
+    return parser.parse_args()
+
+
+def read(file: Path) -> list[Question]:
+    """The questions with their own candidates; of a sentence that is given twice, the best label counts."""
+    found: dict[str, dict[str, bool]] = defaultdict(dict)
+    for line in file.read_text(encoding="utf-8").splitlines():
+        question, sentence, label = line.split("\t")
+        found[question][sentence] = label == "1" or found[question].get(sentence, False)
+    return [Question(text, [*own], [*own.values()]) for text, own in found.items()]
+
+
+class BM25:
+    """Okapi BM25 over sentences."""
+
+    def __init__(self, sentences: Iterable[str], k1: float = 1.2, b: float = 0.75) -> None:
+        self.sentences = [*dict.fromkeys(sentences)]
+        counts = [Counter(words(sentence)) for sentence in self.sentences]
+        lengths = np.array([sum(each.values()) for each in counts])
+        rows, weights = defaultdict(list), defaultdict(list)
+        for row, each in enumerate(counts):
+            norm = k1 * (1 - b + b * lengths[row] / lengths.mean())
+            for word, times in each.items():
+                rows[word].append(row)
+                weights[word].append(times * (k1 + 1) / (times + norm))
+        self.rows, self.weights = rows, weights
+
+    def best_first(self, query: str) -> list[str]:
+        scores = np.zeros(len(self.sentences))
+        for word in {*words(query)} & self.rows.keys():
+            rows = self.rows[word]
+            rarity = math.log(1 + (len(self.sentences) - len(rows) + 0.5) / (len(rows) + 0.5))
+            scores[rows] += rarity * np.array(self.weights[word])
+        return [self.sentences[row] for row in np.argsort(-scores, kind="stable").tolist()]
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def candidate_lists(questions: Sequence[Question], every: Sequence[Question]) -> list[Question]:
+    """Each with its own candidates and the best others, in the order of BM25."""
+    index, lists = BM25(sentence for each in every for sentence in each.documents), []
+    for each in questions:
+        label = dict(zip(each.documents, each.relevant, strict=True))
+        ranked = index.best_first(each.text)
+        others = [sentence for sentence in ranked if sentence not in label][: LIST - len(label)]
+        chosen = {*label, *others}
+        documents = [sentence for sentence in ranked if sentence in chosen]
+        lists.append(Question(each.text, documents, [label.get(each, False) for each in documents]))
+    return lists
+
+
+def learning_lists(train: Sequence[Question]) -> list[Question]:
+    """Some documents of questions without an answer, on which the cross-encoder has not been trained."""
+    chance = random.Random(1)
+    questions = chance.sample([each for each in train if not any(each.relevant)], LEARN_QUESTIONS)
+    lists = []
+    for each in candidate_lists(questions, train):
+        documents = chance.sample(each.documents, LEARN_DOCUMENTS)
+        lists.append(Question(each.text, documents, [False] * len(documents)))
+    return lists
+
+
+def training_pairs(train: Sequence[Question]) -> list[TrainingPair]:
+    """The right sentences of the questions that have one, with some wrong ones of each question."""
+    index, chance = BM25(sentence for each in train for sentence in each.documents), random.Random(0)
+    pairs = []
+    for each in train:
+        if not any(each.relevant):
+            continue
+        own = [sentence for sentence, right in zip(each.documents, each.relevant, strict=True) if not right]
+        hard = [text for text in index.best_first(each.text)[:30] if text not in each.documents]
+        wrong = [*chance.sample(own, min(NEGATIVES, len(own))), *chance.sample(hard, NEGATIVES)]
+        right = [sentence for sentence, right in zip(each.documents, each.relevant, strict=True) if right]
+        pairs += [(each.text, sentence, 1.0) for sentence in right]
+        pairs += [(each.text, sentence, 0.0) for sentence in wrong]
+    return pairs
+
+
+def fine_tuned(
+    options: argparse.Namespace, pairs: Sequence[TrainingPair], out: Path, layers: int | None = None
+) -> Original:
+    """A plain cross-encoder, trained unless its folder exists."""
+    if not out.exists():
+        fine_tune(options, pairs, out, layers)
+    return load_original(out)
+
+
+def fine_tune(
+    options: argparse.Namespace, pairs: Sequence[TrainingPair], out: Path, layers: int | None
+) -> None:
+    """With transformers alone; the logit of the only output is trained to be that of being relevant."""
+    set_seed(options.seed)
+    tokenizer = AutoTokenizer.from_pretrained(options.encoder)
+    cut = {} if layers is None else {"num_hidden_layers": layers}
+    model = AutoModelForSequenceClassification.from_pretrained(
+        options.encoder, num_labels=1, dtype="float32", **cut
+    )
+    queries, documents, labels = zip(*pairs, strict=True)
+    data = Dataset.from_dict({**tokenizer([*queries], [*documents], truncation=True), "labels": [*labels]})
+    arguments = TrainingArguments(
+        str(options.out / "fine-tuning"),
+        num_train_epochs=options.epochs,
+        learning_rate=1e-4,
+        per_device_train_batch_size=16,
+        train_sampling_strategy="group_by_length",
+        warmup_steps=0.06,
+        weight_decay=0.01,
+        bf16=options.bf16,
+        use_cpu=True,
+        save_strategy="no",
+        report_to="none",
+        logging_steps=20,
+        disable_tqdm=True,
+        seed=options.seed,
+    )
+    trainer = Trainer(
+        model, arguments, train_dataset=data, processing_class=tokenizer, compute_loss_func=binary_loss
+    )
+    trainer.train()
+    with atomic_folder(out) as half:
+        trainer.save_model(str(half))
+
+
+def binary_loss(outputs: Any, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+    logits: torch.Tensor = outputs.logits.float().squeeze(-1)
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
+
+
+def with_exits(options: argparse.Namespace, original: Original, learn: Sequence[Question]) -> Path:
+    """The folder of the cross-encoder with exits, learned and exported by the steps of `offramp retrofit`."""
+    folder: Path = options.out / options.precision
+    if not folder.exists():
+        nothing = TextSet([])
+        split = TextSplit(TextSet(pairs_of(learn)), calibration=nothing, test=nothing)
+        steps = Steps(options.out / "work", original, split, "", options.seed, False, log, ())
+        trained = steps.train_exits(None, tune=False, epochs=1)
+        log(f"exporting in {options.precision}")
+        export(trained, folder, options.precision, texts=split.learn.texts)
+    return folder
+
+
+def exported(options: argparse.Namespace, model: Original, learn: Sequence[Question]) -> Path:
+    """The folder of a rival, exported as one graph."""
+    layers = model.model.config.num_hidden_layers
+    folder: Path = options.out / f"rival-{layers}-{options.precision}"
+    if not folder.exists():
+        plain = ExitModel.from_encoder(model.model, exits=[layers])
+        export(plain, folder, options.precision, model.tokenizer, texts=pairs_of(learn))
+    return folder
+
+
+def pairs_of(questions: Sequence[Question]) -> list[Any]:
+    return [pair for each in questions for pair in each.pairs]
+
+
+def queries_of(questions: Sequence[Question]) -> list[str]:
+    return [query for query, _ in pairs_of(questions)]
+
+
+def traced(folder: Path, questions: Sequence[Question], file: Path) -> Trace:
+    """The logits of every exit, reused if they were computed before."""
+    if not file.exists():
+        log(f"running every exit for {file.stem}")
+        classifier = Classifier.from_pretrained(folder, "never", threads=torch.get_num_threads())
+        data = Dataset.from_dict(TextSet(pairs_of(questions)).columns())
+        collect(
+            classifier, data, data=f"WikiQA {file.stem.partition('-')[0]} questions", progress=False
+        ).save(file)
+    return Trace.load(file)
+
+
+def logits_of(folder: Path, questions: Sequence[Question]) -> Array:
+    classifier = Classifier.from_pretrained(folder, "never", threads=torch.get_num_threads())
+    return classifier.decide(pairs_of(questions)).logits
+
+
+def stored(file: Path, compute: Callable[[], Array]) -> Array:
+    """What `compute` gives, reused if it was computed before."""
+    if not file.exists():
+        log(f"computing {file.stem}")
+        np.save(file, compute())
+    found: Array = np.load(file)
+    return found
+
+
+def ranker(folder: Path) -> Callable[[Question], Any]:
+    reranker = Reranker.from_pretrained(folder, threads=torch.get_num_threads())
+    return lambda each: reranker.rank(each.text, each.documents)
+
+
+def measure(
+    each: Contender, questions: Sequence[Question], original: Array, full_depth: Array
+) -> dict[str, Any]:
+    """Means over questions."""
+    rows, first = [], 0
+    for question in questions:
+        part = slice(first, first + len(question.documents))
+        scores = each.scores[part]
+        overlaps = {
+            "overlap": overlap(scores, original[part]),
+            "own_overlap": overlap(scores, full_depth[part]),
+        }
+        rows.append(list_scores(np.array(question.relevant), scores) | overlaps)
+        first = part.stop
+    means = {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+    return {"name": each.name, **means, "layer": float(each.layer)}
+
+
+def list_scores(relevant: Array, scores: Array) -> dict[str, float]:
+    hits = np.flatnonzero(
+        relevant[np.argsort(-scores, kind="stable")]
+    )  # the ranks of right sentences, from 0
+    gains = 1 / np.log2(np.arange(2, 12))
+    return {
+        "mrr": float(1 / (1 + hits[0])) if hits[0] < 10 else 0.0,
+        "map": float((np.arange(1, 1 + len(hits)) / (1 + hits)).mean()),
+        "ndcg": float(gains[hits[hits < 10]].sum() / gains[: len(hits)].sum()),
+    }
+
+
+def overlap(scores: Array, reference: Array) -> float:
+    tops = [{*np.argsort(-each, kind="stable")[:10].tolist()} for each in (scores, reference)]
+    return len(set.intersection(*tops)) / 10
+
+
+def time_in_turns(rankers: Sequence[Callable[[Question], Any]], questions: Sequence[Question]) -> list[float]:
+    """Seconds for a query, the median of each ranker; the first question is the warm-up."""
+    seconds: list[list[float]] = [[] for _ in rankers]
+    for question in (questions[0], *questions):
+        for rank, found in zip(rankers, seconds, strict=True):
+            begin = time.perf_counter()
+            rank(question)
+            found.append(time.perf_counter() - begin)
+    return [statistics.median(found[1:]) for found in seconds]
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    header = ["", "MRR@10", "MAP", "nDCG@10", "overlap@10", "with same precision", "mean layer", "ms a query"]
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    for each in results:
+        cells = [f"{100 * each[key]:.1f}" for key in ("mrr", "map", "ndcg")]
+        time = f"{each['milliseconds']:.0f}" if "milliseconds" in each else ""
+        cells += [f"{each['overlap']:.3f}", f"{each['own_overlap']:.3f}", f"{each['layer']:.2f}", time]
+        lines.append(f"| {each['name']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def log(line: str) -> None:
+    print(time.strftime("%H:%M:%S"), line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
