@@ -1,15 +1,18 @@
-"""Serves for long under load while workers are killed, and prints a Markdown table with a row for each minute.
+"""Serves for long under load while workers are killed, and counts every request.
 
-    python benchmarks/soak.py --model FOLDER --texts FILE [--minutes 30] > soak.md
+    python benchmarks/soak.py --model FOLDER --texts FILE [--minutes 30] > soak.json
 
 FOLDER and FILE are as for serve.py. `offramp serve` runs with a ladder and two workers. Requests of one text each
 arrive at 0.8 of its capacity, at a constant rate. Once a minute the younger worker is killed, so that the older one
 shows how its memory grows. A request counts as lost with a worker if a kill fell between its sending and its end, and
-otherwise as lost; responses with a wrong id, or without a request, count as doubled.
+otherwise as lost; responses with a wrong id are mixed up, and further ones to the same request are doubled. Progress
+and a Markdown table with a row for each minute go to stderr, JSON to stdout. The exit code is 1 if a request failed,
+or was lost, mixed up or doubled, other than with a killed worker.
 """
 
 import argparse
 import asyncio
+import json
 import math
 import os
 import signal
@@ -19,8 +22,9 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from shared import processor, read_texts
@@ -50,7 +54,11 @@ MARGIN = 1.0
 """Seconds around a kill in which connections may break."""
 
 
-def main() -> None:
+COUNTED = ("sent", "answered", "refused", "failed", "lost with a worker", "lost", "mixed up")
+FAULTS = ("failed", "lost", "mixed up")
+
+
+def main() -> int:
     args = arguments()
     allow_many_connections()
     texts = read_texts(args.texts)
@@ -65,12 +73,23 @@ def main() -> None:
             log(f"{capacity:.0f} texts/s with two workers; {args.minutes:g} minutes at {LOAD} of that")
             watcher = Watcher(server, args.minutes * 60)
             watcher.start()
-            exchanges, surplus = run_client(open_loop, server.url, load, args.minutes * 60, LOAD * capacity)
+            exchanges, doubled = run_client(open_loop, server.url, load, args.minutes * 60, LOAD * capacity)
             watcher.join()
-    print(
-        f"{processor()}, {os.cpu_count()} cores, {args.threads} threads per worker, {capacity:.0f} texts/s\n"
-    )
-    print(table(exchanges, surplus, watcher))
+    report = {
+        "date": date.today().isoformat(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads per worker": args.threads,
+        "capacity": capacity,
+        "load": LOAD,
+        "policies": policies["described"],
+        "doubled": doubled,
+        "kills": len(watcher.kills),
+        "minutes": minutes(exchanges, watcher),
+    }
+    log(table(report["minutes"]))
+    print(json.dumps(report, indent=2))
+    return int(bool(doubled or any(row[name] for row in report["minutes"] for name in FAULTS)))
 
 
 def arguments() -> argparse.Namespace:
@@ -92,7 +111,7 @@ class Exchange(NamedTuple):
 
 
 def open_loop(url: str, load: list[bytes], seconds: float, rate: float) -> tuple[list[Exchange], int]:
-    """Requests at a constant rate; also the number of responses that nobody asked for."""
+    """Requests at a constant rate; also the number of responses that nobody asked for. Logs every minute."""
     client, found = Client(url, load), list[Exchange]()
 
     async def send(number: int, due: float) -> None:
@@ -104,6 +123,9 @@ def open_loop(url: str, load: list[bytes], seconds: float, rate: float) -> tuple
         start, tasks = time.perf_counter(), set[asyncio.Task[None]]()
         for number in range(int(rate * seconds)):
             due = start + number / rate
+            if number % math.ceil(60 * rate) == 0:
+                counts = ", ".join(f"{count} {name}" for name, count in client.outcomes.items())
+                log(f"minute {number / rate / 60:.0f} of {seconds / 60:g}: {number} sent; {counts}")
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             task = asyncio.create_task(send(number, due))
             tasks.add(task)
@@ -162,7 +184,8 @@ def workers(server: Server) -> list[int]:
     )
 
 
-def table(exchanges: list[Exchange], surplus: int, watcher: Watcher) -> str:
+def minutes(exchanges: list[Exchange], watcher: Watcher) -> list[dict[str, Any]]:
+    """A row for each minute: counts of requests, and the memory of the older worker and of all processes."""
     rows: dict[int, Counter[str]] = {}
 
     def minute_of(time: float) -> int:
@@ -174,27 +197,33 @@ def table(exchanges: list[Exchange], surplus: int, watcher: Watcher) -> str:
         row["sent"] += 1
         with_worker = any(each.sent - MARGIN < kill < each.ended + MARGIN for kill in watcher.kills)
         row["lost with a worker" if each.outcome == "lost" and with_worker else each.outcome] += 1
-    counted = ["sent", "answered", "refused", "failed", "lost with a worker", "lost", "mixed up"]
-    lines = [
-        ["minute", *counted, "replaced after, s", "older worker, MiB", "all, MiB"],
-        ["---"] * (len(counted) + 4),
-    ]
+    found = []
     for minute, row in sorted(rows.items()):
-        sizes = np.mean([each for each in watcher.memories if minute_of(each[0]) == minute], axis=0)[1:]
-        late = watcher.replaced[minute - 1 : minute]
-        lines.append(
-            [
-                str(minute),
-                *(str(row[name]) for name in counted),
-                f"{late[0]:.2f}" if late else "-",
-                *(f"{size:.0f}" for size in sizes),
-            ]
+        sizes = np.mean([each for each in watcher.memories if minute_of(each[0]) == minute], axis=0)
+        found.append(
+            {
+                "minute": minute,
+                **{name: row[name] for name in COUNTED},
+                "replaced after, s": next(iter(watcher.replaced[minute - 1 : minute]), None),
+                "older worker, MiB": float(sizes[1]),
+                "all, MiB": float(sizes[2]),
+            }
         )
-    total: Counter[str] = sum(rows.values(), Counter())
-    slowest = f"{max(watcher.replaced):.2f} at most" if watcher.replaced else "-"
-    lines.append(["all", *(str(total[name]) for name in counted), slowest, "", ""])
-    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{text}\n\nDoubled: {surplus}. Killed: {len(watcher.kills)}."
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    total = {"minute": "all"} | {name: sum(row[name] for row in rows) for name in COUNTED}
+    lines = [[*rows[0]], ["---"] * len(rows[0])]
+    for row in [*rows, total]:
+        lines.append([cell(name, row.get(name)) for name in rows[0]])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if name.endswith(" s") else f"{value:.0f}" if name.endswith("MiB") else str(value)
 
 
 if __name__ == "__main__":

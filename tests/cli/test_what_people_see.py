@@ -1,8 +1,12 @@
 """Lines that tell a user what a command understood, and what to type next."""
 
+import contextlib
+import os
+import pty
 import re
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +16,7 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
+from offramp.classifier import Classifier
 from offramp.cli.calibrate import warn_of_loss
 from offramp.cli.trace import warn_of_swapped_labels
 from offramp.trace import Trace
@@ -55,6 +60,38 @@ def test_the_hint_after_an_int8_export_repeats_the_target(home: Path, run: Run, 
     ask("calibrate", home / "films", home / "dev.trace", "--rule", "entropy", "--guarantee", 0.3)
     done = run("export", home / "films", "--precision", "int8", "--out", home / "int8")
     assert f"offramp calibrate {home / 'int8'} new.trace --guarantee 0.3 --delta 0.05" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "bar"),
+    [("bench films --data dev.csv --policy entropy:0.3", "timing"), ("export films --out onnx", "exporting")],
+)
+def test_bench_and_export_show_progress_in_a_terminal(home: Path, line: str, bar: str) -> None:
+    ours, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    command = [sys.executable, "-m", "offramp", *line.split()]
+    process = subprocess.Popen(command, cwd=home, stdout=subprocess.DEVNULL, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    os.close(ours)
+    assert process.wait() == 0, shown
+    assert bar.encode() in shown
+
+
+def test_an_output_that_cannot_be_written_is_named_before_the_work(
+    home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the tests may run as root, who may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK)
+    monkeypatch.setattr(Classifier, "from_pretrained", None)
+    for line in ("trace films --data dev.csv --out new/x.trace", "predict films dev.csv --out new/x.csv"):
+        monkeypatch.chdir(home)
+        done = run(*line.split())
+        assert done.exit_code == 1
+        assert f"{home} is not writable" in done.stderr
 
 
 def test_the_package_runs_as_a_module() -> None:

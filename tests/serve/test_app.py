@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from offramp.classifier import Classifier, Prediction
 from offramp.model import ExitModel
 from offramp.policy import Certificate, Policy
+from offramp.serve.app import READERS
 from offramp.serve.batcher import Limits
 from offramp.serve.logs import JsonFormatter
 
@@ -223,6 +224,32 @@ def test_excess_requests_are_refused_at_once_and_all_others_answered_once(
             assert response.result().json()["predictions"] == as_json(classifier.predict([text, text]))
     counted = server.client.get("/metrics").text
     assert f'offramp_requests_total{{status="200"}} {float(len(answered))}' in counted
+
+
+def test_health_answers_while_the_model_and_all_readers_are_busy(
+    serve: Serve, door: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    door.shut()
+    submit = server.batcher.submit
+    reading, read_on = threading.Semaphore(0), threading.Event()
+
+    def submit_late(request: Any) -> Any:
+        reading.release()
+        read_on.wait()
+        return submit(request)
+
+    with ThreadPoolExecutor(3 + READERS) as clients:
+        futures = [clients.submit(server.ask, "good")]
+        assert door.reached.wait(60)
+        monkeypatch.setattr(server.batcher, "submit", submit_late)
+        futures += [clients.submit(server.ask, "good") for _ in range(2 + READERS)]
+        for _ in range(READERS):
+            assert reading.acquire(timeout=60)
+        assert server.client.get("/health").json() == {"status": "ok"}
+        read_on.set()
+        door.is_open.set()
+    assert [each.result().status_code for each in futures] == [200] * (3 + READERS)
 
 
 def test_load_steps_down_the_ladder_and_every_response_names_its_rung(

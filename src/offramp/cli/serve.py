@@ -52,7 +52,7 @@ def serve(
         ),
     ] = None,
     header_seconds: Annotated[
-        float, Option(min=0.001, help="How long a connection may stay without the head of a request.")
+        float, Option(min=0.001, help="How long the head of a request may take to arrive.")
     ] = 10.0,
     body_seconds: Annotated[
         float, Option(min=0.001, help="How long the body of a request may take to arrive.")

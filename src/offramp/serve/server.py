@@ -76,7 +76,7 @@ class ServerOptions:
     max_connections: int | None = None
     """Of each worker; by default enough for all texts that may wait."""
     header_seconds: float = 10.0
-    """How long a connection may stay without the head of a request."""
+    """How long the head of a request may take to arrive."""
     body_seconds: float = 30.0
     """How long the body of a request may take to arrive."""
     log_texts: bool = False
