@@ -117,7 +117,9 @@ def test_int8_logits_are_close(
         truth(models(backbone), texts),
     )
     assert not np.array_equal(found, expected)
-    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.97  # random weights, scales from other texts
+    assert (
+        np.corrcoef(found.ravel(), expected.ravel())[0, 1] > 0.97
+    )  # random weights, scales from other texts
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
