@@ -94,6 +94,17 @@ def test_a_fine_tuned_model_keeps_its_backbone_unless_a_recipe_is_named(home: Pa
     assert all(name.startswith("heads.") and ".4." not in name for name in moved)  # 4 is the last exit
 
 
+@pytest.mark.parametrize("recipe", ["frozen", "deebert:fine_tune=false"])
+def test_a_plain_encoder_has_no_classifier_that_could_stay_as_it_is(
+    recipe: str, home: Path, run: Run
+) -> None:
+    data = ["--train", home / "train.csv", "--recipe", recipe, "--out", home / "exits"]
+    done = run("train", home / "encoder", *data)
+    assert done.exit_code == 1
+    assert "has no trained classifier" in done.stderr
+    assert "--recipe mixed" in done.stderr
+
+
 @pytest.mark.parametrize(("recipe", "file"), [("deebert", "train.csv"), ("fastbert", "texts.csv")])
 def test_exits_of_a_trained_model_can_be_trained_further_even_without_labels(
     recipe: str, file: str, home: Path, ask: Ask

@@ -122,7 +122,8 @@ def train(
     if device is not None and args.device.type != device:
         raise BadOption(f"--device {device} is not available here; PyTorch would use {args.device.type}.")
     set_seed(args.seed)
-    check_outputs(config, chosen, method)
+    if all(phase.trainable == "exits" for phase in method.phases):
+        check_classifier(encoder, config, chosen)
     model, tokenizer = load_or_add_exits(encoder, config.model_type, chosen, exits, head)
     if layers is not None:
         model = model.truncate(layers)
@@ -209,10 +210,14 @@ def is_fine_tuned(config: Any) -> bool:
     return bool(getattr(config, "fine_tuned", False)) or is_classifier(config.architectures or [])
 
 
-def check_outputs(config: Any, task: "Task", recipe: "Recipe") -> None:
-    """A frozen model must be for this task."""
+def check_classifier(encoder: str, config: Any, task: "Task") -> None:
+    """A model whose last exit stays as it is must be trained, and for this task."""
     outputs = len(task.labels) if task.labels else 1
-    if all(phase.trainable == "exits" for phase in recipe.phases) and config.num_labels != outputs:
+    if not is_fine_tuned(config):
+        raise BadOption(
+            f"{encoder} has no trained classifier that could stay as it is; use --recipe mixed to train one."
+        )
+    if config.num_labels != outputs:
         raise BadOption(
             f"the model has {config.num_labels} outputs and {task.name} needs {outputs}; use --recipe mixed to train "
             "it for this task."
