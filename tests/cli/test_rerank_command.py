@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from offramp.policy.ranking import RankRule
 
 Run = Callable[..., Any]
 Ask = Callable[..., Any]
-RULE = RankRule(2, 0.5, (0.5, 0.6, 0.8, 0.9, 1), (0, 0, 0, 0, 0), (0.4, 0.3, 0.2, 0.1, 0))
+RULE = RankRule(2, 0.2, (0.5, 0.6, 0.8, 0.9, 1), (0,) * 5, ((0, 3, -2),) * 4)
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +97,8 @@ def test_info_shows_the_rule_and_its_certificate(
 ) -> None:
     folder = export(workplace / "mine", tmp_path / "exported")
     proof = make_certificate(policy=str(RULE), of="overlap", top_k=2, epsilon=0.05)
-    store_rank_rule(folder, RankRule(2, 0.5, RULE.slopes, RULE.intercepts, RULE.spreads, proof))
-    assert ask("info", folder)["ranking"] == "rank:0.5,top_k=2"
+    store_rank_rule(folder, replace(RULE, certificate=proof))
+    assert ask("info", folder)["ranking"] == "rank:0.2,top_k=2"
     summary = "With 95 % confidence, at most 5 % of the top 2 of full depth are missed on average"
     assert summary in run("info", folder).stdout
     assert summary in (folder / "README.md").read_text()

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 
 from offramp.classifier import Classifier
 from offramp.onnx_export import export
-from offramp.policy.ranking import RankRule
 from offramp.reranking import Reranker
 from offramp.reranking.calibrate import QuerySet, fit
 from offramp.trace import Trace
@@ -53,7 +53,7 @@ def two_classes(make_model: Callable[..., Any], tokenizer: Any) -> Reranker:
     return with_rule(Classifier(make_model(labels=["irrelevant", "relevant"]), tokenizer))
 
 
-def with_rule(classifier: Classifier, threshold: float = 0.4, top_k: int = 3) -> Reranker:
+def with_rule(classifier: Classifier, threshold: float = 0.2, top_k: int = 3) -> Reranker:
     queries = draw_queries(30, seed=7)
     pairs = [(query, document) for query, documents in queries for document in documents]
     logits, _ = classifier.engine.trace(classifier.tokenizer(pairs))
@@ -62,5 +62,4 @@ def with_rule(classifier: Classifier, threshold: float = 0.4, top_k: int = 3) ->
         logits, classifier.stages.layers, None, numbers, numbers, problem_type=classifier.stages.problem_type
     )
     fitted = fit(QuerySet(trace, np.array([len(documents) for _, documents in queries])), top_k)
-    rule = RankRule(top_k, threshold, fitted.slopes, fitted.intercepts, fitted.spreads)
-    return Reranker(classifier, rule)
+    return Reranker(classifier, replace(fitted, threshold=threshold))

@@ -35,7 +35,8 @@ def made_up(queries: int, documents: int = 20, seed: int = 0, **fields: Any) -> 
 def test_the_fit_finds_the_scale_of_each_exit() -> None:
     trace, queries = made_up(400)
     rule = fit(QuerySet.group(trace, queries), 10)
-    assert rule.spreads[0] > rule.spreads[1] > rule.spreads[2] > rule.spreads[3] == 0
+    margins = [by_margin for _, by_margin, _ in rule.coefficients]
+    assert 0 < margins[0] < margins[1] < margins[2]
     assert rule.slopes[2] == pytest.approx(1 / 1.5, abs=0.03)
     estimates = rule.estimate(2, trace.logits[:, 2, 0])
     assert (estimates - trace.logits[:, 3, 0]).mean() == pytest.approx(0, abs=1e-3)

@@ -26,12 +26,12 @@ from offramp.stages import Tokens
 
 QUERY = "good film"
 DOCUMENTS = ["bad bad", "a good film", "b c", "good good good film", "a", "d e f", "film", "g h"]
-RULE = RankRule(2, 4.0, (0.5, 0.6, 0.8, 0.9, 1), (0, 0, 0, 0, 0), (0.4, 0.3, 0.2, 0.1, 0))
+RULE = RankRule(2, 0.01, (0.5, 0.6, 0.8, 0.9, 1), (0,) * 5, ((0, 3, -2),) * 4)
 LAYERS = (0, 1, 2, 3, 4)
 
 
 def certified(
-    threshold: float = 0.0, epsilon: float = 0.05, mean_layer: float = 1.0, **options: Any
+    threshold: float = 0.49, epsilon: float = 0.05, mean_layer: float = 1.0, **options: Any
 ) -> RankRule:
     rule = replace(RULE, threshold=threshold)
     proof: dict[str, Any] = {
@@ -90,7 +90,7 @@ def shuffled(seed: int) -> list[str]:
 
 
 def test_under_load_lists_are_ranked_by_a_looser_rule(start: Callable[..., Batcher]) -> None:
-    rules = [RULE, certified(0.0)]
+    rules = [RULE, certified()]
     for documents, rung in {4096: 0, 16: 1}.items():
         reply = start(rules, documents).submit(ranked()).result(30)
         assert (reply.rung, reply.rank_rule) == (rung, rules[rung])
@@ -107,7 +107,7 @@ def test_a_rung_that_is_not_certified_or_exits_later_is_refused() -> None:
 def test_the_audit_compares_lists_with_the_top_k_of_full_depth(
     start: Callable[..., Batcher], reranker: Reranker
 ) -> None:
-    rule = replace(RULE, threshold=0.0)
+    rule = replace(RULE, threshold=0.49)
     batcher = start([rule], share=1.0)
     full, early = Reranker(reranker.classifier), Reranker(reranker.classifier, rule)
     lost = 0.0
@@ -126,7 +126,7 @@ def test_the_audit_compares_lists_with_the_top_k_of_full_depth(
 
 
 def test_a_rule_that_loses_more_than_certified_is_not_used_any_more(start: Callable[..., Batcher]) -> None:
-    batcher = start([certified(0.0, epsilon=0.0001)], share=1.0)
+    batcher = start([certified(epsilon=0.0001)], share=1.0)
     ladder = batcher.rank_ladder
     assert ladder is not None
     for seed in range(200):
@@ -218,11 +218,11 @@ def test_a_list_that_can_never_fit_is_refused(start: Callable[..., Batcher]) -> 
 def test_info_and_metrics_show_the_ladder_of_rank_rules(
     reranker: Reranker, serve: Callable[..., Any]
 ) -> None:
-    server = serve(reranker.classifier, rank_rules=[RULE, certified(0.0)])
+    server = serve(reranker.classifier, rank_rules=[RULE, certified()])
     response = server.client.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS})
     assert response.headers["x-offramp-rung"] == "0"
     ranking = server.client.get("/info").json()["ranking"]
-    assert [each["rule"] for each in ranking["ladder"]] == ["rank:4,top_k=2", "rank:0,top_k=2"]
+    assert [each["rule"] for each in ranking["ladder"]] == ["rank:0.01,top_k=2", "rank:0.49,top_k=2"]
     assert (ranking["rung"], ranking["forbidden"], ranking["audit"]) == (0, [], [])
     metrics = server.client.get("/metrics").text
     assert 'rung="rank 0"' in metrics
@@ -253,7 +253,7 @@ def about(folder: Path) -> dict[str, Any]:
 
 def test_the_server_loads_a_ladder_of_rank_rules(folder: Path) -> None:
     store_rank_rule(folder, RULE)
-    loose, file = certified(0.5, **about(folder)), folder.parent / "loose.json"
+    loose, file = certified(**about(folder)), folder.parent / "loose.json"
     file.write_text(json.dumps(loose.to_json()))
     batcher, _ = load(ServerOptions(folder, "mine", ladder=(file,)))
     batcher.drain(10)
@@ -267,7 +267,7 @@ def test_the_server_loads_a_ladder_of_rank_rules(folder: Path) -> None:
     ("change", "message"),
     [
         ({"certificate": None}, "no certificate"),
-        ({"slopes": (1,), "intercepts": (0,), "spreads": (0,)}, "for 1 exit"),
+        ({"slopes": (1,), "intercepts": (0,), "coefficients": ()}, "for 1 exit"),
     ],
 )
 def test_a_rank_rule_that_cannot_be_a_rung_is_refused(
@@ -275,14 +275,14 @@ def test_a_rank_rule_that_cannot_be_a_rung_is_refused(
 ) -> None:
     store_rank_rule(folder, RULE)
     file = folder.parent / "rung.json"
-    file.write_text(json.dumps(replace(certified(0.5, **about(folder)), **change).to_json()))
+    file.write_text(json.dumps(replace(certified(**about(folder)), **change).to_json()))
     with pytest.raises(Exception, match=message):
         load(ServerOptions(folder, "mine", ladder=(file,)))
 
 
 def test_a_rung_for_lists_needs_a_model_that_ranks_for_the_same_k(folder: Path) -> None:
     file = folder.parent / "rung.json"
-    file.write_text(json.dumps(certified(0.5, **about(folder)).to_json()))
+    file.write_text(json.dumps(certified(**about(folder)).to_json()))
     with pytest.raises(BadPolicy, match="ranks by no rule"):
         load(ServerOptions(folder, "mine", ladder=(file,)))
     store_rank_rule(folder, replace(RULE, top_k=3))

@@ -1,13 +1,13 @@
 """RankRule: which documents of a list need more depth to find its top k. A policy decides for single examples.
 
-After each exit every document of a query has an interval for its score at full depth. A document is dropped when k
-others are certain to be better, and one that is certain to be among the best k stops too, unless their exact order is
-asked for. Live and offline decisions run the same code: the engine calls `RankDecider.step` as logits appear,
-`Ranking.decide` calls it over a whole array.
+After each exit every document of a query has a probability of being among the best k at full depth, from its margin
+to the k-th best and its place in the list. A document is dropped when it is unlikely to be among them. One that is
+almost certain to be among them stops too, unless their exact order is asked for. Live and offline decisions run the
+same code: the engine calls `RankDecider.step` as logits appear, `Ranking.decide` calls it over a whole array.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -39,52 +39,54 @@ def check_reranker(labels: Sequence[str], problem_type: str) -> None:
 
 @dataclass(frozen=True)
 class RankRule:
-    """Estimates of the score at full depth from that of each exit, and how sure they must be.
+    """Estimates from the score at each exit, and how sure they must be.
 
-    The score of a document at an exit is its `relevance`. The estimate is `slope * score + intercept`, and its
-    interval reaches `threshold * spread` to both sides.
+    The score of a document at an exit is its `relevance`. The estimate of that at full depth is `slope * score +
+    intercept`. The log-odds of being in the top k are linear in the document's `standing`.
     """
 
     top_k: int
     """The k that it was calibrated for."""
     threshold: float
-    """Infinity for full depth."""
+    """A document stops when its probability of being in the top k is below this or above 1 minus this; 0 for full
+    depth."""
     slopes: tuple[float, ...]
     """One per exit; 1 at the last."""
     intercepts: tuple[float, ...]
-    spreads: tuple[float, ...]
-    """The standard deviation of the estimate's error; 0 at the last exit."""
+    coefficients: tuple[tuple[float, float, float], ...]
+    """One row per exit but the last: the intercept, and the weights of margin and place."""
     certificate: Certificate | None = None
 
     def __post_init__(self) -> None:
-        for name in ("slopes", "intercepts", "spreads"):
+        for name in ("slopes", "intercepts"):
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
-        numbers = [*self.slopes, *self.intercepts, *self.spreads]
-        if not len(self.slopes) == len(self.intercepts) == len(self.spreads) > 0:
-            raise BadPolicy("a rank rule needs a slope, an intercept and a spread for each exit.")
-        if not np.isfinite(numbers).all() or min(self.spreads) < 0:
-            raise BadPolicy("the numbers of a rank rule must be finite, and its spreads 0 or more.")
-        if type(self.top_k) is not int or self.top_k < 1 or not self.threshold >= 0:
+        rows = tuple(tuple(map(float, row)) for row in self.coefficients)
+        object.__setattr__(self, "coefficients", rows)
+        if not len(self.slopes) == len(self.intercepts) == len(rows) + 1 or {*map(len, rows)} - {3}:
             raise BadPolicy(
-                f"a rank rule needs a top_k of 1 or more and a threshold of 0 or more, not {self.top_k!r} and "
+                "a rank rule needs a slope, an intercept and, but for the last, three coefficients per exit."
+            )
+        if not np.isfinite([*self.slopes, *self.intercepts, *(value for row in rows for value in row)]).all():
+            raise BadPolicy("the numbers of a rank rule must be finite.")
+        if type(self.top_k) is not int or self.top_k < 1 or not 0 <= self.threshold < 0.5:
+            raise BadPolicy(
+                f"a rank rule needs a top_k of 1 or more and a threshold from 0 to 0.5, not {self.top_k!r} and "
                 f"{self.threshold!r}."
             )
-        if (self.slopes[-1], self.intercepts[-1], self.spreads[-1]) != (1, 0, 0):
-            raise BadPolicy(
-                "the last exit of a rank rule gives the score itself: slope 1, intercept and spread 0."
-            )
+        if (self.slopes[-1], self.intercepts[-1]) != (1, 0):
+            raise BadPolicy("the last exit of a rank rule gives the score itself: slope 1 and intercept 0.")
 
     @classmethod
     def full_depth(cls, exits: int, top_k: int = 10) -> Self:
         """Runs every document to the last exit."""
         last = (*[0.0] * (exits - 1), 1.0)
-        return cls(top_k, np.inf, last, [0.0] * exits, [0.0] * exits)  # type: ignore[arg-type]
+        return cls(top_k, 0.0, last, (0.0,) * exits, ((0.0, 0.0, 0.0),) * (exits - 1))
 
     def __str__(self) -> str:
         """The text form; the fitted numbers are not part of it.
 
-        >>> str(RankRule(10, 2.5, (0.8, 1), (0.1, 0), (0.5, 0)))
-        'rank:2.5,top_k=10'
+        >>> str(RankRule(10, 0.01, (0.8, 1), (0.1, 0), ((0.5, 2, -1),)))
+        'rank:0.01,top_k=10'
         """
         return f"rank:{self.threshold:g},top_k={self.top_k}"
 
@@ -92,8 +94,14 @@ class RankRule:
         """The score at full depth, from those at these exits."""
         return np.asarray(np.asarray(self.slopes)[exits] * scores + np.asarray(self.intercepts)[exits])
 
-    def margin(self, exit: int) -> float:
-        return np.inf if np.isinf(self.threshold) else self.threshold * self.spreads[exit]
+    def settle(self, exit: int, margin: Array, place: Array) -> "Settled":
+        """Of documents with this standing at an exit."""
+        intercept, by_margin, by_place = self.coefficients[exit]
+        log_odds = intercept + by_margin * margin + by_place * place
+        if self.threshold == 0:
+            return Settled(np.zeros(len(log_odds), bool), np.zeros(len(log_odds), bool))
+        limit = np.log(self.threshold / (1 - self.threshold))
+        return Settled(log_odds < limit, log_odds > -limit)
 
     def check(self, layers: Sequence[int], labels: Sequence[str], problem_type: str) -> None:
         """Raise `Incompatible` if this rule cannot run on a model with these exits and labels."""
@@ -121,27 +129,43 @@ class RankRule:
 
 
 class Settled(NamedTuple):
-    """(lists, documents) what needs no more depth to know the top k."""
+    """(documents,) what needs no more depth to know the top k."""
 
     dropped: Array
     certain: Array
 
 
-def settle(lower: Array, upper: Array, top_k: Array) -> Settled:
-    """The documents that cannot be among the best k of their list any more, and those that are certain to be.
+class Standing(NamedTuple):
+    """(lists, documents) where each document is, compared with the others of its list."""
 
-    Lower and upper bounds of the scores are (lists, documents), with -infinity where a list has fewer; `top_k` is
-    (lists,). Where a list is no longer than k only its order matters, so no document is settled.
+    margin: Array
+    """From the middle between the k-th and the next best estimate."""
+    place: Array
+    """The logarithm of its place in the list, from 1, over k + 1/2."""
+
+
+def standing(estimates: Array, top_k: Array) -> Standing:
+    """Of estimates (lists, documents), -infinity where a list has fewer but more than k; `top_k` is (lists,).
 
     *Example*: the best of three.
-    >>> settle(np.array([[2.0, 0.5, -3.0]]), np.array([[4.0, 2.5, 0.0]]), np.array([1])).dropped
-    array([[False, False,  True]])
+    >>> found = standing(np.array([[2.0, 0.5, -3.0]]), np.array([1]))
+    >>> found.margin, found.place.round(2)
+    (array([[ 0.75, -0.75, -4.25]]), array([[-0.41,  0.29,  0.69]]))
     """
-    longest = lower.shape[1]
-    kth_lower = np.take_along_axis(-np.sort(-lower), np.minimum(top_k - 1, longest - 1)[:, None], 1)
-    next_upper = np.take_along_axis(-np.sort(-upper), np.minimum(top_k, longest - 1)[:, None], 1)
-    selects = (upper > -np.inf).sum(1, keepdims=True) > top_k[:, None]
-    return Settled(selects & (upper < kth_lower), selects & (lower > next_upper))
+    order = np.argsort(-estimates, axis=1)
+    ordered = np.take_along_axis(estimates, order, 1)
+    last = estimates.shape[1] - 1
+    kth, following = (
+        np.take_along_axis(ordered, np.minimum(index, last)[:, None], 1) for index in (top_k - 1, top_k)
+    )
+    # equal estimates have the same place, so the order of documents does not matter
+    better = np.zeros(estimates.shape)
+    better[:, 1:] = np.where(ordered[:, 1:] < ordered[:, :-1], np.arange(1, last + 1), 0)
+    place = np.empty(estimates.shape)
+    np.put_along_axis(
+        place, order, np.log((np.maximum.accumulate(better, 1) + 1) / (top_k[:, None] + 0.5)), 1
+    )
+    return Standing(estimates - (kth + following) / 2, place)
 
 
 @dataclass(frozen=True)
@@ -175,7 +199,7 @@ class Ranking:
 
     def skippable_exits(self, layers: Sequence[int]) -> int:
         """How many of the first exits need not run, because no document may leave there."""
-        never = np.isinf(self.rule.threshold) or bool((self.sizes <= self.top_k).all())
+        never = self.rule.threshold == 0 or bool((self.sizes <= self.top_k).all())
         return len(layers) - 1 if never else 0
 
     def begin(self, rows: Array) -> "RankDecider":
@@ -184,10 +208,11 @@ class Ranking:
         shape = len(lists), int(self.sizes[lists].max())
         return RankDecider(
             self,
+            sizes=self.sizes[lists],
             top_k=self.top_k[lists],
-            lower=np.full(shape, -np.inf),
-            upper=np.full(shape, -np.inf),
-            places=row * shape[1] + self.columns[rows],
+            estimates=np.full(shape, -np.inf),
+            lists=row,
+            columns=self.columns[rows],
             finite=np.ones(len(rows), bool),
         )
 
@@ -221,14 +246,15 @@ class RankDecider:
     """Applies a rank rule to documents, exit by exit; one row per document that still runs.
 
     After `leaving, output = decider.step(exit, logits)` continue with `decider = decider[~leaving]`. Documents that
-    have left keep the bounds of their last exit.
+    have left keep the estimate of their last exit.
     """
 
     ranking: Ranking
+    sizes: Array  # (lists,)
     top_k: Array  # (lists,)
-    lower: Array  # (lists, longest), shared by the deciders of a window
-    upper: Array
-    places: Array  # (rows,) where each row is in the two, flattened
+    estimates: Array  # (lists, longest), shared by the deciders of a window
+    lists: Array  # (rows,) where each row is in them
+    columns: Array  # (rows,)
     finite: Array  # (rows,) False where an exit so far gave NaN or infinity
 
     def step(self, exit: int, logits: Array, gate: Array | None = None) -> tuple[Array, Array]:
@@ -238,15 +264,16 @@ class RankDecider:
         self.finite = self.finite & finite
         if exit == len(rule.slopes) - 1:
             return np.ones(len(logits), bool), logits
-        estimates, margin = rule.estimate(exit, np.where(finite, scores, 0.0)), rule.margin(exit)
-        # nothing is known about a document whose score is not a number
-        self.lower.flat[self.places] = np.where(finite, estimates - margin, -np.inf)
-        self.upper.flat[self.places] = np.where(finite, estimates + margin, np.inf)
-        dropped, certain = settle(self.lower, self.upper, self.top_k)
-        settled = dropped if self.ranking.exact_top else dropped | certain
-        return np.asarray(settled.flat[self.places]), logits
+        self.estimates[self.lists, self.columns] = np.where(finite, rule.estimate(exit, scores), -np.inf)
+        # a list no longer than k only needs an order; one with a score that is not a number could have any
+        known = (self.estimates > -np.inf).sum(1) == self.sizes
+        is_open = (self.sizes > self.top_k) & known
+        settled = is_open[self.lists]
+        margin, place = standing(self.estimates[is_open], self.top_k[is_open])
+        at = (is_open.cumsum() - 1)[self.lists[settled]], self.columns[settled]
+        dropped, certain = rule.settle(exit, margin[at], place[at])
+        settled[settled] = dropped if self.ranking.exact_top else dropped | certain
+        return settled, logits
 
     def __getitem__(self, rows: Any) -> "RankDecider":
-        return RankDecider(
-            self.ranking, self.top_k, self.lower, self.upper, self.places[rows], self.finite[rows]
-        )
+        return replace(self, lists=self.lists[rows], columns=self.columns[rows], finite=self.finite[rows])

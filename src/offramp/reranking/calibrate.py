@@ -13,16 +13,17 @@ import numpy as np
 
 from offramp.calibration.bounds import betting, examples_to_bet_on
 from offramp.calibration.targets import require
+from offramp.criteria.agreement import fit_exit
 from offramp.errors import BadData, NoSafeThreshold, count
 from offramp.policy import Certificate
 from offramp.policy.certificate import RANK_RISKS
-from offramp.policy.ranking import Ranking, RankRule, check_reranker, relevance
+from offramp.policy.ranking import Ranking, RankRule, check_reranker, relevance, standing
 from offramp.problems import Array
 from offramp.reranking.losses import LOSSES, ranks
 from offramp.trace import Trace
 
-GRID = tuple((np.arange(160, -1, -1) / 20).tolist())
-"""Thresholds in standard deviations, the safest first; fixed, because they must not depend on the data."""
+GRID = (0.0, *np.geomspace(0.0005, 0.25, 60).round(5).tolist())
+"""Thresholds, the safest first; fixed, because they must not depend on the data."""
 FIT_SHARE = 1 / 3
 """Of the queries: the rule is fitted on these, and its threshold set on the others."""
 
@@ -118,7 +119,7 @@ def split(queries: QuerySet, seed: int) -> tuple[QuerySet, QuerySet]:
 
 
 def fit(queries: QuerySet, top_k: int) -> RankRule:
-    """Least squares from the score of each exit to that of the last."""
+    """Least squares to the score of the last exit, and a logistic regression of being in the top k, for each exit."""
     scores = relevance(queries.trace.logits.astype(np.float64))  # (documents, exits)
     if not np.isfinite(scores).all():
         bad = int(np.flatnonzero(~np.isfinite(scores).all(1))[0])
@@ -130,9 +131,22 @@ def fit(queries: QuerySet, top_k: int) -> RankRule:
         (centred * wanted[:, None]).mean(0), variance, out=np.zeros_like(variance), where=variance > 0
     )
     intercepts = last.mean() - slopes * scores.mean(0)
-    spreads = (slopes * scores + intercepts - last[:, None]).std(0)
-    slopes[-1], intercepts[-1], spreads[-1] = 1, 0, 0
-    return RankRule(top_k, np.inf, tuple(slopes), tuple(intercepts), tuple(spreads))
+    slopes[-1], intercepts[-1] = 1, 0
+    coefficients = fit_standing(queries.select(queries.sizes > top_k), slopes, intercepts, top_k)
+    return RankRule(top_k, 0.0, tuple(slopes), tuple(intercepts), coefficients)
+
+
+def fit_standing(queries: QuerySet, slopes: Array, intercepts: Array, top_k: int) -> Any:
+    """Coefficients of each exit but the last, from queries with more than k documents."""
+    scores = relevance(queries.trace.logits.astype(np.float64))
+    if not len(queries):  # nothing will be dropped
+        return ((0.0, 0.0, 0.0),) * (scores.shape[1] - 1)
+    ranking = queries.ranking(RankRule.full_depth(scores.shape[1], top_k))
+    at = ranking.lists, ranking.columns
+    best = reference_ranks(queries, top_k)[at] < top_k
+    estimates = slopes * scores + intercepts
+    standings = (standing(ranking.padded(each), ranking.top_k) for each in estimates.T[:-1])
+    return tuple(fit_exit(np.stack([each.margin[at], each.place[at]], axis=-1), best) for each in standings)
 
 
 def reference_ranks(queries: QuerySet, top_k: int) -> Array:

@@ -21,7 +21,7 @@ from offramp.serve.server import ServerOptions, load
 
 QUERY = "good film"
 DOCUMENTS = ["bad bad", "a good film", "b c", "good good good film", "a", "d e f", "film", "g h"]
-RULE = RankRule(2, 0.5, (0.5, 0.6, 0.8, 0.9, 1), (0, 0, 0, 0, 0), (0.4, 0.3, 0.2, 0.1, 0))
+RULE = RankRule(2, 0.2, (0.5, 0.6, 0.8, 0.9, 1), (0,) * 5, ((0, 3, -2),) * 4)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_the_server_ranks_as_the_library_does(reranker: Reranker, serve: Callabl
     assert [each["score"] for each in response.json()] == pytest.approx(
         [each.score for each in all_ranked], abs=1e-5
     )
-    assert response.headers["x-offramp-policy"] == "rank:0.5,top_k=2"
+    assert response.headers["x-offramp-policy"] == "rank:0.2,top_k=2"
     layers = [0] * len(DOCUMENTS)
     for each in all_ranked:
         layers[each.index] = each.layer
@@ -75,7 +75,7 @@ def test_a_request_that_names_a_policy_is_not_ranked_by_the_rule(
         "/rerank", json={"query": QUERY, "texts": DOCUMENTS}, headers={"x-offramp-policy": "never"}
     )
     assert response.headers["x-offramp-layers"] == ",".join(["4"] * len(DOCUMENTS))
-    assert server.client.get("/info").json()["ranking"]["rule"] == "rank:0.5,top_k=2"
+    assert server.client.get("/info").json()["ranking"]["rule"] == "rank:0.2,top_k=2"
 
 
 def test_lists_that_arrive_together_get_their_own_results(batcher: Batcher, reranker: Reranker) -> None:

@@ -129,7 +129,7 @@ def test_errors_from_before_the_body_is_read_have_the_fields_of_all_protocols_on
     server: Any,
 ) -> None:
     for path, fields in {"/predict": {"error", "error_type", "id"}, "/": {"error", "error_type"}}.items():
-        large = server.client.post(path, json={"inputs": "a" * 2**20})
+        large = server.client.post(path, json={"inputs": "a" * 2**21})
         assert large.status_code == 413
         assert set(large.json()) == fields
 
