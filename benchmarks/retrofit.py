@@ -22,7 +22,7 @@ import torch
 from recipes import SST2, read_sst2
 from shared import processor
 
-from offramp import Classifier, ExitModel, export, retrofit
+from offramp import Classifier, ExitModel, NoSafeThreshold, export, retrofit
 from offramp.cli.demo import DemoSettings, fine_tune
 from offramp.retrofits.comparison import compare_speed
 from offramp.retrofits.original import Original, load_original
@@ -56,10 +56,13 @@ def main() -> None:
     tuned = None
     if options.tune:
         out = options.out / "tuned"
-        tuned = retrofit(
-            original.folder, others, out, options.guarantee, tune=True, data="SST-2 phrases", log=print
-        )
-        contenders[f"offramp --tune, {tuned.results['precision']}"] = predictor(tuned.folder, None)
+        try:
+            tuned = retrofit(
+                original.folder, others, out, options.guarantee, tune=True, data="SST-2 phrases", log=print
+            )
+            contenders[f"offramp --tune, {tuned.results['precision']}"] = predictor(tuned.folder, None)
+        except NoSafeThreshold as refusal:
+            print(f"--tune: {refusal}")
 
     dev = read_sst2(options.glue / "SST-2" / "dev.tsv")
     reference = original.loaded.logits(dev["text"]).argmax(-1)
