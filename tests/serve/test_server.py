@@ -224,7 +224,7 @@ def test_while_requests_are_finished_new_connections_are_refused(
 
 
 def test_connections_that_no_worker_has_accepted_when_the_server_is_stopped_are_answered(
-    exported: Path,
+    running: Run, exported: Path
 ) -> None:
     with running(exported, "--workers", 2) as server:
         workers = server.workers(2)
