@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from offramp import RECIPES, ExitModel, Task
 from offramp.training import Trained, run
-from offramp.training.features import Features, absorb, can_standardize, measure_scaling
+from offramp.training.features import Features, absorb, can_standardize, centre, measure_scaling
 
 Make = Callable[..., ExitModel]
 Fit = Callable[..., Trained]
@@ -110,3 +110,16 @@ def test_an_interrupted_pass_is_started_again(fit: Fit, tmp_path: Path) -> None:
     for name, weight in whole.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], weight)
     assert not list((tmp_path / "cut" / "phase-1").glob("*.npy"))
+
+
+def test_exits_of_a_regression_start_at_the_mean_of_the_last(tiny_model: Make) -> None:
+    model = tiny_model(num_labels=1)
+    with torch.no_grad():
+        model.heads.head_of(len(model.config.exits) - 1).classifier.bias.fill_(-3)  # type: ignore[operator, union-attr]
+    vectors = np.random.default_rng(0).normal(0, 1, (50, 4, 16)).astype(np.float16)
+    plain = torch.from_numpy(vectors.astype(np.float32))
+    before = model(features=plain).exit_logits
+    centre(model, Features(vectors, Dataset.from_dict({"length": [1] * 50})))
+    after = model(features=plain).exit_logits
+    assert torch.equal(before[:, -1], after[:, -1])
+    torch.testing.assert_close(after.mean(0), before[:, -1:].mean(0).expand(4, 1))

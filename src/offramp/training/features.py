@@ -116,6 +116,20 @@ def absorb(model: ExitModel, scaling: Scaling, inverse: bool = False) -> None:
             first.bias.sub_(first.weight @ mean)
 
 
+@torch.no_grad()
+def centre(model: ExitModel, features: Features) -> None:
+    """Shift the inner exits of a regression so that their mean is that of the last exit.
+
+    A step moves a bias by no more than the learning rate, so exits would spend most of a short training on the mean.
+    """
+    nn.Module.eval(model)
+    sample = features.__getitems__(range(0, len(features), max(1, len(features) // SAMPLE)))["features"]
+    means = model(features=sample.to(model.device)).exit_logits.mean(0)  # (exits, outputs)
+    for exit in range(len(means) - 1):
+        classifier: Any = model.heads.head_of(exit).classifier
+        classifier.bias.add_(means[-1] - means[exit])
+
+
 def first_linear(head: Head) -> nn.Linear:
     first: Any = head.pooler.dense if head.pooler is not None else head.hidden or head.classifier
     return first  # type: ignore[no-any-return]

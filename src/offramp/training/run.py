@@ -27,7 +27,7 @@ from transformers import (
 
 from offramp.atomic import write_files
 from offramp.model import ExitModel, explain_damage
-from offramp.problems import Array, decode
+from offramp.problems import REGRESSION, Array, decode
 from offramp.recipes import Phase, Recipe, default_recipe, recipe_named
 from offramp.row_hashes import save_hashes
 from offramp.tasks import Task
@@ -42,7 +42,14 @@ from offramp.training.data import (
     train_rows,
     training_hashes,
 )
-from offramp.training.features import Features, absorb, can_standardize, collect_features, measure_scaling
+from offramp.training.features import (
+    Features,
+    absorb,
+    can_standardize,
+    centre,
+    collect_features,
+    measure_scaling,
+)
 from offramp.training.preflight import check, check_labels, prepare
 from offramp.training.run_dir import claim, identity, last_complete_checkpoint
 from offramp.training.trainer import PhaseTrainer
@@ -194,6 +201,8 @@ class Training:
             for each in features.values():
                 each.scaling = scaling
             absorb(self.model, scaling, inverse=True)
+            if self.model.config.problem_type == REGRESSION and self.model.heads.sharing == 1:
+                centre(self.model, features["train"])
         trainer = self.trainer(phase, folder, features["train"], features.get("validation"))
         run_trainer(trainer, folder)
         if scaling is not None:
