@@ -9,8 +9,9 @@ for recipes that can use it, 4,000 to calibrate on and 6,000 to test on. On othe
 measured, with thresholds chosen on its other half. The published recipes have exits after every layer, `frozen` and
 `mixed` also one before the first.
 
-Finished runs in --out are read and interrupted ones resume, so the command can be repeated; runs in a file that
---known names are not repeated. Prints Markdown tables and writes OUT/recipes.json and OUT/recipes.svg:
+Finished runs in --out are read and interrupted ones resume, so the command can be repeated; runs in the files that
+--known names are not repeated, and `--recipes` without a name only makes tables of them. Writes OUT/recipes.json,
+OUT/recipes.md and OUT/recipes.svg:
 
 - the headline metric at every layer;
 - area: the mean headline metric over all budgets of MACs, from none (the majority class) to full depth, under the
@@ -55,7 +56,8 @@ DRAWS = 1000
 def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
-    results = json.loads(options.known.read_text())["runs"] if options.known else []
+    results = [run for file in options.known for run in json.loads(file.read_text())["runs"]]
+    options.out.mkdir(parents=True, exist_ok=True)
     for task in options.tasks:
         for seed in options.seeds:
             for recipe in options.recipes:
@@ -67,6 +69,7 @@ def main() -> None:
                     )
                     results.append({**run, **measure(folder, final, options)})
                     save(results, options.out)
+    save(results, options.out)
 
 
 def save(results: list[dict[str, Any]], folder: Path) -> None:
@@ -87,7 +90,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--tasks", nargs="+", default=["sst2", "cola", "mrpc", "rte", "sts-b"])
     parser.add_argument(
-        "--recipes", nargs="+", default=RECIPES, help="with optional settings: romebert:anchor=final"
+        "--recipes", nargs="*", default=RECIPES, help="with optional settings: romebert:anchor=final"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[42])
     parser.add_argument("--epochs", type=float, default=4)
@@ -97,7 +100,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bf16", action="store_true", help="train in bfloat16 where torch can; scores are fp32"
     )
-    parser.add_argument("--known", type=Path, help="recipes.json of earlier runs")
+    parser.add_argument("--known", type=Path, nargs="+", default=[], help="recipes.json of earlier runs")
     return parser.parse_args()
 
 

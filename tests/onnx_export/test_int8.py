@@ -45,3 +45,17 @@ def test_a_matrix_that_loses_too_much_stays_in_float() -> None:
     hidden[:, 1] = hidden[:, 0] + 1e-3 * random.normal(size=TOKENS)
     graph = quantize(product(weight), {"hidden": hidden})
     assert [node.op_type for node in graph.graph.node] == ["MatMul"]
+
+
+def test_a_bias_is_added_by_the_product_itself() -> None:
+    random = np.random.default_rng(0)
+    hidden, weight = draw_product(random, outlier=1)
+    bias = random.normal(size=OUTPUTS).astype(np.float32)
+    graph = product(weight)
+    graph.graph.node[0].output[0] = "products"
+    graph.graph.node.append(helper.make_node("Add", ["bias", "products"], ["out"]))
+    graph.graph.initializer.append(numpy_helper.from_array(bias, "bias"))
+    small = quantize(graph, {"hidden": hidden})
+    assert "Add" not in [node.op_type for node in small.graph.node]
+    found = Graph(small.SerializeToString(), session_options(1))({"hidden": hidden})["out"]
+    assert np.abs(found - (hidden @ weight + bias)).max() < 0.05 * np.abs(hidden @ weight).max()

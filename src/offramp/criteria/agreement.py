@@ -1,6 +1,7 @@
 """Agreement: leave when full depth will probably predict the same, as learned from other examples."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -26,8 +27,7 @@ class History(PerExample):
     high: Array  # (..., classes) largest so far
     prediction: Array  # (...) class at the previous exit, -1 for none
     run: Array  # (...) consecutive exits that agreed
-    exits: Array  # (...) exits so far
-    valid: Array  # (...) those of them whose logits were finite
+    exits: int  # so far
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Agreement(Criterion):
         for exit in range(len(trace.layers)):
             logits = as_choices(trace.logits[:, exit], trace.problem_type)
             state, features = rule.observe(state or rule.start(logits.shape[:2]), logits)
-            rows.append(fit_exit(features, trace.agreement(exit, tolerance)))
+            rows.append(fit_exit(features.T, trace.agreement(exit, tolerance)))
         return cls(rule.tolerance, tuple(rows))
 
     def check(self, exits: int) -> None:
@@ -100,51 +100,54 @@ class Agreement(Criterion):
 
     def start(self, examples: Shape) -> History:
         none = np.zeros(examples)
-        empty = none[..., None]
-        return History(empty, empty, empty, empty, none - 1, none, none, none)
+        zero, most = none[..., None], np.full_like(none, np.inf)[..., None]
+        return History(zero, zero, low=most, high=-most, prediction=none - 1, run=none, exits=0)
 
     def step(self, seen: History, logits: Array) -> tuple[History, Array]:
-        assert self.coefficients is not None  # see `check`
         state, features = self.observe(seen, logits)
-        exit = int(state.exits.max(initial=1)) - 1
-        intercept, *weights = self.coefficients[exit]
-        probability = 1 / (1 + np.exp(-(intercept + features @ np.array(weights))))
+        intercept, weights = self._weights[state.exits - 1]
+        probability = 1 / (1 + np.exp(-intercept - (weights * features).sum(0)))
         if logits.ndim > 2 and logits.shape[1] > 1:  # all labels of an example leave together
             probability = np.repeat(probability, logits.shape[1])
         return state, probability.reshape(logits.shape[:-1])
 
+    @cached_property
+    def _weights(self) -> list[tuple[float, Array]]:
+        """Intercept and weights (features, 1) of each exit."""
+        assert self.coefficients is not None  # see `check`
+        return [(first, np.array(others)[:, None]) for first, *others in self.coefficients]
+
     def observe(self, seen: History, logits: Array) -> tuple[History, Array]:
-        """The history after this exit, and the features (examples, features) that the estimate is made from.
+        """The history after this exit, and the features (features, examples) that the estimate is made from.
 
         A single text pays for every call of numpy, so there are few.
         """
-        finite = finite_rows(logits)
-        values = logits.astype(np.float64) if logits.shape[-1] == 1 else log_odds(logits)
-        if not finite.all():
-            values = np.where(finite[..., None], values, seen.last)
-        first = seen.valid == 0
-        previous, low, high = seen.last, seen.low, seen.high
-        if first.any():
-            previous, low, high = (np.where(first[..., None], values, each) for each in (previous, low, high))
+        if not np.isfinite(logits.sum()):  # an exit that gives NaN or infinity is undecided
+            logits = np.where(finite_rows(logits)[..., None], logits, 0)
+        number = logits.shape[-1] == 1
+        values = logits.astype(np.float64) if number else log_odds(logits)
+        previous = seen.last if seen.exits else values
         exits, total, prediction = seen.exits + 1, seen.total + values, values.argmax(-1)
-        low, high, mean = np.minimum(low, values), np.maximum(high, values), total / exits[..., None]
-        if logits.shape[-1] == 1:
-            agrees = (np.abs(values - previous)[..., 0] <= self.tolerance) & ~first
-            features = self._distances(values - previous, values - mean, high - low)
+        low, high = np.minimum(seen.low, values), np.maximum(seen.high, values)
+        if number:
+            agrees = (np.abs(values - previous)[..., 0] <= self.tolerance) & bool(seen.exits)
+            found = self._distances(values - previous, values - total / exits, high - low)
         else:
             agrees = prediction == seen.prediction
-            every = np.array([values, previous, mean, low, high])
+            every = np.array([values, previous, total / exits, low, high])
             rows = every.reshape(len(every), prediction.size, values.shape[-1])
-            features = rows[:, np.arange(prediction.size), prediction.ravel()]  # of the predicted class
-            features = features.reshape(len(every), *prediction.shape)
+            found = rows[:, np.arange(prediction.size), prediction.ravel()]  # of the predicted class
         run = (seen.run + 1) * agrees
-        state = History(values, total, low, high, prediction, run, exits, seen.valid + finite)
-        found = np.stack([*features, run], axis=-1)  # (examples, features) or (examples, labels, features)
-        return state, found.min(axis=1) if found.ndim == 3 else found
+        features = np.empty((len(found) + 1, run.size))
+        features[:-1], features[-1] = found, run.ravel()
+        if logits.ndim > 2 and logits.shape[1] > 1:  # the least certain label counts
+            features = features.reshape(len(features), *run.shape).min(-1)
+        return History(values, total, low, high, prediction, run, exits), features
 
     def _distances(self, *distances: Array) -> Array:
         """How close the value is to earlier ones, in units of the tolerance, as negative logarithms."""
-        close: Array = -np.log(np.abs(np.array(distances)[..., 0]) / (self.tolerance or 1.0) + 1e-3)
+        away = np.abs(np.array(distances)).reshape(len(distances), -1)
+        close: Array = -np.log(away / (self.tolerance or 1.0) + 1e-3)
         return close
 
 
@@ -169,8 +172,7 @@ def log_odds(logits: Array) -> Array:
     """(..., classes) the log-odds of each class against all others."""
     if logits.shape[-1] == 2:
         wide = logits.astype(np.float64)
-        with np.errstate(invalid="ignore"):  # inf - inf
-            odds: Array = wide - wide[..., ::-1]
+        odds: Array = wide - wide[..., ::-1]
     else:
         log_p = log_softmax(logits)
         with np.errstate(divide="ignore"):  # a probability of 1 has infinite odds

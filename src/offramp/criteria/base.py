@@ -4,7 +4,7 @@ A rule is a fold over exits. It reads the logits of one exit at a time and retur
 leave; a `Policy` compares that readiness with a threshold. All arithmetic is in float64.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -75,10 +75,14 @@ class Criterion:
 
 @dataclass(frozen=True)
 class PerExample:
-    """A record of arrays with one row per example. `record[rows]` keeps some: a mask, indices or a slice."""
+    """A record of arrays with one row per example, and of numbers that all examples share.
+
+    `record[rows]` keeps some examples: a mask, indices or a slice.
+    """
 
     def __getitem__(self, rows: Any) -> Self:
-        return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return replace(self, **{name: value[rows] for name, value in arrays.items()})
 
 
 def as_choices(logits: Array, problem_type: str | None) -> Array:
