@@ -65,7 +65,8 @@ def observe(graph: ModelProto, inputs: Sequence[Arrays]) -> tuple[dict[str, Arra
             seen[name].append(arrays[name].reshape(-1, arrays[name].shape[-1]))
         states = arrays.get("hidden_after", arrays.get("hidden"))  # None after a graph of the whole model
         hidden = {} if states is None else {"hidden": states}
-        following.append({**hidden, "attention_mask": arrays["attention_mask"]})
+        masks = {name: arrays[name] for name in ("attention_mask", "token_type_ids") if name in arrays}
+        following.append({**hidden, **masks})
     return {name: np.concatenate(parts) for name, parts in seen.items()}, following
 
 
