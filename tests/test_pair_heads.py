@@ -49,9 +49,7 @@ def pairs() -> list[Tokens]:
 def truth(model: ExitModel, pairs: list[Tokens]) -> np.ndarray:
     """(pairs, exits, 1) from the model's forward, one pair at a time."""
     with torch.inference_mode():
-        every = [
-            model(torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.types])) for pair in pairs
-        ]
+        every = [model(torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.types])) for pair in pairs]
     return np.concatenate([output.exit_logits.numpy() for output in every])
 
 
@@ -128,5 +126,5 @@ def test_it_is_saved_and_cut_at_an_exit(
 
 
 def test_an_encoder_without_token_types_refuses_it(tiny_encoder: Make) -> None:
-    with pytest.raises(BadConfig, match="modernbert.*choose 'mean'"):
+    with pytest.raises(BadConfig, match=r"modernbert.*choose 'mean'"):
         ExitModel.from_encoder(tiny_encoder("modernbert"), head=HeadConfig(pooling="pair"))

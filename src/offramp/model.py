@@ -195,9 +195,9 @@ class ExitModel(PreTrainedModel):
     def init_heads(self, final: FinalHead | None, pretrained: nn.Linear | None) -> None:
         """Copies the pretrained pooler to all exits, and the fine-tuned classifier to the last."""
         dense = final.pooler if final else pretrained
-        for pooler in self.heads.poolers if dense is not None else ():
-            if pooler.dense.in_features != dense.in_features:
-                continue  # it reads a pair
+        for exit, pooler in enumerate(self.heads.poolers if dense is not None else ()):
+            if self.heads.poolings[exit] == "pair":
+                continue  # it reads wider vectors
             copy_weights(pooler.dense, dense)
             if final and final.norm is not None:
                 copy_weights(pooler.norm, final.norm)

@@ -48,9 +48,7 @@ class Stage(nn.Module):
         self.exit = exit
         self.layers = range([0, *model.config.exits][exit], model.config.exits[exit])
 
-    def forward(
-        self, hidden: Tensor, attention_mask: Tensor, token_type_ids: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
         context = self.adapter.context(self.backbone, hidden, attention_mask)
         for layer in self.layers:
             hidden = self.adapter.layer(self.backbone, layer, hidden, context)

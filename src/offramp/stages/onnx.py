@@ -71,7 +71,9 @@ class OnnxStages:
         return Batch(0, self.embedding(inputs)["hidden"], mask.sum(-1), mask, types)
 
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
-        arrays = {"hidden": batch.hidden, "attention_mask": batch.mask, "token_type_ids": batch.types}
+        arrays = {"hidden": batch.hidden, "attention_mask": batch.mask}
+        if batch.types is not None:
+            arrays["token_type_ids"] = batch.types
         for graph in self.graphs[batch.stages : exit + 1]:
             outputs = graph(arrays)
             arrays["hidden"] = outputs.get(
@@ -82,10 +84,10 @@ class OnnxStages:
 
     def keep(self, batch: Batch, rows: Array) -> Batch:
         lengths = batch.lengths[rows]
-        hidden, types = (
-            None if each is None else each[rows, : lengths.max()] for each in (batch.hidden, batch.types)
+        types = None if batch.types is None else batch.types[rows, : lengths.max()]
+        return Batch(
+            batch.stages, batch.hidden[rows, : lengths.max()], lengths, attention_mask(lengths), types
         )
-        return Batch(batch.stages, hidden, lengths, attention_mask(lengths), types)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         lengths = np.concatenate([batch.lengths for batch in batches])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -92,12 +92,10 @@ class TorchStages:
     @torch.inference_mode()
     def keep(self, batch: Batch, rows: Array) -> Batch:
         lengths = batch.lengths[rows]
-        chosen = self.tensor(rows)
-        hidden, types = (
-            None if each is None else each[:, : lengths.max()].index_select(0, chosen)
-            for each in (batch.hidden, batch.types)
-        )
-        return self.batch(batch.layers, cast(Tensor, hidden), lengths, types)
+        chosen, longest, types = self.tensor(rows), lengths.max(), batch.types
+        hidden = batch.hidden[:, :longest].index_select(0, chosen)
+        types = None if types is None else types[:, :longest].index_select(0, chosen)
+        return self.batch(batch.layers, hidden, lengths, types)
 
     @torch.inference_mode()
     def merge(self, batches: Sequence[Batch]) -> Batch:

@@ -2,7 +2,8 @@
 
 With a frozen backbone every head reads one vector per example, which never changes. `Features` holds these vectors
 in a memory-mapped file, as fp16: 2 bytes x examples x exits x width, or 1 GB for 100,000 texts, 13 exits and width
-384, and 4 GB for heads that read pairs. Batches of them replace batches of tokens; everything else about training stays the same.
+384, and 4 GB for heads that read pairs. Batches of them replace batches of tokens; everything else about training
+stays the same.
 """
 
 from collections.abc import Sequence
