@@ -21,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ from offramp import (
     store_rank_rule,
 )
 from offramp.atomic import atomic_folder
-from offramp.policy.ranking import relevance
+from offramp.policy.ranking import RankRule, relevance
 from offramp.problems import Array
 from offramp.reranking.calibrate import QuerySet
 from offramp.retrofits.original import Original, load_original
@@ -104,23 +105,33 @@ def main() -> None:
 
     trace = traced(folder, test, options.out / f"test-{options.precision}.trace")
     full_depth = relevance(trace.logits[:, -1])
-    ranking = QuerySet.group(trace, queries_of(test)).ranking(rule)
-    decision = ranking.decide(trace.logits)
-    exit_layers = np.asarray(trace.layers)[decision.exits]
+    queries = QuerySet.group(trace, queries_of(test))
     scores = relevance(stored(options.out / "original.npy", lambda: original.logits(pairs_of(test))))
     half = fine_tuned(options, pairs, options.out / "half", options.half)
     one_graph, half_graph = (exported(options, each, learn) for each in (original, half))
-    half_scores = relevance(stored(options.out / "half.npy", lambda: logits_of(half_graph, test)))
+    graph_scores, half_scores = (
+        relevance(stored(graph.with_suffix(".npy"), partial(logits_of, graph, test)))
+        for graph in (one_graph, half_graph)
+    )
     precision, layers = options.precision, trace.layers[-1]
+
+    def with_rule(name: str, exact_top: bool) -> Contender:
+        ranking = queries.ranking(rule, exact_top)
+        decision = ranking.decide(trace.logits)
+        layer = float(np.asarray(trace.layers)[decision.exits].mean())
+        return Contender(name, ranking.scores(decision), layer, ranker(folder, exact_top=exact_top))
+
     contenders = [
         Contender("transformers", scores, layers, lambda each: original.logits(each.pairs)),
-        Contender(f"ONNX Runtime {precision}", full_depth, layers, ranker(one_graph)),
+        Contender(f"ONNX Runtime {precision}", graph_scores, layers, ranker(one_graph)),
         Contender(
             f"{options.half} layers, retrained, {precision}", half_scores, options.half, ranker(half_graph)
         ),
         Contender(
-            f"offramp {precision}", ranking.scores(decision), float(exit_layers.mean()), ranker(folder)
+            f"offramp {precision}, full depth", full_depth, layers, ranker(folder, RankRule.full_depth)
         ),
+        with_rule(f"offramp {precision}", exact_top=False),
+        with_rule(f"offramp {precision}, `exact_top`", exact_top=True),
     ]
     results = [measure(each, test, scores, full_depth) for each in contenders]
     if options.time:
@@ -150,7 +161,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--time", action="store_true", help="time the contenders, on an otherwise idle machine"
     )
-    parser.add_argument("--bf16", action="store_true", help="fine-tune in bfloat16, where the CPU has it")
+    parser.add_argument(
+        "--tune", action="store_true", help="train the backbone with the exits, not the exits alone"
+    )
+    parser.add_argument("--bf16", action="store_true", help="train in bfloat16, where the CPU has it")
     return parser.parse_args()
 
 
@@ -288,7 +302,8 @@ def with_exits(options: argparse.Namespace, original: Original, learn: Sequence[
         nothing = TextSet([])
         split = TextSplit(TextSet(pairs_of(learn)), calibration=nothing, test=nothing)
         steps = Steps(options.out / "work", original, split, "", options.seed, False, log, ())
-        trained = steps.train_exits(None, tune=False, epochs=1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
+            trained = steps.train_exits(None, options.tune, epochs=1)
         log(f"exporting in {options.precision}")
         export(trained, folder, options.precision, texts=split.learn.texts)
     return folder
@@ -338,9 +353,14 @@ def stored(file: Path, compute: Callable[[], Array]) -> Array:
     return found
 
 
-def ranker(folder: Path) -> Callable[[Question], Any]:
+def ranker(
+    folder: Path, rule: Callable[[int], RankRule] | None = None, exact_top: bool = False
+) -> Callable[[Question], Any]:
+    """Ranks with the rule stored in the folder, or with that for the number of its exits."""
     reranker = Reranker.from_pretrained(folder, threads=torch.get_num_threads())
-    return lambda each: reranker.rank(each.text, each.documents)
+    if rule is not None:
+        reranker = Reranker(reranker.classifier, rule(len(reranker.classifier.stages.layers)))
+    return lambda each: reranker.rank(each.text, each.documents, exact_top=exact_top)
 
 
 def measure(
@@ -390,7 +410,8 @@ def time_in_turns(rankers: Sequence[Callable[[Question], Any]], questions: Seque
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
-    header = ["", "MRR@10", "MAP", "nDCG@10", "overlap@10", "with same precision", "mean layer", "ms a query"]
+    header = ["", "MRR@10", "MAP", "nDCG@10", "overlap@10 with transformers", "with offramp at full depth"]
+    header += ["mean layer", "ms a query"]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for each in results:
         cells = [f"{100 * each[key]:.1f}" for key in ("mrr", "map", "ndcg")]

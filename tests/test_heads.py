@@ -82,6 +82,7 @@ def test_the_gate_is_a_probability_without_gradients_for_the_exits() -> None:
         {"pooling": "max"},
         {"final_pooling": "last"},
         {"pooler": "two"},
+        {"pooler": "shared", "pooling": "pair"},
         {"activation": "tan"},
         {"classifier": "each"},
         {"classifier": 0},

@@ -14,12 +14,13 @@ published systems differ in which of the two the exits share:
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple, Self, cast
 
+import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from offramp.errors import BadOption
 
-POOLINGS = ("first", "mean")
+POOLINGS = ("first", "mean", "pair")
 POOLERS = ("own", "shared", "none")
 
 
@@ -28,7 +29,8 @@ class HeadConfig:
     """The architecture of the heads, saved in config.json."""
 
     pooling: str | None = None
-    """"first" token, or "mean" over the tokens that are not padding; the default depends on the backbone."""
+    """"first" token; "mean" over the tokens that are not padding; or "pair": the means q and d of the two texts of a
+    pair, with q * d and |q - d|. The default depends on the backbone."""
     final_pooling: str | None = None
     """Pooling of the last exit if it differs, e.g. because a fine-tuned classifier keeps its own."""
     pooler: str = "own"
@@ -50,6 +52,8 @@ class HeadConfig:
         check_choice("pooling", self.pooling, (None, *POOLINGS))
         check_choice("final_pooling", self.final_pooling, (None, *POOLINGS))
         check_choice("pooler", self.pooler, POOLERS)
+        if "pair" in (self.pooling, self.final_pooling) and self.pooler != "own":
+            raise BadOption(f"pooler={self.pooler!r}; with pooling='pair' choose 'own'")
         check_choice("activation", self.activation, (None, *ACT2FN))
         check_choice("norm", self.norm, (False, True))
         check_choice("gate", self.gate, (False, True))
@@ -89,11 +93,11 @@ def is_count(value: Any) -> bool:
 
 
 class Pooler(nn.Module):
-    """Dense layer, activation and optional norm: (examples, width) -> (examples, width)."""
+    """Dense layer, activation and optional norm: (examples, pooled width) -> (examples, width)."""
 
-    def __init__(self, head: HeadConfig, width: int) -> None:
+    def __init__(self, head: HeadConfig, pooled: int, width: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = nn.Linear(pooled, width)
         self.activation = ACT2FN[cast(str, head.activation)]
         self.norm = nn.LayerNorm(width, eps=head.norm_eps) if head.norm else None
 
@@ -111,7 +115,8 @@ class Heads(nn.Module):
         self.poolings = [pooling] * (exits - 1) + [head.final_pooling or pooling]
         self.sharing = {"own": 1, "shared": exits}.get(str(head.classifier)) or int(head.classifier)
         poolers = {"own": exits, "shared": 1, "none": 0}[head.pooler]
-        self.poolers = nn.ModuleList(Pooler(head, width) for _ in range(poolers))
+        self.widths = [pooled_width(each, width) for each in self.poolings]
+        self.poolers = nn.ModuleList(Pooler(head, pooled, width) for pooled in self.widths[:poolers])
         # one for each exit, so that a frozen exit can be put into eval mode while the others train
         self.dropouts = nn.ModuleList(nn.Dropout(head.dropout) for _ in range(exits))
         classifiers = -(-exits // self.sharing)
@@ -120,10 +125,19 @@ class Heads(nn.Module):
         self.gate = nn.Linear(width, 1) if head.gate else None
 
     def forward(
-        self, exit: int, hidden: Tensor, attention_mask: Tensor | None
+        self,
+        exit: int,
+        hidden: Tensor,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Logits (examples, labels) and, with a gate, its probability (examples,) that they are correct."""
-        return self.head_of(exit)(hidden, attention_mask)
+        return self.head_of(exit)(hidden, attention_mask, token_type_ids)
+
+    @property
+    def reads_types(self) -> bool:
+        """Whether a head needs to know which text of a pair a token belongs to."""
+        return "pair" in self.poolings
 
     def head_of(self, exit: int) -> "Head":
         """The head of one exit. Inference keeps it, to look up the modules only once."""
@@ -153,11 +167,13 @@ class Head(NamedTuple):
     classifier: nn.Module
     gate: nn.Module | None
 
-    def __call__(self, hidden: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return self.classify(pool(hidden, attention_mask, self.pooling))
+    def __call__(
+        self, hidden: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.classify(pool(hidden, attention_mask, self.pooling, token_type_ids))
 
     def classify(self, vector: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits and gate from a pooled vector (examples, width)."""
+        """Logits and gate from a pooled vector (examples, pooled width)."""
         if self.pooler is not None:
             vector = self.pooler(vector)
         # detached: training the gate must not change the exits
@@ -169,10 +185,25 @@ class Head(NamedTuple):
         return self.classifier(vector), gate
 
 
-def pool(hidden: Tensor, attention_mask: Tensor | None, how: str) -> Tensor:
-    """(examples, length, width) -> (examples, width): the first token, or the mean without padding."""
+def pooled_width(pooling: str, width: int) -> int:
+    """The width of what `pool` returns."""
+    return 4 * width if pooling == "pair" else width
+
+
+def pool(
+    hidden: Tensor, attention_mask: Tensor | None, how: str, token_type_ids: Tensor | None = None
+) -> Tensor:
+    """(examples, length, width) -> (examples, pooled width), without padding."""
     if how == "first":
         return hidden[:, 0]
-    if attention_mask is None:
-        return hidden.mean(dim=1)
-    return (hidden * attention_mask.unsqueeze(-1)).sum(dim=1) / attention_mask.sum(dim=1, keepdim=True)
+    if how == "pair":
+        mask = hidden.new_ones(hidden.shape[:2]) if attention_mask is None else attention_mask
+        second = torch.zeros_like(mask) if token_type_ids is None else mask * token_type_ids
+        q, d = mean_of(hidden, mask - second), mean_of(hidden, second)
+        return torch.cat([q, d, q * d, (q - d).abs()], dim=-1)
+    return hidden.mean(dim=1) if attention_mask is None else mean_of(hidden, attention_mask)
+
+
+def mean_of(hidden: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the tokens with a mask of 1; zeros if there are none, such as those of a second text."""
+    return (hidden * mask.unsqueeze(-1)).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1)

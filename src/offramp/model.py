@@ -98,16 +98,19 @@ class ExitModel(PreTrainedModel):
     ) -> ExitOutput:
         """Runs every layer and every exit. `loss` is the mean over exits.
 
-        With `features`, the pooled hidden states (examples, exits, width) of an earlier pass, only the heads run.
+        With `features`, the pooled hidden states (examples, exits, widest) of an earlier pass, only the heads run.
         """
         outputs: list[tuple[Tensor, Any]]
         if features is not None:
             outputs = [
-                self.heads.head_of(exit).classify(vector) for exit, vector in enumerate(features.unbind(1))
+                self.heads.head_of(exit).classify(features[:, exit, :width])
+                for exit, width in enumerate(self.heads.widths)
             ]
         else:
             states = self.exit_states(cast(Tensor, input_ids), attention_mask, token_type_ids, tap)
-            outputs = [self.heads(exit, hidden, attention_mask) for exit, hidden in enumerate(states)]
+            outputs = [
+                self.heads(exit, hidden, attention_mask, token_type_ids) for exit, hidden in enumerate(states)
+            ]
         exit_logits = torch.stack([logits for logits, _ in outputs], dim=1)
         losses = None if labels is None else task_loss(exit_logits, labels, str(self.config.problem_type))
         return ExitOutput(
@@ -192,7 +195,9 @@ class ExitModel(PreTrainedModel):
     def init_heads(self, final: FinalHead | None, pretrained: nn.Linear | None) -> None:
         """Copies the pretrained pooler to all exits, and the fine-tuned classifier to the last."""
         dense = final.pooler if final else pretrained
-        for pooler in self.heads.poolers if dense is not None else ():
+        for exit, pooler in enumerate(self.heads.poolers if dense is not None else ()):
+            if self.heads.poolings[exit] == "pair":
+                continue  # it reads wider vectors
             copy_weights(pooler.dense, dense)
             if final and final.norm is not None:
                 copy_weights(pooler.norm, final.norm)

@@ -166,6 +166,8 @@ def check_graphs(expected: TorchStages, found: OnnxStages, vocabulary: int) -> N
     draw = np.random.default_rng(0)
     lengths = (5, 2, min(17, found.max_length))
     texts = [Tokens(draw.integers(0, vocabulary, length).tolist()) for length in lengths]
+    if found.reads_types:
+        texts = [Tokens(text.ids, [index % 2 for index in range(len(text.ids))]) for text in texts]
     torch_batch, onnx_batch = expected.embed(texts), found.embed(texts)
     for exit, layer in enumerate(found.layers):
         torch_batch, truth, _ = expected.run(exit, torch_batch)

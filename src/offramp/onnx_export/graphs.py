@@ -48,11 +48,12 @@ class Stage(nn.Module):
         self.exit = exit
         self.layers = range([0, *model.config.exits][exit], model.config.exits[exit])
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
         context = self.adapter.context(self.backbone, hidden, attention_mask)
         for layer in self.layers:
             hidden = self.adapter.layer(self.backbone, layer, hidden, context)
-        logits, gate = self.heads(self.exit, self.adapter.norm(self.backbone, hidden), attention_mask)
+        hidden_to_head = self.adapter.norm(self.backbone, hidden)
+        logits, gate = self.heads(self.exit, hidden_to_head, attention_mask, token_type_ids)
         before = (hidden,) if self.layers else ()
         return (*before, logits) if gate is None else (*before, logits, gate)
 
@@ -65,7 +66,7 @@ def graphs(model: ExitModel) -> Iterator[ModelProto]:
     yield optimize(to_onnx(capture(Embedding(model), tokens), ["hidden"]))
 
     hidden = torch.randn(ROWS, LENGTH, model.config.encoder_config.hidden_size)
-    inputs = {"hidden": hidden, "attention_mask": mask}
+    inputs = {"hidden": hidden, "attention_mask": mask, "token_type_ids": types}
     gate = ["gate"] if model.config.head_config.gate else []
     templates: dict[Any, tuple[list[str], ModelProto]] = {}
     for exit in range(len(model.config.exits)):

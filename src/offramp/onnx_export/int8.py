@@ -66,7 +66,8 @@ def observe(graph: ModelProto, inputs: Sequence[Arrays]) -> tuple[dict[str, Arra
             seen[name].append(arrays[name].reshape(-1, arrays[name].shape[-1]))
         states = arrays.get("hidden_after", arrays.get("hidden"))  # None after a graph of the whole model
         hidden = {} if states is None else {"hidden": states}
-        following.append({**hidden, "attention_mask": arrays["attention_mask"]})
+        kept = {name: arrays[name] for name in arrays if name in ("attention_mask", "token_type_ids")}
+        following.append({**hidden, **kept})
     return {name: np.concatenate(parts) for name, parts in seen.items()}, following
 
 

@@ -14,11 +14,13 @@ from datasets import Dataset
 from transformers import TrainerCallback, set_seed
 
 from offramp.atomic import atomic_file, atomic_folder, write_files
+from offramp.backbones import backbone_for
 from offramp.calibration import Guarantee
 from offramp.calibration.search import Calibration, find_policy
 from offramp.classifier import Classifier
 from offramp.collector import collect
 from offramp.errors import NoSafeThreshold
+from offramp.heads import HeadConfig
 from offramp.model import ExitModel
 from offramp.policy import Policy
 from offramp.problems import DEFAULT_METRICS, REGRESSION, Array
@@ -83,7 +85,8 @@ class Steps:
         """The folder of the model with exits, in PyTorch."""
         self.log("training the exits" + (" and the backbone" if tune else "; the backbone stays as it is"))
         set_seed(self.seed)
-        model = ExitModel.from_encoder(self.original.model)
+        head = HeadConfig(pooling="pair") if self.has_pairs() else None
+        model = ExitModel.from_encoder(self.original.model, head=head)
         model.config.name_or_path = self.original.name
         if label_names:
             model.config.rename_labels(label_names)
@@ -113,6 +116,12 @@ class Steps:
             callbacks=self.callbacks,
         )
         return done.folder
+
+    def has_pairs(self) -> bool:
+        """Whether the texts are pairs and their tokens have types, so that heads can read the two texts apart."""
+        types = self.original.tokenizer("a", "b").get("token_type_ids", [])
+        reads_types = backbone_for(self.original.model.config.model_type).has_token_types
+        return isinstance(self.split.learn.texts[0], tuple) and reads_types and 1 in types
 
     def variant(self, exits: Path, runtime: str, precision: str) -> Variant:
         """The model in one precision, and its trace."""

@@ -5,7 +5,7 @@ Hidden states pass from one graph to the next without copying.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Batch:
     hidden: Array  # (rows, longest, width)
     lengths: Array  # (rows,)
     mask: Array  # (rows, longest)
+    types: Array | None  # (rows, longest) of tokens, None if no head reads them
 
 
 class OnnxStages:
@@ -49,6 +50,7 @@ class OnnxStages:
         files = {name: Graph(folder / name, options) for name in dict.fromkeys(self.manifest.stages)}
         self.embedding = Graph(folder / self.manifest.embedding, options)
         self.graphs = [files[name] for name in self.manifest.stages]
+        self.reads_types = any("token_type_ids" in graph.inputs for graph in self.graphs)
         self.check(folder)
 
     def check(self, folder: Path) -> None:
@@ -65,31 +67,34 @@ class OnnxStages:
     def embed(self, tokens: Sequence[Tokens]) -> Batch:
         inputs = embedding_inputs(tokens, self.manifest.padding)
         mask = inputs["attention_mask"]
-        return Batch(0, self.embedding(inputs)["hidden"], mask.sum(-1), mask)
+        types = inputs["token_type_ids"] if self.reads_types else None
+        return Batch(0, self.embedding(inputs)["hidden"], mask.sum(-1), mask, types)
 
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
         arrays = {"hidden": batch.hidden, "attention_mask": batch.mask}
+        if batch.types is not None:
+            arrays["token_type_ids"] = batch.types
         for graph in self.graphs[batch.stages : exit + 1]:
             outputs = graph(arrays)
             arrays["hidden"] = outputs.get(
                 "hidden_after", arrays["hidden"]
             )  # no layers, no new hidden states
-        state = Batch(exit + 1, arrays["hidden"], batch.lengths, batch.mask)
+        state = replace(batch, stages=exit + 1, hidden=arrays["hidden"])
         return state, outputs["logits"], outputs.get("gate")
 
     def keep(self, batch: Batch, rows: Array) -> Batch:
         lengths = batch.lengths[rows]
-        return Batch(batch.stages, batch.hidden[rows, : lengths.max()], lengths, attention_mask(lengths))
+        types = None if batch.types is None else batch.types[rows, : lengths.max()]
+        return Batch(
+            batch.stages, batch.hidden[rows, : lengths.max()], lengths, attention_mask(lengths), types
+        )
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         lengths = np.concatenate([batch.lengths for batch in batches])
-        hidden = np.zeros((len(lengths), lengths.max(), batches[0].hidden.shape[-1]), np.float32)
-        first = 0
-        for batch in batches:
-            rows, longest, _ = batch.hidden.shape
-            hidden[first : first + rows, :longest] = batch.hidden
-            first += rows
-        return Batch(batches[0].stages, hidden, lengths, attention_mask(lengths))
+        hidden = stack([batch.hidden for batch in batches])
+        types = [batch.types for batch in batches if batch.types is not None]
+        mask = attention_mask(lengths)
+        return Batch(batches[0].stages, hidden, lengths, mask, stack(types) if types else None)
 
     def is_finite(self) -> bool:
         return True  # `export` refuses other models
@@ -100,6 +105,17 @@ class OnnxStages:
             "runtime": f"onnxruntime {onnxruntime.__version__}, cpu",
             "shape": dict(self.manifest.shape),
         }
+
+
+def stack(parts: Sequence[Array]) -> Array:
+    """(rows of all, longest, ...), padded with zeros."""
+    longest = max(part.shape[1] for part in parts)
+    stacked = np.zeros((sum(map(len, parts)), longest, *parts[0].shape[2:]), parts[0].dtype)
+    first = 0
+    for part in parts:
+        stacked[first : first + len(part), : part.shape[1]] = part
+        first += len(part)
+    return stacked
 
 
 def embedding_inputs(tokens: Sequence[Tokens], padding: int) -> dict[str, Array]:

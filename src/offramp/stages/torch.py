@@ -26,6 +26,7 @@ class Batch(NamedTuple):
     lengths: Array  # (rows,)
     mask: Tensor | None  # (rows, longest), None without padding
     context: Any  # what the layers need besides hidden states
+    types: Tensor | None  # (rows, longest) of tokens, None if no head reads them
 
 
 class TorchStages:
@@ -76,7 +77,7 @@ class TorchStages:
         mask = self.mask(lengths)
         with self.precision_context():
             hidden = self.adapter.embed(self.backbone, ids, mask, types)
-            return Batch(0, hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
+            return self.batch(0, hidden, lengths, types if self.model.heads.reads_types else None)
 
     @torch.inference_mode()
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
@@ -84,31 +85,29 @@ class TorchStages:
         with self.precision_context():
             for layer in range(batch.layers, layers):
                 hidden = adapter.layer(backbone, layer, hidden, batch.context)
-            logits, gates = self.heads[exit](adapter.norm(backbone, hidden), batch.mask)
-        after = Batch(layers, hidden, batch.lengths, batch.mask, batch.context)
+            logits, gates = self.heads[exit](adapter.norm(backbone, hidden), batch.mask, batch.types)
+        after = batch._replace(layers=layers, hidden=hidden)
         return after, to_numpy(logits), None if gates is None else to_numpy(gates)
 
     @torch.inference_mode()
     def keep(self, batch: Batch, rows: Array) -> Batch:
         lengths = batch.lengths[rows]
-        hidden = batch.hidden[:, : lengths.max()].index_select(0, self.tensor(rows))
-        return self.batch(batch.layers, hidden, lengths)
+        chosen, longest, types = self.tensor(rows), lengths.max(), batch.types
+        hidden = batch.hidden[:, :longest].index_select(0, chosen)
+        types = None if types is None else types[:, :longest].index_select(0, chosen)
+        return self.batch(batch.layers, hidden, lengths, types)
 
     @torch.inference_mode()
     def merge(self, batches: Sequence[Batch]) -> Batch:
         lengths = np.concatenate([batch.lengths for batch in batches])
-        width = batches[0].hidden.shape[-1]
-        hidden = batches[0].hidden.new_zeros(len(lengths), int(lengths.max()), width)
-        first = 0
-        for batch in batches:
-            rows, longest, _ = batch.hidden.shape
-            hidden[first : first + rows, :longest] = batch.hidden
-            first += rows
-        return self.batch(batches[0].layers, hidden, lengths)
+        hidden = stack([batch.hidden for batch in batches])
+        types = [batch.types for batch in batches if batch.types is not None]
+        return self.batch(batches[0].layers, hidden, lengths, stack(types) if types else None)
 
-    def batch(self, layers: int, hidden: Tensor, lengths: Array) -> Batch:
+    def batch(self, layers: int, hidden: Tensor, lengths: Array, types: Tensor | None) -> Batch:
         mask = self.mask(lengths)
-        return Batch(layers, hidden, lengths, mask, self.adapter.context(self.backbone, hidden, mask))
+        context = self.adapter.context(self.backbone, hidden, mask)
+        return Batch(layers, hidden, lengths, mask, context, types)
 
     def mask(self, lengths: Array) -> Tensor | None:
         return None if lengths.min() == lengths.max() else self.tensor(attention_mask(lengths))
@@ -128,6 +127,17 @@ class TorchStages:
 
     def precision_context(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
+
+
+def stack(parts: Sequence[Tensor]) -> Tensor:
+    """(rows of all, longest, ...), padded with zeros."""
+    longest = max(part.shape[1] for part in parts)
+    stacked = parts[0].new_zeros(sum(map(len, parts)), longest, *parts[0].shape[2:])
+    first = 0
+    for part in parts:
+        stacked[first : first + len(part), : part.shape[1]] = part
+        first += len(part)
+    return stacked
 
 
 def to_numpy(tensor: Tensor) -> Array:

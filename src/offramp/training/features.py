@@ -2,7 +2,8 @@
 
 With a frozen backbone every head reads one vector per example, which never changes. `Features` holds these vectors
 in a memory-mapped file, as fp16: 2 bytes x examples x exits x width, or 1 GB for 100,000 texts, 13 exits and width
-384. Batches of them replace batches of tokens; everything else about training stays the same.
+384, and 4 GB for heads that read pairs. Batches of them replace batches of tokens; everything else about training
+stays the same.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from offramp.problems import Array
 from offramp.training.data import batches, model_inputs
 
 LARGEST = float(np.finfo(np.float16).max)
-SAMPLE = 20_000
+SAMPLE = 5_000
 """Examples that the mean and scale of features are estimated from."""
 
 
@@ -29,7 +30,7 @@ class Features(TorchDataset[Any]):
     """The vectors that the heads read, and the labels, in batches."""
 
     def __init__(self, vectors: Array, rows: Any) -> None:
-        self.vectors = vectors  # (examples, exits, width)
+        self.vectors = vectors  # (examples, exits, widest)
         self.scaling: Scaling | None = None
         self.labels = torch.tensor(rows["labels"][:]) if "labels" in rows.column_names else None
         self.lengths = list(rows["length"])
@@ -56,7 +57,7 @@ def collect_features(
     model: ExitModel, rows: Any, collator: Any, file: Path, batch_size: int, progress: bool
 ) -> Features:
     """Run the backbone once over tokenized rows, or reuse the file of an earlier run."""
-    shape = len(rows), len(model.config.exits), model.config.encoder_config.hidden_size
+    shape = len(rows), len(model.config.exits), max(model.heads.widths)
     if not file.exists():
         nn.Module.eval(model)
         with atomic_file(file) as draft:
@@ -69,19 +70,18 @@ def collect_features(
 
 
 def pooled(model: ExitModel, collator: Any, rows: Any, chosen: Array) -> Array:
-    """(examples, exits, width) the input of each head after pooling."""
+    """(examples, exits, widest) the input of each head after pooling, followed by zeros."""
     inputs: Any = model_inputs(rows, chosen, collator, model.device)
-    states = model.exit_states(**inputs)
-    vectors = [
-        pool(hidden, inputs.get("attention_mask"), model.heads.poolings[exit]).float()
-        for exit, hidden in enumerate(states)
-    ]
-    stacked: Array = torch.stack(vectors, dim=1).clamp(-LARGEST, LARGEST).cpu().numpy()
-    return stacked
+    heads, mask, types = model.heads, inputs.get("attention_mask"), inputs.get("token_type_ids")
+    vectors = torch.zeros(len(chosen), len(heads.widths), max(heads.widths))
+    for exit, hidden in enumerate(model.exit_states(**inputs)):
+        vectors[:, exit, : heads.widths[exit]] = pool(hidden, mask, heads.poolings[exit], types)
+    clamped: Array = vectors.clamp(-LARGEST, LARGEST).numpy()
+    return clamped
 
 
 class Scaling(NamedTuple):
-    """Mean and standard deviation of each exit's features: (exits, width). The last exit is left alone."""
+    """Mean and standard deviation of each exit's features: (exits, widest). The last exit is left alone."""
 
     mean: Tensor
     scale: Tensor
@@ -107,7 +107,7 @@ def absorb(model: ExitModel, scaling: Scaling, inverse: bool = False) -> None:
     """
     for exit in range(len(model.config.exits) - 1):
         first = first_linear(model.heads.head_of(exit))
-        mean, scale = scaling.mean[exit].to(first.weight), scaling.scale[exit].to(first.weight)
+        mean, scale = (each[exit, : first.in_features].to(first.weight) for each in scaling)
         if inverse:  # W(x) = W s ((x - m) / s) + W m + b
             first.bias.add_(first.weight @ mean)
             first.weight.mul_(scale)
