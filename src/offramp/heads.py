@@ -199,9 +199,13 @@ def pool(
     if how == "pair":
         mask = hidden.new_ones(hidden.shape[:2]) if attention_mask is None else attention_mask
         second = torch.zeros_like(mask) if token_type_ids is None else mask * token_type_ids
-        q, d = mean_of(hidden, mask - second), mean_of(hidden, second)
-        return torch.cat([q, d, q * d, (q - d).abs()], dim=-1)
+        return compare(mean_of(hidden, mask - second), mean_of(hidden, second))
     return hidden.mean(dim=1) if attention_mask is None else mean_of(hidden, attention_mask)
+
+
+def compare(first: Tensor, second: Tensor) -> Tensor:
+    """Two vectors (examples, width) and how they relate: (examples, 4 * width)."""
+    return torch.cat([first, second, first * second, (first - second).abs()], dim=-1)
 
 
 def mean_of(hidden: Tensor, mask: Tensor) -> Tensor:

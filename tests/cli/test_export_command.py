@@ -58,7 +58,7 @@ def test_int8_scales_come_from_the_data_or_with_a_warning_from_built_in_sentence
     own = run(*int8, home / "own", "--data", home / "dev.csv")
     assert own.exit_code == 0, own.output
     assert "built-in" not in own.stderr
-    graphs = [(home / name / "stage-02.onnx").read_bytes() for name in ("general", "own")]
+    graphs = [(home / name / "stages.onnx").read_bytes() for name in ("general", "own")]
     assert graphs[0] != graphs[1]
 
 

@@ -21,14 +21,14 @@ def change_manifest(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda folder: (folder / "stage-02.onnx").unlink(), "stage-02.onnx is missing"),
+        (lambda folder: (folder / "stages.onnx").unlink(), "stages.onnx is missing"),
         (
-            lambda folder: (folder / "stage-02.onnx").write_bytes(b"?"),
-            "stage-02.onnx is not the file that was",
+            lambda folder: (folder / "stages.onnx").write_bytes(b"?"),
+            "stages.onnx is not the file that was",
         ),
         (lambda folder: (folder / "weights.bin").unlink(), "weights.bin is missing"),
         (lambda folder: (folder / "stages.json").write_text("{"), "cannot be read"),
-        (lambda folder: (folder / "stages.json").write_text("{}"), "has no digests"),
+        (lambda folder: (folder / "stages.json").write_text("{}"), "has no branches"),
         (lambda folder: change_manifest(folder, format=99), "upgrade offramp"),
     ],
 )

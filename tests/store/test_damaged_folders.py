@@ -178,8 +178,8 @@ def test_every_loader_refuses_weights_that_do_not_fit_by_name(
 
 def test_stages_cannot_name_a_file_outside_their_folder(exported: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(exported, tmp_path / "model"))
-    for name in ("../other.onnx", str(exported / "stage-01.onnx"), "..", "a\\b.onnx"):
-        edit(folder / "stages.json", ("stages", 0), "replace", name)
+    for name in ("../other.onnx", str(exported / "stages.onnx"), "..", "a\\b.onnx"):
+        edit(folder / "stages.json", ("digests", name), "replace", "")
         with pytest.raises(CannotLoad, match="not a file of its folder"):
             OnnxStages(folder)
 

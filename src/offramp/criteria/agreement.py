@@ -122,7 +122,7 @@ class Agreement(Criterion):
 
         A single text pays for every call of numpy, so there are few.
         """
-        if not np.isfinite(logits.sum()):  # an exit that gives NaN or infinity is undecided
+        if not np.isfinite(logits).all():  # an exit that gives NaN or infinity is undecided
             logits = np.where(finite_rows(logits)[..., None], logits, 0)
         number = logits.shape[-1] == 1
         values = logits.astype(np.float64) if number else log_odds(logits)

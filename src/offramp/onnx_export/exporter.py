@@ -1,7 +1,6 @@
 """export(): writes a model, its tokenizer and its policy to a folder that ONNX Runtime runs without torch."""
 
 import copy
-import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from onnx import ModelProto
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -22,19 +22,19 @@ from offramp.errors import BadData, Incompatible, NoSampleTexts
 from offramp.model import ExitModel
 from offramp.onnx_export.graphs import graphs
 from offramp.onnx_export.int8 import Arrays, observe, quantize
+from offramp.onnx_export.joined import join
 from offramp.onnx_export.sample import PAIRS, SENTENCES
 from offramp.onnx_export.weights import WeightsFile
 from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
 from offramp.row_hashes import load_hashes, save_hashes
 from offramp.stages import Tokens
-from offramp.stages.onnx import OnnxStages, embedding_inputs
+from offramp.stages.onnx import OnnxStages, embedding_inputs, token_weights
 from offramp.stages.torch import TorchStages, backbone_shape
 from offramp.store import Manifest, find_model, load_model
-from offramp.store.manifest import CONFIG, TOKENIZER
+from offramp.store.manifest import CONFIG, EMBEDDING, STAGES, TOKENIZER, WEIGHTS
 
 PRECISIONS = ("fp32", "int8")
-EMBEDDING, STAGE, WEIGHTS = "embedding.onnx", "stage-{:02}.onnx", "weights.bin"
 TOLERANCE = 1e-3
 """The largest difference of fp32 logits from PyTorch's, relative to the largest logit."""
 SAMPLE_TEXTS, SAMPLE_TOKENS = 256, 8192
@@ -48,7 +48,7 @@ def export(
     tokenizer: Any = None,
     texts: Iterable[Text] | None = None,
 ) -> Path:
-    """Export a model to ONNX: one graph for the embedding and one for each stage. The folder is written atomically.
+    """Export a model to ONNX: a graph for the embedding and one for all stages. The folder is written atomically.
 
     `Classifier.from_pretrained(path)` runs it. Logits in int8 differ from those in fp32, so calibrate the policy
     again on a trace of the exported model.
@@ -85,15 +85,14 @@ def export(
     batch_tokenizer = BatchTokenizer(tokenizer, stages.max_length)
     sample = sample_tokens(batch_tokenizer, texts) if precision == "int8" else None
     with atomic_folder(Path(path)) as folder:
-        embedding, *stage_files = write_graphs(plain, folder, sample)
+        branches = write_graphs(plain, folder, sample)
         plain.config.to_json_file(folder / CONFIG, use_diff=False)
         batch_tokenizer.rust.save(str(folder / TOKENIZER))
         if hashes is not None:
             save_hashes(folder, hashes)
         Manifest(
             precision=precision,
-            embedding=embedding,
-            stages=tuple(stage_files),
+            branches=branches,
             max_length=stages.max_length,
             padding=stages.padding,
             shape=backbone_shape(plain.config),
@@ -132,29 +131,35 @@ def sample_tokens(tokenizer: BatchTokenizer, texts: Iterable[Text] | None) -> li
     return found[: max(1, int((total <= SAMPLE_TOKENS).sum()))]
 
 
-def write_graphs(model: ExitModel, folder: Path, sample: Sequence[Tokens] | None) -> list[str]:
-    """The file names of the embedding and of each stage, in int8 if there is a sample.
-
-    Graphs that are equal, weights included, share a file.
-    """
-    names: list[str] = []
-    written: dict[bytes, str] = {}
+def write_graphs(model: ExitModel, folder: Path, sample: Sequence[Tokens] | None) -> tuple[int, ...]:
+    """Writes the graphs, in int8 if there is a sample, and returns the branch of each stage."""
     # one text at a time: padding must not affect the scales
     inputs: Sequence[Arrays] = [embedding_inputs([example], padding=0) for example in sample or ()]
+    reads_types = model.heads.reads_types
+    found: list[ModelProto] = []
+    for graph in tqdm(graphs(model), "exporting", 1 + len(model.config.exits), disable=None):
+        if sample is not None:
+            activations, outputs = observe(graph, inputs)
+            inputs = [next_inputs(*each, reads_types) for each in zip(inputs, outputs, strict=True)]
+            graph = quantize(graph, activations)
+        found.append(graph)
+    embedding, *stages = found
+    joined, branches = join(stages)
     with (folder / WEIGHTS).open("wb") as file:
         weights = WeightsFile(file)
-        total = 1 + len(model.config.exits)
-        for index, graph in enumerate(tqdm(graphs(model), "exporting", total, disable=None)):
-            if sample is not None:
-                activations, inputs = observe(graph, inputs)
-                graph = quantize(graph, activations)
-            content = weights.move_from(graph).SerializeToString()
-            digest = hashlib.sha256(content).digest()
-            if digest not in written:
-                written[digest] = STAGE.format(index) if index else EMBEDDING
-                (folder / written[digest]).write_bytes(content)
-            names.append(written[digest])
-    return names
+        for name, model_proto in ((EMBEDDING, embedding), (STAGES, joined)):
+            weights.move_from(model_proto.graph)
+            (folder / name).write_bytes(model_proto.SerializeToString())
+    return branches
+
+
+def next_inputs(inputs: Arrays, outputs: Arrays, reads_types: bool) -> Arrays:
+    """The inputs of the graph after this one."""
+    every = {**inputs, **outputs}
+    if "token_weights" not in every:
+        types = every["token_type_ids"] if reads_types else None
+        every["token_weights"] = token_weights(every["attention_mask"], types)
+    return every | {"hidden": every.get("hidden_after", every["hidden"])}
 
 
 def versions() -> dict[str, str]:

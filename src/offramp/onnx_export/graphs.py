@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, numpy_helper
 from onnxscript import optimizer
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from offramp.errors import Incompatible
+from offramp.heads import compare
 from offramp.model import ExitModel
 
 ROWS, LENGTH = 3, 9  # of the example inputs; 0 and 1 would become constants
@@ -48,14 +48,26 @@ class Stage(nn.Module):
         self.exit = exit
         self.layers = range([0, *model.config.exits][exit], model.config.exits[exit])
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, attention_mask: Tensor, token_weights: Tensor) -> tuple[Tensor, ...]:
         context = self.adapter.context(self.backbone, hidden, attention_mask)
         for layer in self.layers:
             hidden = self.adapter.layer(self.backbone, layer, hidden, context)
-        hidden_to_head = self.adapter.norm(self.backbone, hidden)
-        logits, gate = self.heads(self.exit, hidden_to_head, attention_mask, token_type_ids)
+        vector = self.pool(self.adapter.norm(self.backbone, hidden), token_weights)
+        logits, gate = self.heads.head_of(self.exit).classify(vector)
         before = (hidden,) if self.layers else ()
         return (*before, logits) if gate is None else (*before, logits, gate)
+
+    def pool(self, hidden: Tensor, token_weights: Tensor) -> Tensor:
+        """As `heads.pool`, but means are matrix products, which add one token after the other.
+
+        ONNX Runtime's ReduceSum adds them in an order that depends on the number of rows and on padding, so that the
+        same text would get slightly different logits in other company.
+        """
+        pooling = self.heads.poolings[self.exit]
+        if pooling == "first":
+            return hidden[:, 0]
+        means = token_weights @ hidden  # (rows, means, width), see `stages.onnx.token_weights`
+        return means[:, 0] if pooling == "mean" else compare(means[:, 1], means[:, 2])
 
 
 def graphs(model: ExitModel) -> Iterator[ModelProto]:
@@ -66,7 +78,8 @@ def graphs(model: ExitModel) -> Iterator[ModelProto]:
     yield optimize(to_onnx(capture(Embedding(model), tokens), ["hidden"]))
 
     hidden = torch.randn(ROWS, LENGTH, model.config.encoder_config.hidden_size)
-    inputs = {"hidden": hidden, "attention_mask": mask, "token_type_ids": types}
+    token_weights = torch.ones(ROWS, 3 if model.heads.reads_types else 2, LENGTH)
+    inputs = {"hidden": hidden, "attention_mask": mask, "token_weights": token_weights}
     gate = ["gate"] if model.config.head_config.gate else []
     templates: dict[Any, tuple[list[str], ModelProto]] = {}
     for exit in range(len(model.config.exits)):
@@ -82,11 +95,12 @@ def graphs(model: ExitModel) -> Iterator[ModelProto]:
 
 def capture(module: nn.Module, inputs: dict[str, Tensor]) -> ExportedProgram:
     """The operations of a module, for any number of rows of any length."""
-    any_size = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+    sizes = [
+        {0: Dim.DYNAMIC, (2 if name == "token_weights" else 1): Dim.DYNAMIC}  # rows and tokens
+        for name in inputs
+    ]
     with torch.no_grad(), exporter_context():
-        return torch.export.export(
-            module.eval(), (*inputs.values(),), dynamic_shapes=[any_size] * len(inputs), strict=False
-        )
+        return torch.export.export(module.eval(), (*inputs.values(),), dynamic_shapes=sizes, strict=False)
 
 
 def separate(program: ExportedProgram) -> tuple[dict[str, Tensor], Any]:
@@ -137,7 +151,7 @@ def optimize(graph: ModelProto) -> ModelProto:
     """A smaller graph, without unused inputs and without the exporter's notes: paths of source files, and shapes
     that int8 would make wrong."""
     with exporter_context():
-        smaller: Any = sum_in_order(optimizer.optimize(graph))
+        smaller: Any = optimizer.optimize(graph)
     used = {name for node in smaller.graph.node for name in node.input}
     inputs = [each for each in smaller.graph.input if each.name in used]
     smaller.graph.ClearField("input")
@@ -148,37 +162,6 @@ def optimize(graph: ModelProto) -> ModelProto:
         part.ClearField("doc_string")
     result: ModelProto = smaller
     return result
-
-
-def sum_in_order(graph: ModelProto) -> ModelProto:
-    """The graph with sums over unmasked tokens as matrix products, which add one token after the other.
-
-    ONNX Runtime's ReduceSum adds them in an order that depends on the number of rows and on padding, so that the same
-    text would get slightly different logits in other company.
-    """
-    made_by = {node.output[0]: node for node in graph.graph.node}
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.graph.initializer}
-    nodes: list[NodeProto] = []
-    for node in graph.graph.node:
-        product = made_by.get(node.input[0]) if node.op_type == "ReduceSum" else None
-        over_tokens = product is not None and [*constants.get(node.input[-1], ())] == [1]
-        flat = any(each.name == "keepdims" and not each.i for each in node.attribute)
-        if product is None or product.op_type != "Mul" or not (over_tokens and flat):
-            nodes.append(node)
-            continue
-        (hidden, mask), (total,) = product.input, node.output
-        # two equal rows, because products of a single row are summed in another order
-        nodes += [
-            helper.make_node("Concat", [mask, mask], [f"{total}.masks"], axis=2),  # (rows, length, 2)
-            helper.make_node("Transpose", [f"{total}.masks"], [f"{total}.transposed"], perm=[0, 2, 1]),
-            helper.make_node("MatMul", [f"{total}.transposed", hidden], [f"{total}.twice"]),
-            helper.make_node("Gather", [f"{total}.twice", f"{total}.first"], [total], axis=1),
-        ]
-        graph.graph.initializer.append(numpy_helper.from_array(np.array(0), f"{total}.first"))
-    used = {name for node in nodes for name in node.input} | {each.name for each in graph.graph.output}
-    graph.graph.ClearField("node")
-    graph.graph.node.extend(node for node in nodes if used & {*node.output})
-    return graph
 
 
 @contextmanager

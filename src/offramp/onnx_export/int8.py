@@ -48,8 +48,7 @@ class Scale(NamedTuple):
 
 
 def observe(graph: ModelProto, inputs: Sequence[Arrays]) -> tuple[dict[str, Array], list[Arrays]]:
-    """Runs a graph on unpadded texts: the activations that `quantize` needs, as (tokens, width), and the inputs of
-    the next graph."""
+    """Runs a graph on unpadded texts: the activations that `quantize` needs, as (tokens, width), and the outputs."""
     names = dict.fromkeys(node.input[0] for node in matrices(graph))
     probed = ModelProto()
     probed.CopyFrom(graph)
@@ -58,17 +57,16 @@ def observe(graph: ModelProto, inputs: Sequence[Arrays]) -> tuple[dict[str, Arra
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names if name not in known
     )
     run = Graph(probed.SerializeToString(), session_options(None))
+    wanted = {each.name for each in graph.graph.output}
     seen: dict[str, list[Array]] = defaultdict(list)
-    following: list[Arrays] = []
+    outputs: list[Arrays] = []
     for arrays in inputs:
-        arrays = {**arrays, **run(arrays)}
+        found = run(arrays)
+        every = {**arrays, **found}
         for name in names:
-            seen[name].append(arrays[name].reshape(-1, arrays[name].shape[-1]))
-        states = arrays.get("hidden_after", arrays.get("hidden"))  # None after a graph of the whole model
-        hidden = {} if states is None else {"hidden": states}
-        kept = {name: arrays[name] for name in arrays if name in ("attention_mask", "token_type_ids")}
-        following.append({**hidden, **kept})
-    return {name: np.concatenate(parts) for name, parts in seen.items()}, following
+            seen[name].append(every[name].reshape(-1, every[name].shape[-1]))
+        outputs.append({name: found[name] for name in wanted})
+    return {name: np.concatenate(parts) for name, parts in seen.items()}, outputs
 
 
 def quantize(graph: ModelProto, activations: Arrays) -> ModelProto:

@@ -4,7 +4,7 @@ import hashlib
 from io import BufferedWriter
 from pathlib import Path
 
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import GraphProto, TensorProto, numpy_helper
 from onnx.external_data_helper import set_external_data
 
 SMALLEST = 1024  # bytes; smaller tensors stay in the graph
@@ -17,12 +17,16 @@ class WeightsFile:
         self.name = Path(file.name).name
         self.offsets: dict[bytes, int] = {}  # by digest of the content
 
-    def move_from(self, graph: ModelProto) -> ModelProto:
-        for tensor in graph.graph.initializer:
+    def move_from(self, graph: GraphProto) -> None:
+        """Store the weights of a graph, branches included."""
+        for tensor in graph.initializer:
             content = numpy_helper.to_array(tensor).tobytes()
             if len(content) >= SMALLEST:
                 make_external(tensor, content, self.name, self.store(content))
-        return graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    self.move_from(attribute.g)
 
     def store(self, content: bytes) -> int:
         digest = hashlib.sha256(content).digest()

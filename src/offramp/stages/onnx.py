@@ -1,6 +1,7 @@
 """Runs the stages of an exported model in ONNX Runtime on the CPU, without torch or transformers.
 
-Hidden states pass from one graph to the next without copying.
+All stages are branches of one graph, so that they share threads and memory. Hidden states pass from one to the next
+without copying.
 """
 
 import os
@@ -17,6 +18,7 @@ from offramp.errors import BadOption, CannotLoad
 from offramp.problems import Array
 from offramp.stages import Tokens, attention_mask, pad, token_types
 from offramp.store import Manifest, ModelInfo
+from offramp.store.manifest import EMBEDDING, STAGES
 
 BUDGET, OVERHEAD = 1024, 16  # as measured for PyTorch
 
@@ -28,8 +30,9 @@ class Batch:
     stages: int  # how many have run
     hidden: Array  # (rows, longest, width)
     lengths: Array  # (rows,)
-    mask: Array  # (rows, longest)
     types: Array | None  # (rows, longest) of tokens, None if no head reads them
+    mask: Array  # (rows, longest)
+    weights: Array  # (rows, means, longest), see `token_weights`
 
 
 class OnnxStages:
@@ -43,58 +46,50 @@ class OnnxStages:
         self.problem_type, self.policy = info.problem_type, info.policy
         self.precision = self.manifest.precision
         self.has_gate = bool(info.head.get("gate"))
+        self.reads_types = "pair" in (info.head.get("pooling"), info.head.get("final_pooling"))
         self.max_length = self.manifest.max_length
         self.trained_length, self.trained_on_pairs = info.trained_length, info.trained_on_pairs
         self.budget, self.overhead = BUDGET, OVERHEAD
         options = session_options(threads)
-        files = {name: Graph(folder / name, options) for name in dict.fromkeys(self.manifest.stages)}
-        self.embedding = Graph(folder / self.manifest.embedding, options)
-        self.graphs = [files[name] for name in self.manifest.stages]
-        self.reads_types = any("token_type_ids" in graph.inputs for graph in self.graphs)
+        self.embedding = Graph(folder / EMBEDDING, options)
+        self.graph = Graph(folder / STAGES, options)
+        self.branches = [np.array(branch) for branch in self.manifest.branches]
         self.check(folder)
 
     def check(self, folder: Path) -> None:
         """Refuse graphs that contradict config.json."""
-        if len(self.graphs) != len(self.layers) or self.manifest.shape.get("layers") != self.layers[-1]:
-            raise CannotLoad(f"{folder}: {len(self.graphs)} stages do not fit exits={[*self.layers]}.")
-        for graph in self.graphs:
-            shape = graph.outputs.get("logits", [None])
-            if shape[-1] != len(self.labels) or ("gate" in graph.outputs) != self.has_gate:
-                raise CannotLoad(
-                    f"{folder}: the outputs of a stage, {graph.outputs}, do not fit {len(self.labels)} labels."
-                )
+        if len(self.branches) != len(self.layers) or self.manifest.shape.get("layers") != self.layers[-1]:
+            raise CannotLoad(f"{folder}: {len(self.branches)} stages do not fit exits={[*self.layers]}.")
+        outputs = self.graph.outputs
+        if outputs.get("logits", [None])[-1] != len(self.labels) or ("gate" in outputs) != self.has_gate:
+            raise CannotLoad(
+                f"{folder}: the outputs of the stages, {outputs}, do not fit {len(self.labels)} labels."
+            )
 
     def embed(self, tokens: Sequence[Tokens]) -> Batch:
         inputs = embedding_inputs(tokens, self.manifest.padding)
-        mask = inputs["attention_mask"]
-        types = inputs["token_type_ids"] if self.reads_types else None
-        return Batch(0, self.embedding(inputs)["hidden"], mask.sum(-1), mask, types)
+        hidden, types = self.embedding(inputs)["hidden"], inputs["token_type_ids"]
+        return make_batch(0, hidden, inputs["attention_mask"].sum(-1), types if self.reads_types else None)
 
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
-        arrays = {"hidden": batch.hidden, "attention_mask": batch.mask}
-        if batch.types is not None:
-            arrays["token_type_ids"] = batch.types
-        for graph in self.graphs[batch.stages : exit + 1]:
-            outputs = graph(arrays)
-            arrays["hidden"] = outputs.get(
-                "hidden_after", arrays["hidden"]
-            )  # no layers, no new hidden states
+        arrays = {"hidden": batch.hidden, "attention_mask": batch.mask, "token_weights": batch.weights}
+        for branch in self.branches[batch.stages : exit + 1]:
+            outputs = self.graph(arrays | {"branch": branch})
+            arrays["hidden"] = outputs["hidden_after"]
         state = replace(batch, stages=exit + 1, hidden=arrays["hidden"])
         return state, outputs["logits"], outputs.get("gate")
 
     def keep(self, batch: Batch, rows: Array) -> Batch:
         lengths = batch.lengths[rows]
-        types = None if batch.types is None else batch.types[rows, : lengths.max()]
-        return Batch(
-            batch.stages, batch.hidden[rows, : lengths.max()], lengths, attention_mask(lengths), types
-        )
+        longest = lengths.max()
+        types = None if batch.types is None else batch.types[rows, :longest]
+        return make_batch(batch.stages, batch.hidden[rows, :longest], lengths, types)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         lengths = np.concatenate([batch.lengths for batch in batches])
         hidden = stack([batch.hidden for batch in batches])
         types = [batch.types for batch in batches if batch.types is not None]
-        mask = attention_mask(lengths)
-        return Batch(batches[0].stages, hidden, lengths, mask, stack(types) if types else None)
+        return make_batch(batches[0].stages, hidden, lengths, stack(types) if types else None)
 
     def is_finite(self) -> bool:
         return True  # `export` refuses other models
@@ -105,6 +100,22 @@ class OnnxStages:
             "runtime": f"onnxruntime {onnxruntime.__version__}, cpu",
             "shape": dict(self.manifest.shape),
         }
+
+
+def make_batch(stages: int, hidden: Array, lengths: Array, types: Array | None) -> Batch:
+    mask = attention_mask(lengths)
+    return Batch(stages, hidden, lengths, types, mask, token_weights(mask, types))
+
+
+def token_weights(mask: Array, types: Array | None) -> Array:
+    """(rows, means, longest) what heads multiply tokens by: for the mean of all, then of each text of a pair.
+
+    Without types, the first is repeated: ONNX Runtime adds up products with a single vector in another order.
+    """
+    parts = [mask, mask] if types is None else [mask, mask * (1 - types), mask * types]
+    chosen = np.stack(parts, axis=1).astype(np.float32)
+    chosen /= np.maximum(chosen.sum(-1, keepdims=True), 1)
+    return chosen
 
 
 def stack(parts: Sequence[Array]) -> Array:
@@ -131,11 +142,9 @@ def session_options(threads: int | None) -> Any:
         raise BadOption(f"threads={threads} must be at least 1.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or available_cpus()
-    # Every graph has its own thread pool. Spinning between operations is faster than sleeping, but only briefly: on a
-    # busy machine, a spinning thread holds the CPU that the thread it waits for needs, and after the last operation
-    # it takes time from the next graph and from torch.
+    # Spinning between operations, and between stages, is faster than sleeping, but only briefly: on a busy machine, a
+    # spinning thread holds the CPU that the thread it waits for needs.
     options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
-    options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 

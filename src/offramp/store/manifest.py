@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -11,8 +11,10 @@ from tokenizers import Tokenizer
 
 from offramp.errors import CannotLoad, Incompatible
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, CONFIG, TOKENIZER = "stages.json", "config.json", "tokenizer.json"
+EMBEDDING, STAGES, WEIGHTS = "embedding.onnx", "stages.onnx", "weights.bin"
+NEEDED = (MANIFEST, CONFIG, TOKENIZER, EMBEDDING, STAGES)
 NOT_HASHED = {CONFIG: ("policy", "rank_rule"), MANIFEST: ("digests",)}
 """The parts of a JSON file that may change after the export."""
 
@@ -23,10 +25,8 @@ class Manifest:
 
     precision: str
     """The number format of the layers: "fp32" or "int8"."""
-    embedding: str
-    """The file of the embedding graph: tokens to hidden states."""
-    stages: tuple[str, ...]
-    """The file of each stage's graph; identical stages share one."""
+    branches: tuple[int, ...]
+    """The branch of the graph that runs each stage; identical stages share one."""
     max_length: int
     """The number of positions of the model, in tokens."""
     padding: int
@@ -70,15 +70,16 @@ class Manifest:
         for name, kinds in MANIFEST_TYPES.items():
             if not isinstance(record[name], kinds) or isinstance(record[name], bool):
                 raise CannotLoad(f"{file}: {name} is {record[name]!r}; export the model again.")
-        found = cls(**record | {"stages": tuple(record["stages"])})
-        check_files(folder, found.digests, (CONFIG, TOKENIZER, MANIFEST, found.embedding, *found.stages))
-        return found
+        branches = record["branches"]
+        if not all(isinstance(branch, int) and not isinstance(branch, bool) for branch in branches):
+            raise CannotLoad(f"{file}: branches is {branches!r}; export the model again.")
+        check_files(folder, record["digests"])
+        return cls(**record | {"branches": tuple(branches)})
 
 
 MANIFEST_TYPES = {
     "precision": str,
-    "embedding": str,
-    "stages": list,
+    "branches": list,
     "max_length": int,
     "padding": int,
     "shape": dict,
@@ -88,9 +89,9 @@ MANIFEST_TYPES = {
 }
 
 
-def check_files(folder: Path, digests: Mapping[str, str], needed: Iterable[Any]) -> None:
+def check_files(folder: Path, digests: Mapping[str, str]) -> None:
     """Files of this folder only, each as it was when the folder was written."""
-    names = dict.fromkeys([*digests, *map(str, needed)])
+    names = dict.fromkeys([*digests, *NEEDED])
     for name in names:
         if name in ("", ".", "..") or {"/", "\\"} & {*name}:
             raise CannotLoad(f"{folder / MANIFEST} names {name!r}, which is not a file of its folder.")
