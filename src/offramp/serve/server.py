@@ -1,6 +1,7 @@
 """Starts a server: one process, or a parent and several workers that each load the model."""
 
 import asyncio
+import gc
 import json
 import logging.config
 import math
@@ -168,6 +169,8 @@ def run_app(
         callback_notify=notify,
         timeout_notify=HEARTBEAT,  # type: ignore[arg-type]
     )
+    gc.collect()
+    gc.freeze()  # a collection that searches all that is loaded, torch above all, stops the server for 300 ms
     with ignore_repeated_signal():
         Server(config).run([listener])
 
