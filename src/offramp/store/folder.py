@@ -36,6 +36,8 @@ class ModelInfo:
     encoder: Mapping[str, Any]
     """The config of the encoder."""
     policy: Policy | None
+    policy_target: str | None = None
+    """The flags of `offramp calibrate` that the policy was found with; None if unknown."""
     rank_rule: RankRule | None = None
     """Of a reranker."""
     trained_length: int | None = None
@@ -61,6 +63,7 @@ class ModelInfo:
                 head=config["head"],
                 encoder=config["encoder_config"],
                 policy=None,
+                policy_target=config.get("policy_target"),
                 rank_rule=None
                 if config.get("rank_rule") is None
                 else RankRule.from_json(config["rank_rule"]),
