@@ -55,7 +55,7 @@ def export(
         target.check()
     if calibrates != data.given() and (calibrates or precision != "int8"):
         raise BadOption("calibrating needs both examples and a target, such as --data and --max-loss.")
-    check_output(out, force=False)
+    check_output(out, force=None)
     with atomic_folder(out) as half:
         texts, others = None, None
         if data.given():  # read first, so that bad data fails before the export

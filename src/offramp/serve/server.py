@@ -26,7 +26,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from offramp.classifier import Classifier
-from offramp.errors import BadPolicy, CertificateMismatch, OfframpError
+from offramp.errors import BadOption, BadPolicy, CertificateMismatch, OfframpError
 from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
 from offramp.reranking import Reranker
@@ -207,7 +207,10 @@ def end_with(batcher: Batcher) -> None:
 
 def bind(host: str, port: int) -> socket.socket:
     """Does not listen yet: a connection before the model is loaded is refused rather than kept waiting."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise BadOption(f"host={host} cannot be used: {error.strerror}.") from None
     # asyncio sets TCP_NODELAY only if the protocol is named; without it, responses are delayed by 40 ms
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
