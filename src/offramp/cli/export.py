@@ -100,7 +100,7 @@ def export(
 
 def target_flags(info: "ModelInfo") -> str:
     """The target that the stored policy was calibrated for, if that is known."""
-    proof = info.policy and info.policy.certificate
+    proof = None if info.policy is None else info.policy.certificate
     if proof is None:
         return info.policy_target or "--max-loss 0.5  # or another target"
     epsilon = proof.epsilon if isinstance(proof.epsilon, Mapping) else {"": proof.epsilon}
