@@ -56,10 +56,15 @@ def test_a_csv_with_semicolons_or_tabs_is_read(trained: Path, tmp_path: Path, as
     assert (values["examples"], values["labelled"]) == (2, True)
 
 
-def test_the_hint_after_an_int8_export_repeats_the_target(home: Path, run: Run, ask: Ask) -> None:
-    ask("calibrate", home / "films", home / "dev.trace", "--rule", "entropy", "--guarantee", 0.3)
+@pytest.mark.parametrize(
+    "target", ["--guarantee 0.3 --delta 0.05", "--max-loss 7", "--budget 3.5 --of layers"]
+)
+def test_the_hint_after_an_int8_export_repeats_the_target(
+    home: Path, run: Run, ask: Ask, target: str
+) -> None:
+    ask("calibrate", home / "films", home / "dev.trace", "--rule", "entropy", *target.split())
     done = run("export", home / "films", "--precision", "int8", "--out", home / "int8")
-    assert f"offramp calibrate {home / 'int8'} new.trace --guarantee 0.3 --delta 0.05" in done.stdout
+    assert f"offramp calibrate {home / 'int8'} new.trace {target}" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The queue without HTTP: every accepted request gets the classifier's predictions once, or fails alone."""
 
+import gc
 import random
 import threading
 import time
@@ -30,6 +31,7 @@ from offramp.serve import batcher as module
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits, Reply, Request, run_to_the_end
 from offramp.serve.ladder import Ladder
+from offramp.serve.queue import Ticket
 from offramp.stages import Tokens
 
 WAIT = 20
@@ -218,7 +220,7 @@ def test_requests_to_a_busy_worker_run_together(make: Make) -> None:
     bench.open()
     for future in [first, *others]:
         predictions(future)
-    assert bench.windows == [1, 3, 1]  # texts with deadlines run separately, as they need every exit
+    assert bench.windows == [1, 1, 3]  # texts with deadlines run first, and separately: they need every exit
 
 
 def test_deadlines_of_different_requests_run_together(make: Make) -> None:
@@ -318,6 +320,20 @@ def test_a_deadline_counts_from_the_arrival(make: Make) -> None:
         assert predictions(bench.batcher.submit(request))[0].layer == layer
 
 
+def test_a_request_past_its_deadline_goes_before_others_but_for_the_first(make: Make) -> None:
+    bench = make(window=2)
+    order: list[str] = []
+    first = bench.shut()
+    waiting = {name: bench.submit("a b", policy=Policy.parse("never")) for name in ("one", "two", "three")}
+    waiting["late"] = bench.submit("a b", policy=Policy.parse("never"), deadline_ms=0)
+    for name, future in waiting.items():
+        future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
+    bench.open()
+    for future in (first, *waiting.values()):
+        predictions(future)
+    assert order == ["late", "one", "two", "three"]
+
+
 def test_a_deadline_counts_from_submit_and_late_texts_get_the_first_exits_prediction(make: Make) -> None:
     bench = make()
     first = bench.shut()
@@ -329,6 +345,19 @@ def test_a_deadline_counts_from_submit_and_late_texts_get_the_first_exits_predic
     assert [each.layer for each in predictions(late)] == [2, 2]
     assert predictions(late) == bench.classifier.predict(["a b", "c"], policy="layer:2")
     assert predictions(early) == bench.classifier.predict(["a b", "c"], policy=never)
+
+
+def test_an_answered_request_is_freed_at_once(make: Make) -> None:
+    """Without waiting for the garbage collector, which would stop the server to search for it."""
+    bench = make()
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(predictions(bench.submit("a b"))) == 1
+        bench.batcher.drain(WAIT)  # the worker forgets its last window
+        assert not [each for each in gc.get_objects() if type(each) is Ticket]
+    finally:
+        gc.enable()
 
 
 def test_a_cancelled_request_leaves_the_queue_and_does_not_run(make: Make) -> None:

@@ -1,5 +1,6 @@
 """Real processes: how a server starts, stops, and survives a dead worker."""
 
+import gc
 import inspect
 import json
 import os
@@ -20,6 +21,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from transformers import PreTrainedTokenizerFast
 
 from offramp.classifier import Classifier
@@ -29,7 +31,7 @@ from offramp.model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.serve.batcher import Limits, Request
 from offramp.serve.ladder import FULL_DEPTH
-from offramp.serve.server import ServerOptions, bind, load, read_rung, serve
+from offramp.serve.server import Server, ServerOptions, bind, load, read_rung, run_app, serve
 
 Until = Callable[[Callable[[], bool]], None]
 Run = Callable[..., "AbstractContextManager[Running]"]
@@ -414,6 +416,20 @@ def test_a_file_that_is_not_a_policy_is_refused(tmp_path: Path, content: str) ->
 def test_responses_are_sent_without_nagles_delay() -> None:
     with bind("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP  # asyncio sets TCP_NODELAY where it sees this
+
+
+def test_a_server_does_not_search_what_it_has_loaded_for_garbage(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch loaded a full collection takes some 300 ms, in which nothing else runs."""
+    before = gc.get_threshold()
+    searched: list[int] = []
+    monkeypatch.setattr(Server, "run", lambda *_: searched.append(len(gc.get_objects())))
+    with bind("127.0.0.1", 0) as listener:
+        run_app(FastAPI(), ServerOptions(exported, "colours"), listener, most=10)
+    gc.unfreeze()
+    gc.set_threshold(*before)
+    assert searched[0] < len(gc.get_objects()) / 100
 
 
 def test_a_device_that_cannot_run_the_model_is_refused_at_start_up(saved: Path, exported: Path) -> None:

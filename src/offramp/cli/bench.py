@@ -46,6 +46,10 @@ def bench(
     texts = texts_of(rows)
     classifier = runtime.load(folder, policy)
     if classifier.policy.criterion.reads == "nothing":
+        if policy is not None:
+            raise BadOption(
+                f"--policy {policy} is full depth, which is timed in any case; name another policy."
+            )
         raise BadOption(f"{model} has no stored policy; use --policy, or store one with `offramp calibrate`.")
     labels = rows["label"] if "label" in rows.column_names else None
     timings = time_policies(classifier, texts, classifier.policy, repeats, labels, task.metrics, one_by_one)

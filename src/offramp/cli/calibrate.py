@@ -83,6 +83,15 @@ class TargetOptions:
     def given(self) -> list[str]:
         return [name for name in TARGETS if getattr(self, name) is not None]
 
+    def flags(self) -> str | None:
+        """The target as it is typed; None for a policy."""
+        if self.policy is not None:
+            return None
+        (name,) = self.given()
+        value = getattr(self, name)
+        flag = f"--{name.replace('_', '-')} {value if isinstance(value, str) else f'{value:g}'}"
+        return flag if self.of is None else f"{flag} --of {self.of}"
+
     def check(self) -> None:
         if len(self.given()) != 1:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in TARGETS)
@@ -138,7 +147,7 @@ def calibrate(
     measured = {} if found is None else measure(policy, found)
     warn_of_loss(measured)
     if not dry_run:
-        store_policy(folder, policy, found)
+        store_policy(folder, policy, found, target.flags())
     record = policy.to_json()
     values = {
         "policy": str(policy),

@@ -16,7 +16,6 @@ from offramp.cli.trace import collect_trace
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
-    from offramp.policy import Policy
     from offramp.store import ModelInfo
 
 
@@ -56,7 +55,7 @@ def export(
         target.check()
     if calibrates != data.given() and (calibrates or precision != "int8"):
         raise BadOption("calibrating needs both examples and a target, such as --data and --max-loss.")
-    check_output(out, force=False)
+    check_output(out, force=None)
     with atomic_folder(out) as half:
         texts, others = None, None
         if data.given():  # read first, so that bad data fails before the export
@@ -77,7 +76,7 @@ def export(
     values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]
     if calibrates:
-        store_policy(out, policy, trace)
+        store_policy(out, policy, trace, target.flags())
         values |= {
             "policy": str(policy),
             "certificate": policy.to_json()["certificate"],
@@ -94,16 +93,16 @@ def export(
         lines.append(
             f"the policy {short(info.policy)} was calibrated in another precision; calibrate it again:\n"
             f"  offramp trace {out} --data ... --out new.trace\n"
-            f"  offramp calibrate {out} new.trace {target_flags(info.policy)}"
+            f"  offramp calibrate {out} new.trace {target_flags(info)}"
         )
     return Result(values, "\n".join(lines))
 
 
-def target_flags(policy: "Policy") -> str:
-    """The target that the policy was calibrated for, as far as its certificate tells."""
-    proof = policy.certificate
+def target_flags(info: "ModelInfo") -> str:
+    """The target that the stored policy was calibrated for, if that is known."""
+    proof = None if info.policy is None else info.policy.certificate
     if proof is None:
-        return "--max-loss 0.5  # or the target that you chose before"
+        return info.policy_target or "--max-loss 0.5  # or another target"
     epsilon = proof.epsilon if isinstance(proof.epsilon, Mapping) else {"": proof.epsilon}
     bounds = ",".join(f"{name}={bound:g}".removeprefix("=") for name, bound in epsilon.items())
     tolerance = [] if proof.tolerance is None else [f"--tolerance {proof.tolerance:g}"]

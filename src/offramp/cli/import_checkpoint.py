@@ -35,7 +35,7 @@ def import_checkpoint(
     from offramp import importers
     from offramp.store import load_tokenizer, write_card
 
-    check_output(out, force=False)
+    check_output(out, force=None)
     imported = importers.import_checkpoint(checkpoint, num_labels, labels.split(",") if labels else None)
     config = imported.model.config
     try:

@@ -43,13 +43,17 @@ class RuntimeOptions:
         )
 
 
-def check_output(out: Path, force: bool, *inputs: Path | None) -> None:
-    """Refuse an output that exists, that is an input, or that cannot be written, before any work is done."""
+def check_output(out: Path, force: bool | None, *inputs: Path | None) -> None:
+    """Refuse an output that exists, that is an input, or that cannot be written, before any work is done.
+
+    `force` is None in commands without --force.
+    """
     for source in inputs:
         if source is not None and source.exists() and out.exists() and os.path.samefile(source, out):
             raise BadOption(f"--out {out} is also an input; choose another file.")
     if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
-        raise OutputExists(f"{out} already exists; choose another --out, or replace it with --force.")
+        replaced = "" if force is None else ", or replace it with --force"
+        raise OutputExists(f"{out} already exists; choose another --out{replaced}.")
     check_writable(out)
 
 

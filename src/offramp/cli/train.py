@@ -14,7 +14,7 @@ from offramp.cli.data import HUB, TASK, ColumnOptions, find_task
 from offramp.cli.options import check_writable
 from offramp.cli.progress import training_progress
 from offramp.cli.settings import parse_recipe, parse_settings, parse_training_arguments
-from offramp.errors import BadOption, CannotLoad, count
+from offramp.errors import BadOption, count
 
 if TYPE_CHECKING:
     from offramp.recipes import Recipe
@@ -196,10 +196,9 @@ def load_config(encoder: str) -> Any:
     from transformers import AutoConfig
 
     from offramp.model import explain_damage
-    from offramp.store import is_path
+    from offramp.store import check_reachable
 
-    if is_path(encoder) and not Path(encoder).is_dir():
-        raise CannotLoad(f"{encoder}: no such folder.")
+    check_reachable(encoder)
     with explain_damage(encoder):
         return AutoConfig.from_pretrained(encoder)
 

@@ -17,6 +17,7 @@ from offramp.classifier.texts import Text
 from offramp.errors import CannotLoad, Incompatible
 from offramp.model import ExitModel, count_positions, is_classifier, load_encoder
 from offramp.problems import Array
+from offramp.store import check_reachable
 
 BATCH = 32
 
@@ -61,6 +62,7 @@ class Original:
 
 def load_original(path: str | PathLike[str]) -> Original:
     """Loads a fine-tuned classifier; anything else is an error that says what to do instead."""
+    check_reachable(str(path))
     try:
         config = AutoConfig.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)

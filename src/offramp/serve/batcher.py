@@ -158,7 +158,8 @@ class Batcher:
             arrived=request.arrived,
             until=inf if request.deadline_ms is None else request.arrived + request.deadline_ms / 1000,
         )
-        ticket.future.add_done_callback(lambda _: self._remove_cancelled(ticket))
+        # not with the ticket itself, which would be a cycle: only the garbage collector could free it
+        ticket.future.add_done_callback(self._remove_cancelled)
         with self._changed:
             room.check_size(ticket.left, ticket.left * ticket.tokens_each)
             self._check_room(room, ticket.left, ticket.left * ticket.tokens_each)
@@ -243,10 +244,12 @@ class Batcher:
             seconds = self._pace.seconds_for(self._queue.waiting.tokens)
             raise Overloaded(f"the queue is full; retry in {seconds:.1f} s.", seconds)
 
-    def _remove_cancelled(self, ticket: Ticket) -> None:
-        if ticket.future.cancelled():
+    def _remove_cancelled(self, future: Future[Reply]) -> None:
+        if future.cancelled():
             with self._changed:
-                self._queue.remove(ticket)
+                for ticket in [*self._queue.tickets, *self._queue.lists]:
+                    if ticket.future is future:
+                        self._queue.remove(ticket)
 
     def _fail(self, ticket: Ticket, error: OfframpError) -> None:
         if self._close(ticket):
@@ -309,8 +312,8 @@ class Batcher:
         batches: dict[tuple[str, bool, bool], list[QueuedText]] = {}
         for text in window:
             batches.setdefault(text.ticket.batch_key, []).append(text)
-        for texts in batches.values():
-            self._run(texts)
+        for texts in sorted(batches.values(), key=lambda texts: texts[0].ticket.until == inf):
+            self._run(texts)  # deadlines first
         seconds = time.monotonic() - start
         with self._changed:
             self._pace = self._pace.add(window, seconds)

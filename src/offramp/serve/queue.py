@@ -152,7 +152,8 @@ class QueuedText(NamedTuple):
 
 class Queue:
     """Tickets, served round robin: a window takes one text of each in turn, so a small request joins the next
-    window however large the requests before it, and a large one keeps moving beside small ones."""
+    window however large the requests before it, and a large one keeps moving beside small ones. Tickets past their
+    deadline, which run to the first exit only, go before all but the first."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -192,6 +193,9 @@ class Queue:
         """The next window. Tickets with no text taken yet begin on this rung."""
         window: list[QueuedText] = []
         tokens = 0
+        self.tickets = deque(
+            sorted(self.tickets, key=lambda ticket: ticket is not self.tickets[0] and ticket.until > now)
+        )
         while self.tickets and len(window) < self.limits.window:
             ticket = self.tickets[0]
             text = QueuedText(ticket, ticket.begun)

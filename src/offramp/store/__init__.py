@@ -13,9 +13,9 @@ reference/         the model whose predictions the certificate protects, if it i
 from offramp.store.card import store_policy, store_rank_rule, write_card
 from offramp.store.folder import (
     ModelInfo,
+    check_reachable,
     find_model,
     is_exported,
-    is_path,
     load_model,
     load_tokenizer,
     megabytes,
@@ -26,9 +26,9 @@ __all__ = [
     "Manifest",
     "ModelInfo",
     "SavedTokenizer",
+    "check_reachable",
     "find_model",
     "is_exported",
-    "is_path",
     "load_model",
     "load_tokenizer",
     "megabytes",

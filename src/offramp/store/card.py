@@ -24,10 +24,13 @@ ROWS = 9
 """The number of points of a curve in the card."""
 
 
-def store_policy(folder: str | PathLike[str], policy: Policy | str, trace: Trace | None = None) -> Policy:
+def store_policy(
+    folder: str | PathLike[str], policy: Policy | str, trace: Trace | None = None, target: str | None = None
+) -> Policy:
     """Store a policy in a model folder, saved or exported: `Classifier.from_pretrained` then uses it by default.
 
     The model card is updated too; with the trace that the policy was calibrated on, it shows the rule's curve.
+    `target`, the flags of `offramp calibrate` that it was found with, is kept for hints to calibrate it again.
     Either all files are updated or none. Returns the policy as stored: in an exported folder, a certificate that was
     issued for another model or precision is left out.
     """
@@ -37,7 +40,7 @@ def store_policy(folder: str | PathLike[str], policy: Policy | str, trace: Trace
     if is_exported(folder):
         manifest = Manifest.load(folder)
         policy = check_certificate(policy, manifest.fingerprint, manifest.precision)
-    config = read_json(folder / CONFIG) | {"policy": policy.to_json()}
+    config = read_json(folder / CONFIG) | {"policy": policy.to_json(), "policy_target": target}
     if trace is None or (trace.labels is None and trace.problem_type == "regression"):
         curve = read_optional(folder / CURVE) | {"policy": None}  # measured for an earlier policy
     else:

@@ -1,7 +1,7 @@
 """Finding, reading and loading a model folder."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -36,6 +36,8 @@ class ModelInfo:
     encoder: Mapping[str, Any]
     """The config of the encoder."""
     policy: Policy | None
+    policy_target: str | None = None
+    """The flags of `offramp calibrate` that the policy was found with; None if unknown."""
     rank_rule: RankRule | None = None
     """Of a reranker."""
     trained_length: int | None = None
@@ -61,6 +63,7 @@ class ModelInfo:
                 head=config["head"],
                 encoder=config["encoder_config"],
                 policy=None,
+                policy_target=config.get("policy_target"),
                 rank_rule=None
                 if config.get("rank_rule") is None
                 else RankRule.from_json(config["rank_rule"]),
@@ -198,11 +201,19 @@ def is_exported(path: str | PathLike[str]) -> bool:
     return (Path(path) / MANIFEST).is_file()
 
 
-def download(name: str, revision: str | None = None) -> Path:
+def check_reachable(name: str) -> None:
+    """Refuses a model that is neither here nor on the hub at once; transformers retries for half a minute."""
+    if not Path(name).is_dir():
+        if is_path(name):
+            raise CannotLoad(f"{name}: no such folder.")
+        download(name, files=[CONFIG])
+
+
+def download(name: str, revision: str | None = None, files: Sequence[str] = DOWNLOADED) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=DOWNLOADED))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*files]))
     except Exception as error:  # huggingface_hub raises many types
         reason = str(error).strip().partition("\n")[0]
         raise CannotLoad(f"{name} is not a folder here and could not be downloaded ({reason}).") from error
