@@ -85,13 +85,13 @@ def test_a_certificate_says_what_was_proven(of: str) -> None:
         str(rule),
         of,
         5,
-        400,
-        200,
+        480,
+        120,
     )
     assert proof.observed_risk < 0.05
     assert proof.mean_layer < 6
     assert (proof.fingerprint, proof.precision, proof.max_length) == ("no model", "int8", 64)
-    assert "400 queries (made up)" in proof.evidence
+    assert "480 queries (made up)" in proof.evidence
     assert "top 5" in proof.promise or "@5" in proof.promise
     assert "5 %" in proof.summary
     assert RankRule.from_json(rule.to_json()) == rule
@@ -121,7 +121,7 @@ def test_the_top_k_is_compared_with_the_reference_if_there_is_one() -> None:
 
 def test_too_few_queries_are_an_error_that_says_how_many_are_needed() -> None:
     trace, queries = made_up(30)
-    with pytest.raises(NoSafeThreshold, match=r"20 queries cannot prove .* about \d+ are needed") as caught:
+    with pytest.raises(NoSafeThreshold, match=r"24 queries cannot prove .* about \d+ are needed") as caught:
         calibrate_ranking(trace, queries, RankGuarantee(0.02))
     assert caught.value.examples_needed is not None
     with pytest.raises(BadData, match="too few"):

@@ -63,6 +63,7 @@ def test_a_reranker_gets_exits_and_a_certificate_about_its_own_top_k(
     assert (proof.of, proof.top_k, proof.reference, proof.data) == ("overlap", 2, "mine", "pairs.csv")
     assert proof.observed_risk <= 0.3
     assert len(reranker.rank("good film", ["a", "b", "c", "d"])) == 2
+    assert reranker.classifier.stages.model.heads.poolings == [*["pair"] * 4, "first"]
     assert done.results["comparison"][1]["overlap"] == 0, "full depth is the original"
     assert "times faster than mine" in str(done)
     assert "Reranking" in (done.folder / "README.md").read_text()

@@ -24,7 +24,7 @@ from offramp.trace import Trace
 
 GRID = (0.0, *np.geomspace(0.0005, 0.25, 60).round(5).tolist())
 """Thresholds, the safest first; fixed, because they must not depend on the data."""
-FIT_SHARE = 1 / 3
+FIT_SHARE = 1 / 5
 """Of the queries: the rule is fitted on these, and its threshold set on the others."""
 
 
