@@ -11,9 +11,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 
-# Each may import what stands before it. What stands in the first line belongs to no part.
+# Each may import those before it. Those in the first line are used by all.
 ORDER = """
-errors problems atomic cpus row_hashes
+errors problems atomic cpus row_hashes json_files
 tasks backbones heads config model importers
 losses gradients recipes training
 trace criteria policy cost curves calibration reports store

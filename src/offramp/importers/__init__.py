@@ -14,7 +14,8 @@ from torch import Tensor
 from offramp.errors import CannotLoad
 from offramp.importers import deebert, elasticbert, elbert, pabee
 from offramp.importers.base import Checkpoint, Imported, ImportPlan, build
-from offramp.importers.checkpoint_files import read_json, read_weights
+from offramp.importers.checkpoint_files import read_weights
+from offramp.json_files import read_json
 from offramp.model import list_some
 
 SYSTEMS: dict[str, Callable[[Checkpoint], ImportPlan | None]] = {

@@ -1,6 +1,5 @@
 """Files of a checkpoint -> tensors and config, without running code that a pickle may contain."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from offramp.errors import CannotLoad
+from offramp.json_files import read_json
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -71,15 +71,3 @@ def read_pickle(file: Path) -> Any:
             f"{file} is damaged, or contains more than tensors: loading such a pickle can run any code. If you "
             "trust it, load it with the code that wrote it and save its state_dict() as model.safetensors."
         ) from error
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CannotLoad(f"{file} is missing; copy it from where the weights were saved") from error
-    except ValueError as error:
-        raise CannotLoad(f"{file} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CannotLoad(f"{file} is not a JSON object")
-    return values

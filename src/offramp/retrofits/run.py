@@ -25,6 +25,7 @@ from offramp.calibration import Guarantee
 from offramp.calibration.search import DEFAULT_RULES
 from offramp.classifier.texts import Text, check_texts
 from offramp.errors import BadOption, MissingExtra, OutputExists, count, install_hint
+from offramp.json_files import read_json
 from offramp.problems import is_regression
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.steps import Log, Steps
@@ -128,7 +129,7 @@ def retrofit(
         results = steps.test(variants, target, chosen, exits, untouched=not tune)
         results |= {"kept_because": reason, "runtime": runtime, "tuned": tune, "seed": seed}
         steps.finish(home, chosen, results)
-    return Retrofit(home / "model", json.loads(finished.read_text(encoding="utf-8")))
+    return Retrofit(home / "model", read_json(finished))
 
 
 def choose_runtime(runtime: str | None, precision: str) -> str:
@@ -167,7 +168,7 @@ def open_output(home: Path, settings: dict[str, Any]) -> None:
             raise OutputExists(f"{home} is not empty; choose another folder.")
         file.parent.mkdir(parents=True, exist_ok=True)
         write_files({file: json.dumps(settings, indent=1)})
-    found = json.loads(file.read_text(encoding="utf-8"))
+    found = read_json(file)
     changed = [name for name, value in json.loads(json.dumps(settings)).items() if found.get(name) != value]
     if changed:
         raise OutputExists(

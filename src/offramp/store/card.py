@@ -11,15 +11,17 @@ from offramp.atomic import write_files
 from offramp.curves import sweep
 from offramp.curves.measure import measure
 from offramp.errors import count
+from offramp.json_files import SCORES, read_json
 from offramp.policy import Certificate, Policy, check_certificate
 from offramp.policy.ranking import RankRule
 from offramp.policy.text import criterion_name
+from offramp.problems import REGRESSION
 from offramp.reports.table import layer_rows, percent, short, threshold_text
 from offramp.store.folder import ModelInfo, is_exported, is_path
-from offramp.store.manifest import CONFIG, Manifest, read_json
+from offramp.store.manifest import CONFIG, Manifest
 from offramp.trace import Trace
 
-CARD, SCORES, CURVE, RETROFIT = "README.md", "scores.json", "curve.json", "retrofit.json"
+CARD, CURVE, RETROFIT = "README.md", "curve.json", "retrofit.json"
 ROWS = 9
 """The number of points of a curve in the card."""
 
@@ -41,7 +43,7 @@ def store_policy(
         manifest = Manifest.load(folder)
         policy = check_certificate(policy, manifest.fingerprint, manifest.precision)
     config = read_json(folder / CONFIG) | {"policy": policy.to_json(), "policy_target": target}
-    if trace is None or (trace.labels is None and trace.problem_type == "regression"):
+    if trace is None or (trace.labels is None and trace.problem_type == REGRESSION):
         curve = read_optional(folder / CURVE) | {"policy": None}  # measured for an earlier policy
     else:
         curve = curve_for_card(trace, policy)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from offramp.atomic import finish_writes
 from offramp.errors import BadConfig, BadPolicy, CannotLoad, Incompatible, UnknownName
+from offramp.json_files import read_json
 from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
 from offramp.problems import PROBLEM_TYPES
 from offramp.row_hashes import FILE
-from offramp.store.manifest import CONFIG, MANIFEST, read_json
+from offramp.store.manifest import CONFIG, MANIFEST
 
 if TYPE_CHECKING:
     from offramp.model import ExitModel

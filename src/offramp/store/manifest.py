@@ -10,6 +10,7 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from offramp.errors import CannotLoad, Incompatible
+from offramp.json_files import read_json
 
 FORMAT = 2
 MANIFEST, CONFIG, TOKENIZER = "stages.json", "config.json", "tokenizer.json"
@@ -129,13 +130,3 @@ class SavedTokenizer:
             raise Incompatible(
                 f"{folder / TOKENIZER} cannot be used ({error}); export the model again."
             ) from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CannotLoad(f"{path} cannot be read ({error}); save or export the model again.") from error
-    if not isinstance(record, dict):
-        raise CannotLoad(f"{path} cannot be read (not a JSON object); save or export the model again.")
-    return record

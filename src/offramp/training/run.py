@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from offramp.atomic import write_files
+from offramp.json_files import SCORES, read_json
 from offramp.model import ExitModel, explain_damage
 from offramp.problems import REGRESSION, Array, decode
 from offramp.recipes import Phase, Recipe, default_recipe, recipe_named
@@ -53,9 +54,6 @@ from offramp.training.features import (
 from offramp.training.preflight import check, check_labels, prepare
 from offramp.training.run_dir import claim, identity, last_complete_checkpoint
 from offramp.training.trainer import PhaseTrainer
-
-SCORES = "scores.json"
-"""Written last: a run that has it is finished."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ def train(
         run = identity(model, recipe, args, data, task=task.name, early_stopping=early_stopping)
         with args.main_process_first(local=False):
             claim(home, run)
-        if (home / "model" / SCORES).exists():
+        if (home / "model" / SCORES).exists():  # written last
             return load_finished(model, home / "model")
         stopping = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
         training = Training(model, task, args, tokenizer, data, [*callbacks, *stopping])
@@ -326,5 +324,5 @@ def load_finished(model: ExitModel, folder: Path) -> Trained:
     with explain_damage(folder):
         saved = type(model.config).from_pretrained(folder)
         model.config.policy, model.config.rank_rule = saved.policy, saved.rank_rule
-        scores = json.loads((folder / SCORES).read_text(encoding="utf-8"))
-    return Trained(model, {name: values for name, values in scores.items() if name != "layers"}, folder)
+    scores = {name: values for name, values in read_json(folder / SCORES).items() if name != "layers"}
+    return Trained(model, scores, folder)

@@ -22,6 +22,7 @@ from transformers import TrainingArguments
 
 from offramp.atomic import write_files
 from offramp.errors import BadOption
+from offramp.json_files import read_json
 from offramp.model import ExitModel
 from offramp.recipes import Phase, Recipe
 
@@ -94,7 +95,7 @@ def claim(home: Path, run: Mapping[str, Any]) -> None:
     if not file.exists():
         write_files({file: json.dumps(run, indent=2)})
         return
-    before = json.loads(file.read_text(encoding="utf-8"))
+    before = read_json(file)
     different = sorted(name for name in {*before, *run} if before.get(name) != run.get(name))
     if different:
         raise BadOption(
