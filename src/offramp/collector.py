@@ -38,7 +38,7 @@ def collect(
     stream, whose length is unknown until its end.
 
     Args:
-        model: an `ExitModel`, or a `Classifier` to use its runtime, tokenizer, `budget` and `max_length`.
+        model: an `ExitModel`, or a `Classifier` to use its runtime, tokenizer, `batch_tokens` and `max_length`.
         dataset: a `datasets.Dataset` or `IterableDataset` with the columns `text` and optionally `text_pair`, or
             with `input_ids`; optionally `label` or `labels`, and `idx` or `id`. Labels that are all -1 or None, as
             in a hidden test set, count as unlabelled.
@@ -47,7 +47,7 @@ def collect(
         max_length: the number of tokens at which texts are truncated; by default as in training, or the
             model's limit if that is unknown.
         metrics: names of the task's metrics, the headline first.
-        data: a description of the data set, for people who read the trace.
+        data: the name of the data set in reports.
         progress: show a progress bar.
     """
     columns = dataset.column_names or ()
@@ -80,7 +80,9 @@ def prepare(
 ) -> tuple[Engine, BatchTokenizer | None]:
     if isinstance(model, Classifier):
         if (tokenizer, batch_tokens, max_length) != (None, None, None):
-            raise BadOption("a Classifier has its own tokenizer, budget and max_length; set them there.")
+            raise BadOption(
+                "a Classifier has its own tokenizer, batch_tokens and max_length; set them there."
+            )
         return model.engine, model.tokenizer
     engine = Engine(stages_of(model), budget=batch_tokens)
     longest = text_length(engine.stages, max_length)

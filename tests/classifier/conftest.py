@@ -13,4 +13,4 @@ from offramp.model import ExitModel
 def classifier(make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast) -> Classifier:
     """Four layers, three labels; texts leave at several layers."""
     model = make_model(labels=["red", "green", "blue"])
-    return Classifier(model, tokenizer, "confidence:0.775", window=4, budget=32)
+    return Classifier(model, tokenizer, "confidence:0.775", window=4, batch_tokens=32)

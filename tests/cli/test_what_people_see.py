@@ -17,8 +17,8 @@ import pytest
 from typer.testing import Result
 
 from offramp.classifier import Classifier
-from offramp.cli.calibrate import warn_of_loss
-from offramp.cli.trace import warn_of_swapped_labels
+from offramp.cli.calibrate import warn_about_loss
+from offramp.cli.trace import warn_about_swapped_labels
 from offramp.trace import Trace
 
 Run = Callable[..., Result]
@@ -110,13 +110,13 @@ def test_labels_in_the_wrong_order_are_noticed(
     right = make_trace(400, classes=2, label_names=("ham", "spam"))
     predicted = right.logits[:, -1].argmax(-1)
     for labels, swapped in ((predicted, False), (1 - predicted, True), (np.arange(400) % 2, False)):
-        warn_of_swapped_labels(replace(right, labels=labels))
+        warn_about_swapped_labels(replace(right, labels=labels))
         message = "labels look swapped: most rows are labelled spam where the model predicts ham"
         assert (message in capsys.readouterr().err) == swapped
 
 
 def test_a_large_loss_of_a_metric_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    warn_of_loss({"scores": {"pearson": 0.047}, "full_depth": {"pearson": 0.227}})
-    assert "pearson falls from 22.7 to 4.7" in capsys.readouterr().err
-    warn_of_loss({"scores": {"pearson": 0.220}, "full_depth": {"pearson": 0.227}})
+    warn_about_loss({"scores": {"pearson": 0.047}, "full_depth": {"pearson": 0.227}})
+    assert "pearson drops from 22.7 to 4.7" in capsys.readouterr().err
+    warn_about_loss({"scores": {"pearson": 0.220}, "full_depth": {"pearson": 0.227}})
     assert capsys.readouterr().err == ""

@@ -50,7 +50,7 @@ class Classifier:
         policy: Policy | str | None = None,
         *,
         window: int = WINDOW,
-        budget: int | None = None,
+        batch_tokens: int | None = None,
         max_length: int | None = None,
         training_rows: Array | None = None,
     ) -> None:
@@ -58,7 +58,7 @@ class Classifier:
             raise BadOption(f"max_length={max_length} must be at least {MIN_LENGTH} tokens.")
         self.stages = stages_of(model)
         self.training_rows = training_rows  # hashes, sorted; see `offramp.row_hashes`
-        self.engine = Engine(self.stages, window, budget)
+        self.engine = Engine(self.stages, window, batch_tokens)
         self.tokenizer = BatchTokenizer(tokenizer, text_length(self.stages, max_length))
         self.policy = self.resolve_policy(policy or self.stages.policy or NEVER)
         if self.policy.certificate is not None:  # computing a fingerprint is slow
@@ -79,7 +79,7 @@ class Classifier:
         autocast: Any = None,
         threads: int | None = None,
         window: int = WINDOW,
-        budget: int | None = None,
+        batch_tokens: int | None = None,
         max_length: int | None = None,
         **options: Any,
     ) -> Self:
@@ -92,7 +92,7 @@ class Classifier:
             autocast: a dtype to compute in, such as torch.bfloat16; the weights keep their own. PyTorch only.
             threads: CPU threads; in PyTorch, for the whole process.
             window: the number of texts that run together.
-            budget: the most tokens in a micro-batch, padding included.
+            batch_tokens: the most tokens in a micro-batch, padding included.
             max_length: the number of tokens at which texts are truncated; by default as in training, or the
                 model's limit if that is unknown.
             options: passed to transformers' `from_pretrained`, for example `revision` or `dtype`. PyTorch only.
@@ -116,7 +116,7 @@ class Classifier:
             options.pop("revision", None)
             model, tokenizer = load_model(folder, **options)
             stages = TorchStages(model, device, autocast, threads)
-        sizes: dict[str, Any] = {"window": window, "budget": budget, "max_length": max_length}
+        sizes: dict[str, Any] = {"window": window, "batch_tokens": batch_tokens, "max_length": max_length}
         return cls(stages, tokenizer, policy, **sizes, training_rows=load_hashes(folder))
 
     @overload

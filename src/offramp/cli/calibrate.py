@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_RULES_HELP = "By default agreement, entropy, confidence, margin and layer are tried."
 LARGE_LOSS = 0.05
-"""A fall of a metric that a user should hear of."""
+"""A drop in a metric that is worth a warning."""
 TARGETS = ("guarantee", "max_loss", "min_speedup", "budget", "policy")
 
 
@@ -62,7 +62,6 @@ class TargetOptions:
     seed: Annotated[
         int, Option(help="Seed of the split into examples that a rule is fitted on and the others.")
     ] = 0
-
     allow_training_rows: Annotated[
         bool,
         Option("--allow-training-rows", help="Calibrate even on texts that the model was trained on."),
@@ -145,7 +144,7 @@ def calibrate(
         calibrated = find_policy(found, target, target.rule, chosen_on)
         policy, found = calibrated.policy, calibrated.trace
     measured = {} if found is None else measure(policy, found)
-    warn_of_loss(measured)
+    warn_about_loss(measured)
     if not dry_run:
         store_policy(folder, policy, found, target.flags())
     record = policy.to_json()
@@ -263,13 +262,13 @@ def measured_lines(measured: dict[str, Any]) -> list[str]:
     ]
 
 
-def warn_of_loss(measured: dict[str, Any]) -> None:
-    """A guarantee bounds single predictions; a metric of all of them, such as a correlation, may fall further."""
+def warn_about_loss(measured: dict[str, Any]) -> None:
+    """A guarantee is about single predictions; a metric of all of them, such as a correlation, may drop further."""
     for name, score in measured.get("scores", {}).items():
         full = measured["full_depth"][name]
         if full - score > LARGE_LOSS:
             log(
-                f"warning: {name} falls from {100 * full:.1f} to {100 * score:.1f}; bound it with --max-loss, or "
+                f"warning: {name} drops from {100 * full:.1f} to {100 * score:.1f}; bound it with --max-loss, or "
                 "choose a smaller --guarantee or --tolerance."
             )
 

@@ -75,13 +75,13 @@ def collect_trace(
     rows = task.load(data.split_name)[data.split_name]
     rows = rows if chosen is None else rows.select(chosen)
     name = f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name
-    classifier = runtime.load(folder, "never", budget=batch_tokens)
+    classifier = runtime.load(folder, "never", batch_tokens=batch_tokens)
     found = collect(classifier, rows, metrics=task.metrics, data=name, progress=in_terminal())
-    warn_of_swapped_labels(found)
+    warn_about_swapped_labels(found)
     return found
 
 
-def warn_of_swapped_labels(trace: "Trace") -> None:
+def warn_about_swapped_labels(trace: "Trace") -> None:
     """Labels in the wrong order: the model is mostly wrong, and right if its labels are renamed."""
     import numpy as np
 

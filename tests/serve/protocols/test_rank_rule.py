@@ -94,7 +94,7 @@ def test_lists_that_arrive_together_get_their_own_results(batcher: Batcher, rera
 
 def test_a_long_list_does_not_block_others(reranker: Reranker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The long one is stopped inside the model after some micro-batches; what came later is finished by then."""
-    classifier = Classifier(reranker.classifier.stages, reranker.classifier.tokenizer.rust, budget=16)
+    classifier = Classifier(reranker.classifier.stages, reranker.classifier.tokenizer.rust, batch_tokens=16)
     batcher = Batcher(classifier, Ladder([classifier.policy]), Limits(), rank_ladder=Ladder([RULE]))
     run, started, go_on = classifier.stages.run, threading.Event(), threading.Event()
 
