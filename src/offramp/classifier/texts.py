@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from offramp.errors import BadData, Incompatible
 from offramp.stages import Tokens
+from offramp.store.manifest import usable_tokenizer
 
 Text = str | tuple[str, str]
 """A text or a pair of texts."""
@@ -105,17 +106,13 @@ class BatchTokenizer:
             )
         self.rust = Tokenizer.from_str(rust.to_str())  # a copy, because its settings change
         self.rust.no_padding()
-        try:
+        with usable_tokenizer("the tokenizer"):
             self.max_length = int(min(max_length, getattr(tokenizer, "model_max_length", max_length)))
             self.side = getattr(tokenizer, "truncation_side", "right")
             self.rust.enable_truncation(self.max_length, direction=self.side)
             self.uses_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ["token_type_ids"])
             self.pad_token = int(getattr(tokenizer, "pad_token_id", None) or 0)
             self.rust.encode_batch_fast(["a", ("a", "b")])
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # of a damaged file: also a panic in Rust, which is no Exception
-            raise Incompatible(f"the tokenizer cannot be used ({error}); save the model again.") from error
 
     def settings(self) -> dict[str, Any]:
         """What `SavedTokenizer` needs besides tokenizer.json."""

@@ -1,7 +1,8 @@
 """Finding, reading and loading a model folder."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -14,7 +15,7 @@ from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
 from offramp.problems import PROBLEM_TYPES
 from offramp.row_hashes import FILE
-from offramp.store.manifest import CONFIG, MANIFEST
+from offramp.store.manifest import CONFIG, MANIFEST, usable_tokenizer
 
 if TYPE_CHECKING:
     from offramp.model import ExitModel
@@ -48,26 +49,24 @@ class ModelInfo:
 
     @classmethod
     def read(cls, folder: str | PathLike[str], replaces_policy: bool = False) -> Self:
-        """The info of a model folder. A stored policy that cannot run is an error, unless the caller replaces it:
-        then it is left out."""
+        """The info of a model folder. A stored policy that cannot run is an error, or left out if the caller replaces
+        it."""
         file = Path(folder) / CONFIG
         finish_writes(file.parent)
         config = read_json(file)
         if config.get("model_type") != "offramp":
             raise no_exits(folder, config.get("model_type"))
-        try:
-            labels = read_labels(config)
+        with explain_config(file):
+            rule = config.get("rank_rule")
             found = cls(
                 exits=tuple(config["exits"]),
-                labels=labels,
+                labels=read_labels(config),
                 problem_type=config["problem_type"],
                 head=config["head"],
                 encoder=config["encoder_config"],
                 policy=None,
                 policy_target=config.get("policy_target"),
-                rank_rule=None
-                if config.get("rank_rule") is None
-                else RankRule.from_json(config["rank_rule"]),
+                rank_rule=None if rule is None else RankRule.from_json(rule),
                 trained_length=config.get("trained_length"),
                 trained_on_pairs=config.get("trained_on_pairs"),
             )
@@ -76,16 +75,8 @@ class ModelInfo:
                 found = found.with_policy(config["policy"])
             except (BadPolicy, Incompatible, UnknownName) as error:
                 if not replaces_policy:
-                    raise CannotLoad(
-                        f"{file}: the stored policy: {error} Replace it with `offramp calibrate {folder} --policy "
-                        "never`."
-                    ) from error
-        except KeyError as missing:
-            raise CannotLoad(f"{file} has no {missing}; save or export the model again.") from None
-        except (BadPolicy, Incompatible) as error:
-            raise CannotLoad(f"{file}: the stored rank rule: {error}") from error
-        except (BadConfig, TypeError, ValueError, AttributeError) as error:
-            raise CannotLoad(f"{file}: {error}; save or export the model again.") from error
+                    replace_it = f"Replace it with `offramp calibrate {folder} --policy never`."
+                    raise CannotLoad(f"{file}: the stored policy: {error} {replace_it}") from error
         return found
 
     def check(self) -> None:
@@ -131,13 +122,9 @@ class ModelInfo:
         rust = getattr(tokenizer, "backend_tokenizer", None)
         if rust is None:
             return
-        try:
+        with usable_tokenizer(f"{folder}: the tokenizer"):
             probes = rust.encode_batch(["a", ("a", "b")])
             uses_types = "token_type_ids" in tokenizer.model_input_names
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # of a damaged file: also a panic in Rust, which is no Exception
-            raise CannotLoad(f"{folder}: the tokenizer cannot be used ({error}); save it again.") from error
         # a probe has the special tokens, whose ids are stored apart from the vocabulary
         tokens = max([*rust.get_vocab().values(), *(id for probe in probes for id in probe.ids)], default=0)
         types = max((id for probe in probes for id in probe.type_ids), default=0)
@@ -162,6 +149,19 @@ class ModelInfo:
         policy = policy.for_labels(self.labels) if policy.class_thresholds else policy
         policy.check(self.exits, self.problem_type, bool(self.head.get("gate")))
         return policy
+
+
+@contextmanager
+def explain_config(file: Path) -> Iterator[None]:
+    """`CannotLoad` for a config that is incomplete or contradicts itself."""
+    try:
+        yield
+    except KeyError as missing:
+        raise CannotLoad(f"{file} has no {missing}; save or export the model again.") from None
+    except (BadPolicy, Incompatible) as error:
+        raise CannotLoad(f"{file}: the stored rank rule: {error}") from error
+    except (BadConfig, TypeError, ValueError, AttributeError) as error:
+        raise CannotLoad(f"{file}: {error}; save or export the model again.") from error
 
 
 def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,14 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from tokenizers import Tokenizer
 
-from offramp.errors import CannotLoad, Incompatible
+from offramp.errors import CannotLoad
 from offramp.json_files import read_json
 
 FORMAT = 2
@@ -124,9 +125,17 @@ class SavedTokenizer:
 
     @classmethod
     def load(cls, folder: Path, settings: Mapping[str, Any]) -> Self:
-        try:
-            return cls(Tokenizer.from_file(str(folder / TOKENIZER)), **settings)
-        except Exception as error:  # tokenizers raises no narrower type
-            raise Incompatible(
-                f"{folder / TOKENIZER} cannot be used ({error}); export the model again."
-            ) from error
+        with usable_tokenizer(folder / TOKENIZER):
+            found = cls(Tokenizer.from_file(str(folder / TOKENIZER)), **settings)
+        return found
+
+
+@contextmanager
+def usable_tokenizer(name: str | Path) -> Iterator[None]:
+    """`CannotLoad` for whatever a damaged tokenizer raises: also a panic in Rust, which is not an Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise CannotLoad(f"{name} cannot be used ({error}); save or export the model again.") from error
