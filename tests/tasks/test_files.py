@@ -200,7 +200,7 @@ def test_a_label_must_be_a_name_or_a_number(label: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metrics", "labels", "problem"),
     [
-        (["accuracy"], ["bad", "good"], "no metric named accuracy; have mcc, acc"),
+        (["accuracy"], ["bad", "good"], "no metric named 'accuracy'; did you mean acc"),
         (["acc", "f1"], ["bad", "fair", "good"], "f1 is for binary classification.*macro_f1"),
         (["acc_and_f1"], ["bad", "fair", "good"], "acc_and_f1 is for binary classification"),
     ],

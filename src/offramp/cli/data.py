@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from offramp.cli.options import TextOption, TextPairOption
-from offramp.errors import BadData, BadOption, UnknownName, did_you_mean
+from offramp.errors import BadData, BadOption
 
 if TYPE_CHECKING:
     from offramp.store import ModelInfo
@@ -94,7 +94,7 @@ class DataOptions:
 
 
 def find_task(name: str | None, folder: Path | None, hub: str | None, columns: ColumnOptions) -> "Task":
-    from offramp.tasks import TASKS, Task
+    from offramp.tasks import Task
 
     if hub is not None and (name is not None or folder is not None):
         raise BadOption("use either --hub or --task with --data, not both.")
@@ -103,10 +103,7 @@ def find_task(name: str | None, folder: Path | None, hub: str | None, columns: C
         return Task.from_hub(path, config or None, **columns.options())
     if name is None:
         raise BadOption("no data given; use --task, --hub or a file.")
-    try:
-        return Task.named(name, folder, bad_rows=columns.bad_rows)
-    except UnknownName:
-        raise UnknownName(f"no task {did_you_mean(name, TASKS)} For local files see --help.") from None
+    return Task.named(name, folder, bad_rows=columns.bad_rows)
 
 
 def match_labels(task: "Task", model: "ModelInfo") -> "Task":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offramp.errors import BadData, UnknownName
+from offramp.errors import BadData, UnknownName, did_you_mean
 from offramp.problems import DEFAULT_METRICS, MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
 from offramp.tasks.checks import check_rows, infer_labels, infer_problem_type
 from offramp.tasks.files import (
@@ -94,9 +94,7 @@ class Task:
         }
         by_name |= {_normalize(task.name): task for task in TASKS.values()}
         if _normalize(name) not in by_name:
-            raise UnknownName(
-                f"no task named {name!r}; have {', '.join(TASKS)}. For your data: Task.from_files"
-            )
+            raise UnknownName(f"no task named {did_you_mean(name, TASKS)}")
         bad_rows = bad_rows or ("drop" if folder is None else "error")
         task = replace(by_name[_normalize(name)], bad_rows=bad_rows)
         return task if folder is None else task.at(folder)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.errors import UnknownName
+from offramp.errors import UnknownName, did_you_mean
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, decode
 
 Metric: TypeAlias = Callable[[Array, Array], float]
@@ -38,9 +38,9 @@ def score_logits(
 
 
 def check_known(names: Sequence[str]) -> None:
-    unknown = [name for name in names if name not in METRICS]
-    if unknown:
-        raise UnknownName(f"no metric named {', '.join(unknown)}; have {', '.join(METRICS)}")
+    for name in names:
+        if name not in METRICS:
+            raise UnknownName(f"no metric named {did_you_mean(name, METRICS)}")
 
 
 def check_metrics(names: Sequence[str], problem_type: str, classes: int) -> None:
