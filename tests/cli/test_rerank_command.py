@@ -100,7 +100,7 @@ def test_info_shows_the_rule_and_its_certificate(
     store_rank_rule(folder, replace(RULE, certificate=proof))
     assert ask("info", folder)["ranking"] == "rank:0.2,top_k=2"
     summary = "With 95 % confidence, at most 5 % of the top 2 of full depth are missed on average"
-    assert summary in run("info", folder).stdout
+    assert f"rank certificate  {summary}" in run("info", folder).stdout
     assert summary in (folder / "README.md").read_text()
     with pytest.warns(UserWarning, match="issued for fingerprint abc"):
         assert Reranker.from_pretrained(folder).rule.certificate is None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -44,7 +44,6 @@ def export(
     """
     from offramp.curves.measure import measure
     from offramp.onnx_export import export as export_model
-    from offramp.onnx_export.exporter import SAMPLE_TEXTS
     from offramp.reports.table import short
     from offramp.store import ModelInfo, find_model, megabytes, store_policy, write_card
 
@@ -56,18 +55,15 @@ def export(
     if calibrates != data.given() and (calibrates or precision != "int8"):
         raise BadOption("calibrating needs both examples and a target, such as --data and --max-loss.")
     check_output(out, force=None)
-    with atomic_folder(out) as half:
-        texts, others = None, None
-        if data.given():  # read first, so that bad data fails before the export
-            rows = data.load_task(info, columns).load(data.split_name)[data.split_name]
-            if precision == "int8":
-                # a guarantee is about texts that the model has not seen
-                step = max(5 if calibrates else 1, -(-len(rows) // SAMPLE_TEXTS))
-                texts = texts_of(rows.select(range(0, len(rows), step)))
-                others = [row for row in range(len(rows)) if row % step]
-        export_model(folder, half, precision, texts=texts)
+    sample, others = None, None
+    if data.given():  # read first, so that bad data fails before the export
+        rows = data.load_task(info, columns).load(data.split_name)[data.split_name]
+        if precision == "int8":
+            sample, others = split_sample(rows, calibrates)
+    with atomic_folder(out) as draft:
+        export_model(folder, draft, precision, texts=sample)
         if calibrates:
-            trace = collect_trace(half, data, columns, RuntimeOptions(), chosen=others)
+            trace = collect_trace(draft, data, columns, RuntimeOptions(), chosen=others)
             if target.policy is not None:
                 policy, found = info.check_policy(target.policy), None
             else:
@@ -96,6 +92,18 @@ def export(
             f"  offramp calibrate {out} new.trace {target_flags(info)}"
         )
     return Result(values, "\n".join(lines))
+
+
+def split_sample(rows: Any, calibrates: bool) -> tuple[list[Any], list[int]]:
+    """Texts to find the scales of int8 on, and the rows that are left to calibrate on.
+
+    They are kept apart because a guarantee is about texts that the model has not seen.
+    """
+    from offramp.onnx_export.exporter import SAMPLE_TEXTS
+
+    step = max(5 if calibrates else 1, -(-len(rows) // SAMPLE_TEXTS))
+    others = [row for row in range(len(rows)) if row % step]
+    return texts_of(rows.select(range(0, len(rows), step))), others
 
 
 def target_flags(info: "ModelInfo") -> str:

@@ -34,22 +34,18 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         "labels": list(found.labels),
         "runtime": f"ONNX Runtime, {Manifest.load(folder).precision}" if is_exported(folder) else "PyTorch",
         "parameters": parameters(folder),
-        "policy": None if found.policy is None else str(found.policy),
-        "certificate": None if found.policy is None else found.policy.to_json()["certificate"],
+        "policy": None,
+        "certificate": None,
     }
-    if found.rank_rule is not None:
-        values |= {
-            "ranking": str(found.rank_rule),
-            "rank_certificate": found.rank_rule.to_json()["certificate"],
-        }
     shown = dict(values)
-    if found.policy is not None:
-        shown["policy"] = short(found.policy)
-        shown["certificate"] = found.policy.certificate and found.policy.certificate.summary
-    if found.rank_rule is not None:
-        proof = found.rank_rule.certificate
-        shown |= {"rank_certificate": proof and proof.summary}
-    return Result(values, "\n".join(f"{name:12}{format_value(value)}" for name, value in shown.items()))
+    if (policy := found.policy) is not None:
+        values |= {"policy": str(policy), "certificate": policy.to_json()["certificate"]}
+        shown |= {"policy": short(policy), "certificate": policy.certificate and policy.certificate.summary}
+    if (rule := found.rank_rule) is not None:
+        values |= {"ranking": str(rule), "rank_certificate": rule.to_json()["certificate"]}
+        shown |= {"ranking": str(rule), "rank certificate": rule.certificate and rule.certificate.summary}
+    width = max(map(len, shown)) + 2
+    return Result(values, "\n".join(f"{name:{width}}{format_value(value)}" for name, value in shown.items()))
 
 
 def parameters(folder: Path) -> int | None:

@@ -14,6 +14,7 @@ from offramp.errors import BadOption
 
 if TYPE_CHECKING:
     from offramp.classifier.texts import Text
+    from offramp.retrofits import Retrofit
 
 
 def retrofit(
@@ -94,62 +95,38 @@ def retrofit(
     from offramp.retrofits import retrofit as run
     from offramp.retrofits import retrofit_reranker
 
+    options: dict[str, Any] = {
+        "tune": tune,
+        "epochs": epochs,
+        "runtime": runtime,
+        "precision": precision,
+        "seed": seed,
+        "data": texts.name,
+        "progress": in_terminal(),
+        "log": log,
+    }
+    done: Retrofit
     if rank:
-        given = {
-            "--tolerance": tolerance,
-            "--text-pair": text_pair,
-            "--label": label,
-            "--labels": labels,
-            "--rule": rule,
-        }
-        unused = [flag for flag, value in given.items() if value]
-        if unused:
-            raise BadOption(f"{unused[0]} is not used with --rank; leave it out.")
-        target = RankGuarantee(number(guarantee or "0.05"), delta, of, top_k)
+        classifier_flags = {"tolerance": tolerance, "text-pair": text_pair, "label": label, "labels": labels}
+        for flag, value in {**classifier_flags, "rule": rule}.items():
+            if value:
+                raise BadOption(f"--{flag} is not used with --rank; leave it out.")
+        ranked = RankGuarantee(parse_bound(guarantee or "0.05"), delta, of, top_k)
         pairs = [row.text for rows in read_lists(texts, query, text or "text").values() for row in rows]
         with training_progress() as callbacks:
-            ranked = retrofit_reranker(
-                model,
-                pairs,
-                out,
-                target,
-                ladder=ladder or (),
-                tune=tune,
-                epochs=epochs,
-                runtime=runtime,
-                precision=precision,
-                seed=seed,
-                data=texts.name,
-                progress=in_terminal(),
-                log=log,
-                callbacks=callbacks,
+            done = retrofit_reranker(
+                model, pairs, out, ranked, ladder=ladder or (), **options, callbacks=callbacks
             )
-        after = NEXT_RANK.format(out=out)
-        return Result({"model": str(ranked.folder), **ranked.results}, f"{ranked}\n\n{after}")
-    if ladder:
-        raise BadOption("--ladder needs --rank; make looser policies with `offramp calibrate`.")
-    names = labels.split(",") if labels else None
-    found, truth = read_examples(model, texts, text, text_pair, label, names)
-    with training_progress() as callbacks:
-        done = run(
-            model,
-            found,
-            out,
-            Guarantee(parse_bounds(guarantee or "0.02"), delta, tolerance=tolerance),
-            labels=truth,
-            label_names=names,
-            tune=tune,
-            epochs=epochs,
-            runtime=runtime,
-            precision=precision,
-            rule=rule or None,
-            seed=seed,
-            data=texts.name,
-            progress=in_terminal(),
-            log=log,
-            callbacks=callbacks,
-        )
-    after = NEXT.format(out=out)
+    else:
+        if ladder:
+            raise BadOption("--ladder needs --rank; make looser policies with `offramp calibrate`.")
+        names = labels.split(",") if labels else None
+        found, truth = read_examples(model, texts, text, text_pair, label, names)
+        target = Guarantee(parse_bounds(guarantee or "0.02"), delta, tolerance=tolerance)
+        options |= {"labels": truth, "label_names": names, "rule": rule or None}
+        with training_progress() as callbacks:
+            done = run(model, found, out, target, **options, callbacks=callbacks)
+    after = (NEXT_RANK if rank else NEXT).format(out=out)
     return Result({"model": str(done.folder), **done.results}, f"{done}\n\n{after}")
 
 
@@ -164,7 +141,7 @@ NEXT_RANK = """Next:
   offramp info {out}"""
 
 
-def number(text: str) -> float:
+def parse_bound(text: str) -> float:
     bound = parse_bounds(text)
     if not isinstance(bound, float):
         raise BadOption(f"--guarantee {text}: expected one number with --rank, such as 0.05.")

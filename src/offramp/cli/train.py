@@ -90,17 +90,14 @@ def train(
     from offramp.recipes import default_recipe
     from offramp.reports.table import format_table, layer_rows
     from offramp.store import write_card
-    from offramp.training import default_arguments
     from offramp.training import train as train_model
 
     if out.is_file():
         raise BadOption(f"--out {out} is a file; choose a folder.")
     check_writable(out)
-    config, keeps_backbone = load_config(encoder), False
-    if recipe is None:
-        recipe = default_recipe(is_fine_tuned(config))
-        keeps_backbone = recipe == "frozen"
-    method = parse_recipe(recipe)
+    config = load_config(encoder)
+    keeps_backbone = recipe is None and is_fine_tuned(config)
+    method = parse_recipe(recipe or default_recipe(is_fine_tuned(config)))
     if train is None and validation is None:
         chosen = find_task(task, data, hub, columns)
     elif task or data or hub:
@@ -109,18 +106,13 @@ def train(
         chosen = task_from_files(train, validation, columns, method, config)
     if "train" not in chosen.splits:
         raise BadOption(f"{chosen.name} has no training examples; use --train FILE.")
-    changes = {
+    flags = {
         "num_train_epochs": epochs,
         "learning_rate": learning_rate,
         "per_device_train_batch_size": batch_size,
         "seed": seed,
-        "disable_tqdm": True,
-        "use_cpu": device == "cpu" or None,
-        **parse_training_arguments(argument or []),
     }
-    args = default_arguments(out, **{name: value for name, value in changes.items() if value is not None})
-    if device is not None and args.device.type != device:
-        raise BadOption(f"--device {device} is not available here; PyTorch would use {args.device.type}.")
+    args = training_arguments(out, device, flags | parse_training_arguments(argument or []))
     set_seed(args.seed)
     if all(phase.trainable == "exits" for phase in method.phases):
         check_classifier(encoder, config, chosen)
@@ -156,8 +148,19 @@ def train(
     return Result(values, f"{table}\n\nmodel: {trained.folder}")
 
 
+def training_arguments(out: Path, device: str | None, changes: dict[str, Any]) -> Any:
+    """The default arguments with those of the changes that are not None."""
+    from offramp.training import default_arguments
+
+    changes = {"disable_tqdm": True, "use_cpu": device == "cpu" or None} | changes
+    args = default_arguments(out, **{name: value for name, value in changes.items() if value is not None})
+    if device is not None and args.device.type != device:
+        raise BadOption(f"--device {device} is not available here; PyTorch would use {args.device.type}.")
+    return args
+
+
 def describe(task: "Task", recipe: "Recipe", args: Any, exits: list[int], max_length: int) -> str:
-    """What the command understood, for people, before it starts."""
+    """What the command understood, to be shown before it starts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training loads the rows again, and warns then
         rows = {name: rows for name, rows in task.load().items() if name != "test"}
