@@ -115,20 +115,16 @@ def find_policy(
     if not len(trace):
         raise BadOption("the trace is empty; there is nothing to calibrate on")
     check_held_out(trace, allow_training_rows)
-    rules = (
-        default_rules(trace, target) if rule is None else [rule] if isinstance(rule, str | Policy) else rule
-    )
-    if not rules:
-        raise BadOption("name at least one rule to calibrate")
-    policies = [parse_rule(each) for each in rules]
+    rules = rules_to_try(trace, rule, target)
     fitted_on = None
     if isinstance(temperatures, Temperatures):
-        fitted_on = temperatures.fitted_on
-        temperatures = temperatures.values
+        fitted_on, temperatures = temperatures.fitted_on, temperatures.values
+    policies = [parse_rule(each) for each in rules]
     if temperatures is not None:
         policies = [replace(policy, temperatures=tuple(temperatures)) for policy in policies]
-    if any(not policy.criterion.takes_threshold for policy in policies):
-        raise BadOption(f"{', '.join(map(str, rules))}: has no threshold to calibrate")
+    for policy in policies:
+        if not policy.criterion.takes_threshold:
+            raise BadOption(f"{policy} has no threshold to calibrate")
     for what, source in (("rule was chosen", chosen_on), ("temperatures were fitted", fitted_on)):
         if source is not None and reuses(trace, source):
             warn(f"the {what} on {name_of(source)!r} and the threshold is calibrated on it")
@@ -168,6 +164,15 @@ def check_held_out(trace: Trace, allow_training_rows: bool) -> None:
         warn(message)
     else:
         raise BadOption(f"{message}; calibrate on others, or pass allow_training_rows=True.")
+
+
+def rules_to_try(trace: Trace, rule: Rules, target: Target) -> Sequence[str | Policy]:
+    if rule is None:
+        return default_rules(trace, target)
+    rules = [rule] if isinstance(rule, str | Policy) else rule
+    if not rules:
+        raise BadOption("name at least one rule to calibrate")
+    return rules
 
 
 def default_rules(trace: Trace, target: Target) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+import offramp
 from offramp.atomic import atomic_folder
 from offramp.cli.command import Result, log
 from offramp.cli.demo_assets import ENCODER, SENTENCES, fetch
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 
 SOURCE = "rotten_tomatoes"
 LABELS = ("negative", "positive")
-PACKAGES = {"torch": "train", "transformers": "train", "accelerate": "train", "datasets": "train"}
-PACKAGES |= {"sklearn": "measure", "scipy": "measure"}
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "sklearn", "scipy")
 
 Sentence = tuple[str, int]
 """A text and the index of its label."""
@@ -62,8 +62,8 @@ def demo(out: Annotated[Path, Option(help="Output folder.")] = Path("offramp-dem
 
 def check_packages() -> None:
     """Report a missing package before anything is downloaded."""
-    for package, extra in PACKAGES.items():
-        if find_spec(package) is None:
+    for package in PACKAGES:
+        if find_spec(package) is None and (extra := offramp._extra_with(package)):
             raise MissingExtra(f"the demo {install_hint(package, extra)}")
 
 
@@ -147,12 +147,12 @@ def fine_tune(
         disable_tqdm=True,
         seed=settings.seed,
     )
-    with training_progress() as callbacks, atomic_folder(out) as half:
+    with training_progress() as callbacks, atomic_folder(out) as draft:
         trainer = Trainer(
             model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=callbacks
         )
         trainer.train()
-        trainer.save_model(str(half))
+        trainer.save_model(str(draft))
 
 
 NEXT = """Report: {out}/fast/report/report.html

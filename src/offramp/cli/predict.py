@@ -73,8 +73,8 @@ def predict(
     """Classify texts, each with its own exit layer.
 
     Prints label, score, layer and text separated by tabs, or with --json one object per line. Files and --json also
-    have the other columns of the input, such as an id; a column that is called like one of the prediction becomes
-    input_label. A csv of a multi-label model has the probability of each label. For a folder of files, or a cluster,
+    have the other columns of the input, such as an id; if one is called label, score or layer, it becomes input_label
+    and so on. A csv of a multi-label model has the probability of each label. For a folder of files, or a cluster,
     see predict-files.
 
     \b
@@ -198,7 +198,7 @@ def rounded(value: float) -> float | None:
 def write_records(records: Iterator[dict[str, Any]], out: Path, labels: Sequence[str]) -> Result:
     """Writes a file in the format of its suffix; a table has a column for each of the labels."""
     to_line, number = LINES[out.suffix.lower()], 0
-    with atomic_file(out) as half, half.open("w", encoding="utf-8", newline="") as file:
+    with atomic_file(out) as draft, draft.open("w", encoding="utf-8", newline="") as file:
         for number, each in enumerate(records, 1):
             if to_line is not json_line:
                 each |= {f"probability_{name}": each[PROBABILITIES][name] for name in labels}

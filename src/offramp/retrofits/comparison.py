@@ -82,9 +82,7 @@ def make_row(
         decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
         logits, mean_layer = decision.logits, float(np.asarray(trace.layers)[decision.exits].mean())
         changed = int((~kept(trace, decision.exits, tolerance)).sum())
-    scores = (
-        {} if trace.labels is None else score_logits(trace.metrics, trace.labels, logits, trace.problem_type)
-    )
+    scores = score_logits(trace.metrics, trace.labels, logits, trace.problem_type)
     times = Speed(original.one_text / speed.one_text, original.in_batches / speed.in_batches)
     return Row(name, changed, scores, mean_layer, speed, times)
 

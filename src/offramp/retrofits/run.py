@@ -1,6 +1,6 @@
 """retrofit(): from a fine-tuned classifier and texts without labels to a faster model with a certificate.
 
-The steps, each of which an interrupted run takes up again where it stopped:
+The steps; an interrupted run resumes at the one where it stopped:
 
 1. the predictions of the original model on held-out texts are the reference (`original.py`);
 2. the other texts train the exits (`offramp.training`);
@@ -86,7 +86,7 @@ def retrofit(
         precision: "fp32", "int8" (ONNX only), or "auto": calibrate and time both and keep the faster.
         rule: a rule or several to choose from; by default those of `calibrate`.
         seed: of the split of the texts, and of training.
-        data: a name of the texts for people.
+        data: the name of the texts in reports.
         progress: show progress bars.
         log: called with a line for each step.
         callbacks: transformers' TrainerCallbacks.

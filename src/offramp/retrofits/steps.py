@@ -18,6 +18,7 @@ from offramp.backbones import backbone_for
 from offramp.calibration import Guarantee
 from offramp.calibration.search import Calibration, find_policy
 from offramp.classifier import Classifier
+from offramp.classifier.classifier import NEVER
 from offramp.collector import collect
 from offramp.errors import NoSafeThreshold
 from offramp.heads import HeadConfig
@@ -40,7 +41,6 @@ from offramp.tasks.files import ColumnMap, LoadedSplit, RawTable
 from offramp.trace import Trace
 from offramp.training import default_arguments, train
 
-NEVER = Policy.parse("never")
 ORIGINAL, EXITS = "transformers", "offramp"
 SAME_BITS = 256
 """Texts on which full depth is compared with the original bit by bit."""
@@ -141,7 +141,7 @@ class Steps:
         if not file.exists():
             rows: TextSet = getattr(self.split, part)
             self.log(f"running every exit on the {part} texts in {precision}")
-            classifier = Classifier.from_pretrained(folder, "never")
+            classifier = Classifier.from_pretrained(folder, NEVER)
             found = collect(
                 classifier,
                 Dataset.from_dict(rows.columns()),
@@ -160,7 +160,7 @@ class Steps:
         if not file.exists():
             self.log(f"running the original model on the {part} texts")
             logits = self.original.logits(getattr(self.split, part).texts, self.progress)
-            with atomic_file(file) as half, half.open("wb") as stream:
+            with atomic_file(file) as draft, draft.open("wb") as stream:
                 np.save(stream, logits)
         found: Array = np.load(file)
         return found
@@ -252,9 +252,9 @@ class Steps:
             trace = replace(trace, labels=trace.reference_predictions())
         lines = verdict(results)
         report({"test texts": trace}, lead="\n".join(lines)).save(home / "report", plots=())
-        with atomic_folder(home / "model") as half:
-            self.write_model(half, chosen.variant, {**results, "verdict": lines})
-            store_policy(half, chosen.policy, chosen.found.trace)
+        with atomic_folder(home / "model") as draft:
+            self.write_model(draft, chosen.variant, {**results, "verdict": lines})
+            store_policy(draft, chosen.policy, chosen.found.trace)
 
     def write_model(self, folder: Path, variant: Variant, results: Mapping[str, Any]) -> None:
         """The chosen variant with the results, and the original where full depth is not the same."""
