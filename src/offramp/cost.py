@@ -1,4 +1,4 @@
-"""The cost of early exits: layers and multiply-accumulates per example, and a projection to many texts.
+"""The cost of early exits: layers and multiply-accumulates (MACs) per example.
 
 The older systems report three different figures as a saving or a speed-up. Here each has one name:
 `executed_fraction` (DeeBERT's "expected saving", ELBERT's "computation cost"), `saved_fraction` (PABEE's

@@ -51,7 +51,7 @@ class Trace:
     reference: Array | None = None
     """(examples, classes) logits of the model whose predictions are to be kept; None: the last exit's."""
     reference_name: str = ""
-    """The name of that model, for people; empty without a reference."""
+    """The name of that model in reports; empty without a reference."""
     trained_on: Array | None = None
     """(examples,) whether the model was trained on this text; None if unknown."""
     problem_type: str = SINGLE_LABEL
@@ -61,7 +61,7 @@ class Trace:
     fingerprint: str = ""
     """Identifies the model: `ExitModel.fingerprint`."""
     data: str = ""
-    """A description of the data set, for people."""
+    """The name of the data set in reports."""
     runtime: str = ""
     """The runtime that computed the logits, such as "torch 2.13.0, cpu"."""
     precision: str = ""

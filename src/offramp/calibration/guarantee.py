@@ -231,7 +231,7 @@ def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeT
     if part.of_class is not None:
         examples += f" of the class {part.of_class!r}"
     if nearest.candidate.fitted_on:
-        examples += f" (besides {nearest.candidate.fitted_on} that the rule was fitted on)"
+        examples += f" (not counting {nearest.candidate.fitted_on} that the rule was fitted on)"
     wanted = f"{target.of} of at most {part.epsilon:g} with confidence {1 - delta:g}"
     if without_errors is None or part.examples < without_errors:
         least = "more than a billion" if without_errors is None else str(without_errors)

@@ -26,7 +26,7 @@ class Temperatures:
 
 
 def fit_temperatures(trace: Trace) -> Temperatures:
-    """The temperature of each exit that maximises the likelihood of the labels.
+    """The temperature of each exit that maximizes the likelihood of the labels.
 
     Fit it on other examples than the guarantee is tested on: choosing a temperature is choosing a policy.
     """

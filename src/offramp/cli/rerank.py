@@ -41,7 +41,7 @@ def rerank(
 
     Rows with the same query belong together, wherever they are in the file. Prints rank, score, layer, query and
     document separated by tabs, best first, or with --json one object per line. Files and --json also have the other
-    columns of the input; a column that is called like one of the ranking becomes input_score. Without a rank rule,
+    columns of the input; if one is called rank, score or layer, it becomes input_rank and so on. Without a rank rule,
     which `offramp retrofit --rank` stores, every document runs to full depth.
 
     \b

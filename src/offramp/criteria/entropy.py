@@ -14,7 +14,7 @@ from offramp.problems import Array
 class Entropy(Criterion):
     """Leave when the entropy, in nats, is below the threshold.
 
-    *Reference*: DeeBERT; RomeBERT and ElasticBERT use the same rule, ELBERT the normalised one.
+    *Reference*: DeeBERT; RomeBERT and ElasticBERT use the same rule, ELBERT the normalized one.
     *Relation*: `confidence` reads the top class only; entropy also depends on how the rest is spread.
     *Shapes*: logits (..., classes) to readiness (...), the negative entropy.
     *Example*:
@@ -27,7 +27,7 @@ class Entropy(Criterion):
     normalised: bool = False
     """Divide by ln(classes), so that 1 is the most uncertain for any number of classes."""
     top: int | None = None
-    """Use only this many of the most likely classes, renormalised: a long tail of classes would dominate."""
+    """Use only this many of the most likely classes, renormalized: a long tail of classes would dominate."""
 
     sign = -1
     highest = 0.0

@@ -12,7 +12,7 @@ class Gate(Criterion):
     """Leave when the exit's gate score is above the threshold.
 
     *Reference*: BERxiT, Xin et al. 2021, EACL, "learning to exit".
-    *Relation*: besides `patience`, the only rule that reads the example and works for regression.
+    *Relation*: like `patience` and `agreement`, it also works for regression; unlike them, it is part of the model.
     *Shapes*: gate scores (...) to readiness (...), the scores themselves.
     *Example*:
 

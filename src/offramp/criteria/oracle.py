@@ -19,7 +19,7 @@ class Ahead(PerExample):
 
 @dataclass(frozen=True, eq=False)
 class Oracle(Criterion):
-    """Leave at an exit that was chosen for each example beforehand.
+    """Leave at the exit that was chosen in advance for each example.
 
     *Reference*: the upper bound of early-exit papers, "overthinking" (Kaya et al. 2019, arXiv:1810.07052).
     *Relation*: what `gate` tries to learn.

@@ -24,7 +24,7 @@ class Lean(PerExample):
 
 @dataclass(frozen=True)
 class Window(Criterion):
-    """Leave when normalised entropy is below `entropy`, or the last N exits fit a window, N the threshold.
+    """Leave when normalized entropy is below `entropy`, or the last N exits fit a window, N the threshold.
 
     Every exit of the window predicts the same class with a probability above 0.5 + `margin`, and in addition
     `side`: nothing; `monotone`: the probability never falls; `range`: it varies by at most `range`.

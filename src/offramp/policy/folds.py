@@ -131,7 +131,7 @@ def advance(
 def check_criterion(criterion: Criterion, outputs: int, problem_type: str | None, has_gate: bool) -> None:
     """Refuse a rule that cannot decide for such a model."""
     if problem_type not in (None, *PROBLEM_TYPES):
-        raise Incompatible(f"problem_type {problem_type!r} is none of {', '.join(PROBLEM_TYPES)}.")
+        raise Incompatible(f"problem_type {problem_type!r} is not one of {', '.join(PROBLEM_TYPES)}.")
     if problem_type == REGRESSION and outputs > 1:
         raise Incompatible(f"no rule works for {outputs} real-valued outputs; train one model per output.")
     if is_regression(outputs, problem_type) and not criterion.regression:

@@ -316,7 +316,7 @@ def _check_thresholds(criterion: Criterion, thresholds: list[float], by_class: l
 
 def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
     if list(layers) != sorted(set(layers)):
-        raise Incompatible(f"exit layers must be in rising order, not {', '.join(map(str, layers))}.")
+        raise Incompatible(f"exit layers must increase, not {', '.join(map(str, layers))}.")
     if isinstance(policy.threshold, tuple) and len(policy.threshold) != len(layers):
         raise Incompatible(
             f"{_wrong_number('threshold', policy.threshold, len(layers))} The last exit counts too; a single "

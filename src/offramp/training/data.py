@@ -100,7 +100,7 @@ def add_teacher(
 
 
 def batches(rows: Any, size: int, what: str, progress: bool) -> Iterator[Array]:
-    """Indices of tokenized rows by falling length, so that memory errors come early, with a progress bar."""
+    """Indices of tokenized rows, the longest first, so that memory errors come early; with a progress bar."""
     order = np.argsort(-np.asarray(rows["length"]), kind="stable")
     with tqdm(total=len(order), desc=what, unit=" texts", disable=not progress) as bar:
         for start in range(0, len(order), size):
