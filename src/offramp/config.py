@@ -12,7 +12,7 @@ from transformers.configuration_utils import SubConfigSpec
 from offramp.backbones import backbone_for
 from offramp.errors import BadConfig
 from offramp.heads import HeadConfig
-from offramp.problems import PROBLEM_TYPES, REGRESSION, SINGLE_LABEL, is_regression
+from offramp.problems import PROBLEM_TYPES, problem_type_of
 
 FORMAT = 1
 
@@ -66,8 +66,7 @@ class ExitConfig(PreTrainedConfig):
         if not self.num_labels:
             raise BadConfig("num_labels must be 1 or more")
         self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
-        if self.problem_type is None:
-            self.problem_type = REGRESSION if is_regression(self.num_labels, None) else SINGLE_LABEL
+        self.problem_type = cast(Any, problem_type_of(self.num_labels, self.problem_type))
         if self.problem_type not in PROBLEM_TYPES:
             raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEM_TYPES)}")
 

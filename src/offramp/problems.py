@@ -22,9 +22,13 @@ DEFAULT_METRICS: Final = {
 """The metrics of a task or trace that names none; the first is the headline."""
 
 
+def problem_type_of(outputs: int, problem_type: str | None) -> str:
+    """The problem type of a model; where its config names none, one output means a regression."""
+    return problem_type or (REGRESSION if outputs == 1 else SINGLE_LABEL)
+
+
 def is_regression(outputs: int, problem_type: str | None) -> bool:
-    """Whether a model with this many outputs predicts a number; without a problem type, one output decides."""
-    return problem_type == REGRESSION or (problem_type is None and outputs == 1)
+    return problem_type_of(outputs, problem_type) == REGRESSION
 
 
 def decode(logits: Array, problem_type: str) -> Array:

@@ -5,10 +5,11 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from transformers import TrainingArguments
+from transformers import BertConfig, TrainingArguments
 
 from offramp import RECIPES
 from offramp.cli.settings import parse_recipe, parse_training_arguments
+from offramp.cli.train import labels_of
 from offramp.errors import BadOption, UnknownName
 from offramp.recipes import Recipe
 
@@ -81,3 +82,11 @@ def test_a_training_argument_has_the_type_of_its_field(text: str, value: Any) ->
 def test_a_training_argument_of_another_type_is_refused(text: str) -> None:
     with pytest.raises(BadOption, match=f"--argument {text}: expected"):
         parse_training_arguments([text])
+
+
+def test_a_model_with_one_output_and_no_problem_type_is_a_regression() -> None:
+    assert labels_of(BertConfig(num_labels=1)) == {"problem_type": "regression"}
+    assert labels_of(BertConfig(num_labels=2)) == {
+        "problem_type": "single_label_classification",
+        "labels": ["LABEL_0", "LABEL_1"],
+    }

@@ -24,9 +24,9 @@ def import_checkpoint(
         str | None, Option(help="Folder or hub name of the tokenizer, if the checkpoint has none.")
     ] = None,
 ) -> Result:
-    """Convert a checkpoint of DeeBERT, RomeBERT, PABEE, ELBERT or ElasticBERT.
+    """Convert a checkpoint of an older codebase.
 
-    The codebase is recognized by the names of the weights.
+    These are DeeBERT, RomeBERT, PABEE, ELBERT and ElasticBERT, recognized by the names of their weights.
 
     \b
     Example:
