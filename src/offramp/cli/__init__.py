@@ -67,7 +67,7 @@ def start(
     """Early-exit Transformer encoders: add exits, train them, measure exit rules, predict.
 
     \b
-    To train and measure a small model in a few minutes:
+    To see a small classifier made faster, in a few minutes:
         offramp demo
     """
 

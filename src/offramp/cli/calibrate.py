@@ -12,7 +12,6 @@ from offramp.errors import BadOption, count
 if TYPE_CHECKING:
     from offramp.calibration import Calibration
     from offramp.calibration.targets import Target
-    from offramp.policy import Policy
     from offramp.trace import Trace
 
 
@@ -108,7 +107,7 @@ def calibrate(
     ] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the policy but do not store it.")] = False,
 ) -> Result:
-    """Set a threshold that reaches a target, and store the policy.
+    """Choose a policy that reaches a target, and store it.
 
     Without --rule, the best of several rules is chosen; with --guarantee they share delta, so that the
     certificate allows for the choice. The rule agreement learns: it is fitted on a third of the trace (at most
@@ -147,7 +146,7 @@ def calibrate(
     warn_about_loss(measured)
     if not dry_run:
         store_policy(folder, policy, found, target.flags())
-    record = policy.to_json()
+    record, proof = policy.to_json(), policy.certificate
     values = {
         "policy": str(policy),
         "certificate": record["certificate"],
@@ -159,7 +158,7 @@ def calibrate(
     lines = [
         f"policy: {short(policy)}",
         *measured_lines(measured),
-        *certificate_lines(policy),
+        *([f"certificate: {proof.summary} {proof.evidence}"] if proof else []),
         *search_lines(calibrated),
         "not stored (--dry-run)" if dry_run else f"stored in {folder}",
     ]
@@ -271,8 +270,3 @@ def warn_about_loss(measured: dict[str, Any]) -> None:
                 f"warning: {name} drops from {100 * full:.1f} to {100 * score:.1f}; bound it with --max-loss, or "
                 "choose a smaller --guarantee or --tolerance."
             )
-
-
-def certificate_lines(policy: "Policy") -> list[str]:
-    proof = policy.certificate
-    return [] if proof is None else [f"certificate: {proof.summary} {proof.evidence}"]

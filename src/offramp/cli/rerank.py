@@ -8,8 +8,8 @@ from typer import Argument, Option
 
 from offramp.cli.command import Result, log
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
-from offramp.cli.predict import LINES, Row, read_rows, rounded, tsv_line, write_records
 from offramp.cli.progress import with_progress
+from offramp.cli.rows import Row, check_format, input_columns, read_rows, rounded, tsv_line, write_records
 from offramp.errors import BadOption, count
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def rerank(
     folder = find_model(model)
     if out is not None:
         check_output(out, force, file)
-        if out.suffix.lower() not in LINES:
-            raise BadOption(f"{out}: expected a file that ends in {', '.join(LINES)}.")
+        check_format(out)
     lists = read_lists(file, query, text)
     reranker = Reranker(runtime.load(folder, "never"), ModelInfo.read(folder).rank_rule)
     ranked = rank_records(reranker, lists, top_k or reranker.rule.top_k, exact_top)
@@ -94,10 +93,7 @@ def rank_records(
             for rank, each in enumerate(ranked[:top_k], 1):
                 row = rows[each.index]
                 found = {"rank": rank, "score": rounded(each.score), "layer": each.layer}
-                columns = {
-                    f"input_{name}" if name in RANKED else name: value for name, value in row.columns.items()
-                }
-                yield row, {**found, **columns}
+                yield row, {**found, **input_columns(row, RANKED)}
     depth = reranker.classifier.stages.layers[-1]
     log(
         f"{count(len(lists), 'query')} with {count(documents, 'document')}, mean layer {layers / documents:.2f} of "

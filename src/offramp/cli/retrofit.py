@@ -10,6 +10,7 @@ from offramp.cli.command import Result, log
 from offramp.cli.options import TextOption, TextPairOption
 from offramp.cli.progress import in_terminal, training_progress
 from offramp.cli.rerank import read_lists
+from offramp.cli.rows import read_rows
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
@@ -74,10 +75,12 @@ def retrofit(
     ] = "overlap",
     ladder: Annotated[
         list[float] | None,
-        Option(help="With --rank: larger loss, for a rule under load in OUT/rung-1.json; repeatable."),
+        Option(
+            help="With --rank: a larger bound, for a rule to use under load: OUT/rung-1.json; repeatable."
+        ),
     ] = None,
 ) -> Result:
-    """Make a fine-tuned classifier faster, and prove how many predictions change.
+    """Make a fine-tuned classifier faster, with a guarantee.
 
     Adds exits to the model, trains them on the texts with the model itself as teacher, exports it to ONNX
     Runtime, and sets a policy under which, with 95 % confidence, at most GUARANTEE of the predictions differ
@@ -158,23 +161,20 @@ def read_examples(
 ) -> tuple[list["Text"], Any]:
     """The texts, and their labels as numbers in the order of the model's outputs if the file has any."""
     from offramp.cli.data import texts_of
-    from offramp.cli.predict import read_rows
     from offramp.cli.train import load_config
-    from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, is_regression
+    from offramp.problems import MULTI_LABEL, REGRESSION, problem_type_of
     from offramp.tasks import Task
 
     if file.suffix.lower() == ".txt":
         return [row.text for row in read_rows(file, text, text_pair)], None
     config = load_config(model)
-    outputs = list(config.id2label.values())
-    regression = is_regression(config.num_labels, config.problem_type)
-    problem = REGRESSION if regression else config.problem_type or SINGLE_LABEL
+    problem = problem_type_of(config.num_labels, config.problem_type)
     task = Task.from_files(
         validation=file,
         text=text,
         text_pair=text_pair,
         label=label,
-        labels=None if problem == REGRESSION else names or outputs,
+        labels=None if problem == REGRESSION else names or list(config.id2label.values()),
         problem_type=problem,
         separator="," if problem == MULTI_LABEL else None,
         unlabelled=["validation"],

@@ -13,6 +13,7 @@ from offramp.cli.command import Result, log
 from offramp.cli.data import HUB, TASK, ColumnOptions, find_task
 from offramp.cli.options import check_writable
 from offramp.cli.progress import training_progress
+from offramp.cli.rows import read_rows
 from offramp.cli.settings import parse_recipe, parse_settings, parse_training_arguments
 from offramp.errors import BadOption, count
 
@@ -65,7 +66,8 @@ def train(
     seed: Annotated[int | None, Option(help="42 by default.")] = None,
     max_length: Annotated[int, Option(help="Truncate texts to this many tokens.")] = 128,
     device: Annotated[
-        str | None, Option(help="cpu, or the kind of accelerator; by default one if there is one.")
+        str | None,
+        Option(help="cpu, or an accelerator such as cuda; by default the accelerator if there is one."),
     ] = None,
     early_stopping: Annotated[
         int | None, Option(help="Stop a phase after this many evaluations without improvement.")
@@ -229,16 +231,12 @@ def check_classifier(encoder: str, config: Any, task: "Task") -> None:
 def read_unlabelled(file: Path, columns: ColumnOptions) -> Any:
     from datasets import Dataset
 
-    from offramp.cli.predict import read_rows
+    from offramp.tasks.files import text_columns
 
     texts = [row.text for row in read_rows(file, columns.text, columns.text_pair)]
     if not texts:
         raise BadOption(f"--unlabelled {file}: no texts.")
-    if isinstance(texts[0], tuple):
-        return Dataset.from_dict(
-            {"text": [pair[0] for pair in texts], "text_pair": [pair[1] for pair in texts]}
-        )
-    return Dataset.from_dict({"text": texts})
+    return Dataset.from_dict(text_columns(texts))
 
 
 def task_from_files(
@@ -257,12 +255,11 @@ def task_from_files(
 
 def labels_of(config: Any) -> dict[str, Any]:
     """Labels and problem type of a trained model, as arguments of `Task.from_files`."""
-    from offramp.problems import REGRESSION, SINGLE_LABEL
+    from offramp.problems import REGRESSION, problem_type_of
 
-    if config.problem_type == REGRESSION:
-        return {"problem_type": config.problem_type}
+    problem = problem_type_of(config.num_labels, config.problem_type)
     names = [name for _, name in sorted(config.id2label.items())]
-    return {"labels": names, "problem_type": config.problem_type or SINGLE_LABEL}
+    return {"problem_type": problem} | ({} if problem == REGRESSION else {"labels": names})
 
 
 def load_or_add_exits(

@@ -9,7 +9,7 @@ import pyarrow
 
 from offramp.classifier.texts import clean
 from offramp.errors import BadData, BadOption
-from offramp.tasks.files import READERS, ColumnMap, RawTable, guess_columns, no_texts, read_file
+from offramp.tasks.files import READERS, ColumnMap, guess_columns, read_file
 
 ID_NAMES = ("id", "idx")
 RESERVED = ("file", "row", "text", "text_pair", "label", "score", "layer")
@@ -35,7 +35,7 @@ class TextFiles:
 
     def tables(self, file: Path) -> Iterator[pyarrow.Table]:
         """The texts of a file in order, with `file`, `row` and the id."""
-        rows = self.read(file)
+        rows = read_file(file).select_texts(self.columns)
         for first in range(0, len(rows.numbers), ROWS_PER_TABLE):
             part = slice(first, first + ROWS_PER_TABLE)
             numbers = rows.numbers[part]
@@ -50,13 +50,6 @@ class TextFiles:
     def name(self, role: str) -> str:
         """Texts are named by their role, the id keeps its name in the file."""
         return str(self.columns.idx) if role == "idx" else role
-
-    def read(self, file: Path) -> RawTable:
-        rows = read_file(file).select(self.columns)
-        faults = {**rows.faults, **no_texts(rows)}
-        if faults:
-            raise BadData(f"{rows.where(min(faults))}: {faults[min(faults)]}. Fix the file.")
-        return rows
 
 
 def find_texts(

@@ -58,8 +58,8 @@ def seconds(predict: Predict, texts: Sequence[Any]) -> float:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One contender on the test texts."""
+class Contender:
+    """The original, or the retrofitted model under one policy, on the test texts."""
 
     name: str
     changed: int
@@ -72,9 +72,9 @@ class Row:
     """Than the original."""
 
 
-def make_row(
+def measure_contender(
     name: str, trace: Trace, policy: Policy | None, tolerance: float | None, speed: Speed, original: Speed
-) -> Row:
+) -> Contender:
     """A policy on a trace with a reference; without a policy, the reference itself."""
     assert trace.reference is not None
     logits, mean_layer, changed = trace.reference, float(trace.layers[-1]), 0
@@ -84,7 +84,7 @@ def make_row(
         changed = int((~kept(trace, decision.exits, tolerance)).sum())
     scores = score_logits(trace.metrics, trace.labels, logits, trace.problem_type)
     times = Speed(original.one_text / speed.one_text, original.in_batches / speed.in_batches)
-    return Row(name, changed, scores, mean_layer, speed, times)
+    return Contender(name, changed, scores, mean_layer, speed, times)
 
 
 def kept(trace: Trace, exits: Array, tolerance: float | None) -> Array:

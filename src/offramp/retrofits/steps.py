@@ -28,7 +28,7 @@ from offramp.problems import DEFAULT_METRICS, REGRESSION, Array
 from offramp.recipes.frozen import frozen
 from offramp.recipes.mixed import mixed
 from offramp.reports import report
-from offramp.retrofits.comparison import compare_speed, interval, make_row
+from offramp.retrofits.comparison import compare_speed, interval, measure_contender
 from offramp.retrofits.original import Original, is_bit_equal
 from offramp.retrofits.text_split import TextSet, TextSplit
 from offramp.retrofits.verdict import verdict
@@ -37,7 +37,7 @@ from offramp.store.card import RETROFIT
 from offramp.store.folder import REFERENCE
 from offramp.tasks import Task
 from offramp.tasks.base import has_default_names
-from offramp.tasks.files import ColumnMap, LoadedSplit, RawTable
+from offramp.tasks.files import ColumnMap, LoadedSplit, RawTable, text_columns
 from offramp.trace import Trace
 from offramp.training import default_arguments, train
 
@@ -160,8 +160,8 @@ class Steps:
         if not file.exists():
             self.log(f"running the original model on the {part} texts")
             logits = self.original.logits(getattr(self.split, part).texts, self.progress)
-            with atomic_file(file) as draft, draft.open("wb") as stream:
-                np.save(stream, logits)
+            with atomic_file(file) as draft:
+                np.save(draft, logits)
         found: Array = np.load(file)
         return found
 
@@ -220,7 +220,7 @@ class Steps:
         }
         speeds = compare_speed({name: each[0] for name, each in contenders.items()}, self.split.test.texts)
         rows = [
-            make_row(name, of, under, target.tolerance, speeds[name], speeds[ORIGINAL])
+            measure_contender(name, of, under, target.tolerance, speeds[name], speeds[ORIGINAL])
             for name, (_, of, under) in contenders.items()
         ]
         decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
@@ -280,7 +280,7 @@ class Steps:
 
 
 def unlabelled_task(part: TextSet, model: ExitModel) -> Task:
-    cells = TextSet(part.texts).columns()
+    cells = text_columns(part.texts)
     columns = ColumnMap("text", "text_pair" if "text_pair" in cells else None)
     problem_type = str(model.config.problem_type)
     labels = None if problem_type == REGRESSION else tuple(model.config.label_names)

@@ -13,6 +13,7 @@ from offramp.calibration.targets import Guarantee
 from offramp.classifier.texts import Text
 from offramp.errors import BadData, count
 from offramp.problems import Array
+from offramp.tasks.files import text_columns
 
 CALIBRATION, MOST_CALIBRATION = 0.3, 6000
 TEST, MOST_TEST = 0.2, 2000
@@ -31,12 +32,8 @@ class TextSet:
 
     def columns(self) -> dict[str, list[Any]]:
         """As columns of a data set."""
-        if isinstance(self.texts[0], tuple):
-            firsts, seconds = zip(*self.texts, strict=True)
-            columns: dict[str, list[Any]] = {"text": list(firsts), "text_pair": list(seconds)}
-        else:
-            columns = {"text": list(self.texts)}
-        return columns if self.labels is None else columns | {"label": self.labels.tolist()}
+        labels = {} if self.labels is None else {"label": self.labels.tolist()}
+        return {**text_columns(self.texts), **labels}
 
 
 @dataclass(frozen=True)

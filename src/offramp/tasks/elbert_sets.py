@@ -50,7 +50,7 @@ def task(
 
 def on_hub(path: str, text: str, label: str = "label", numbered: bool = True) -> dict[str, HubSplit]:
     splits = {"train": "train", "validation": "test"}
-    return hub_splits(path, None, ColumnMap(text, label=label), splits, numbered)
+    return hub_splits(path, ColumnMap(text, label=label), splits, numbered=numbered)
 
 
 def numbers(count: int) -> tuple[str, ...]:
@@ -80,7 +80,6 @@ CADE = """
 
 SNLI = hub_splits(
     "stanfordnlp/snli",
-    None,
     ColumnMap("premise", "hypothesis", "label"),
     {"train": "train", "validation": "validation"},
     numbered=True,

@@ -26,16 +26,12 @@ from offramp.tasks.glue import (
 PAIR = files(ColumnMap(0, 1, label=-1), PAIR_TEST)
 NLI_COLUMNS = ColumnMap("premise", "hypothesis", "label")
 
-IMDB = hub_splits(
-    "stanfordnlp/imdb",
-    None,
-    ColumnMap("text", label="label"),
-    {"train": "train", "validation": "test"},
-    numbered=True,
-)
-SNLI = hub_splits("stanfordnlp/snli", None, NLI_COLUMNS, SPLITS, numbered=True)
+IMDB_SPLITS = {"train": "train", "validation": "test"}
+
+IMDB = hub_splits("stanfordnlp/imdb", ColumnMap("text", label="label"), IMDB_SPLITS, numbered=True)
+SNLI = hub_splits("stanfordnlp/snli", NLI_COLUMNS, SPLITS, numbered=True)
 SCITAIL = hub_splits(
-    "allenai/scitail", "tsv_format", NLI_COLUMNS, SPLITS, label_names={"entails": "0", "neutral": "1"}
+    "allenai/scitail", NLI_COLUMNS, SPLITS, "tsv_format", label_names={"entails": "0", "neutral": "1"}
 )
 
 task = partial(benchmark_task, prefix="elue/")

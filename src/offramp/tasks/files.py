@@ -110,6 +110,14 @@ class UserFile:
         if not self.records:
             raise BadData(f"{self.path}: no rows, only the names of the columns")
 
+    def select_texts(self, columns: ColumnMap) -> RawTable:
+        """Like `select`, for files without labels: a row of another width, or without a text, is an error."""
+        table = self.select(columns)
+        faults = {**table.faults, **no_texts(table)}
+        if faults:
+            raise BadData(f"{table.where(min(faults))}: {faults[min(faults)]}. Fix the file.")
+        return table
+
     def select(self, columns: ColumnMap) -> RawTable:
         positions = _find_columns(str(self.path), columns, self.column_names)
         unit = "row" if self.path.suffix.lower() == ".parquet" else "line"
@@ -174,9 +182,9 @@ class HubSplit:
 
 def hub_splits(
     path: str,
-    config: str | None,
     columns: ColumnMap,
     splits: Mapping[str, str],
+    config: str | None = None,
     numbered: bool = False,
     label_names: Mapping[str, str] | None = None,
 ) -> dict[str, HubSplit]:
@@ -185,6 +193,13 @@ def hub_splits(
         split: HubSplit(path, config, theirs, columns, numbered, label_names or {})
         for split, theirs in splits.items()
     }
+
+
+def text_columns(texts: Sequence[Any]) -> dict[str, list[str]]:
+    """Texts, or pairs, as columns of a data set."""
+    if isinstance(texts[0], str):
+        return {"text": list(texts)}
+    return {"text": [first for first, _ in texts], "text_pair": [second for _, second in texts]}
 
 
 def class_names(feature: Any) -> list[str] | None:
@@ -278,7 +293,7 @@ def _select(
 
 
 def no_texts(table: RawTable) -> dict[int, str]:
-    """Cells that should hold a text but do not, by line number; for files without labels."""
+    """Cells that should hold a text but do not, by line number."""
     return {
         number: f"{cell!r} as {role}, expected a text" if cell is not None else f"no {role}"
         for role in ("text", "text_pair")

@@ -60,7 +60,7 @@ def on_hub(
     splits: Mapping[str, str] = SPLITS,
 ) -> dict[str, HubSplit]:
     columns = ColumnMap(text, text_pair, "label", "idx")
-    return hub_splits("nyu-mll/glue", config, columns, splits, numbered)
+    return hub_splits("nyu-mll/glue", columns, splits, config, numbered)
 
 
 def mnli(name: str, genres: str, submission: str) -> Task:
