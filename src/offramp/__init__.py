@@ -133,4 +133,4 @@ def _extra_with(module: str | None) -> str | None:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted({*globals(), *__all__})

@@ -100,7 +100,7 @@ def remove_stale(path: Path) -> None:
 
 
 def last_change(folder: Path) -> float:
-    """The newest modification time in a folder; infinity while its writer is just removing it."""
+    """The newest modification time in a folder; infinity while its writer removes it."""
     try:
         return max(path.stat().st_mtime for path in [folder, *folder.rglob("*")])
     except FileNotFoundError:

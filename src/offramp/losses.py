@@ -192,18 +192,15 @@ def taught(
     target = teacher.unsqueeze(1).expand_as(students)
     outputs = students.shape[-1] if problem_type == SINGLE_LABEL else 1  # `divergence` divides by the classes
     distance = outputs * divergence(students, target, temperature, problem_type).sum()
-    known = labelled(labels)
-    if labels is None or not known.any():
+    if labels is None or not (known := labelled(labels)).any():
         return (distance,)
     supervised = task_loss(students[known], labels[known], problem_type).sum()
     share = known.float().mean()  # so that unlabelled examples do not raise the weight of the others
     return (label_weight * share * supervised, (1 - label_weight) * distance)
 
 
-def labelled(labels: Tensor | None) -> Tensor:
+def labelled(labels: Tensor) -> Tensor:
     """Which examples have a label: (examples,). Unlabelled ones have -100, or NaN if labels are not classes."""
-    if labels is None:
-        return torch.zeros(0, dtype=torch.bool)
     if labels.dtype.is_floating_point:
         return ~labels.reshape(len(labels), -1).isnan().any(-1)
     return labels != UNLABELLED

@@ -37,8 +37,8 @@ def hash_row(*texts: str) -> bytes:
 
 
 def save_hashes(folder: Path, hashes: Array) -> None:
-    with atomic_file(folder / FILE) as draft, draft.open("wb") as file:
-        np.save(file, np.unique(hashes))
+    with atomic_file(folder / FILE) as draft:
+        np.save(draft, np.unique(hashes))
 
 
 def load_hashes(folder: Path) -> Array | None:

@@ -21,7 +21,17 @@ from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABE
 
 FORMAT = 1
 SHAPE = ("hidden", "intermediate", "heads", "layers")
-PER_EXAMPLE = ("logits", "labels", "lengths", "ids", "gates", "reference", "trained_on")
+PER_EXAMPLE: Mapping[str, Any] = {
+    "logits": np.float32,
+    "labels": None,
+    "lengths": None,
+    "ids": None,
+    "gates": np.float32,
+    "reference": np.float32,
+    "trained_on": bool,
+}
+"""Arrays with a row for each example, and their dtypes; None for any."""
+OPTIONAL = ("labels", "gates", "reference", "trained_on")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,20 +82,11 @@ class Trace:
     """The number of tokens at which texts were truncated; None if unknown."""
 
     def __post_init__(self) -> None:
-        converted = {
-            "logits": np.asarray(self.logits, np.float32),
-            "labels": None if self.labels is None else np.asarray(self.labels),
-            "lengths": np.asarray(self.lengths),
-            "ids": np.asarray(self.ids),
-            "gates": None if self.gates is None else np.asarray(self.gates, np.float32),
-            "reference": None if self.reference is None else np.asarray(self.reference, np.float32),
-            "trained_on": None if self.trained_on is None else np.asarray(self.trained_on, bool),
-            "layers": tuple(self.layers),
-            "label_names": tuple(self.label_names),
-            "metrics": tuple(self.metrics),
-        }
-        for name, value in converted.items():
-            object.__setattr__(self, name, value)
+        for name, dtype in PER_EXAMPLE.items():
+            if name not in OPTIONAL or getattr(self, name) is not None:
+                object.__setattr__(self, name, np.asarray(getattr(self, name), dtype))
+        for name in ("layers", "label_names", "metrics"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_shapes(self)
         _check_values(self)
 
@@ -109,6 +110,11 @@ class Trace:
             return np.asarray(np.abs(predictions - reference) <= (tolerance or 0.0))
         same = np.asarray(predictions == reference)
         return np.asarray(same.all(-1)) if self.problem_type == MULTI_LABEL else same
+
+    def origin(self) -> dict[str, Any]:
+        """The fields of a certificate that say which model and data it was issued for."""
+        names = ("data", "fingerprint", "runtime", "precision", "max_length")
+        return {"reference": self.reference_name, **{name: getattr(self, name) for name in names}}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to a file, atomically."""
@@ -163,17 +169,11 @@ def _check_shapes(trace: Trace) -> None:
         "trained_on": (examples,),
         "label_names": (classes,),
     }
-    absent = {
-        "labels": trace.labels is None,
-        "gates": trace.gates is None,
-        "reference": trace.reference is None,
-        "trained_on": trace.trained_on is None,
-        "label_names": not trace.label_names,
-    }
     for name, shape in expected.items():
-        found = np.shape(getattr(trace, name))
-        if not absent.get(name) and found != shape:
-            raise BadData(f"{name} must have shape {shape} to match the logits, but has {found}.")
+        value = getattr(trace, name)
+        is_absent = (name in OPTIONAL and value is None) or (name == "label_names" and not value)
+        if not is_absent and np.shape(value) != shape:
+            raise BadData(f"{name} must have shape {shape} to match the logits, but has {np.shape(value)}.")
 
 
 def _check_values(trace: Trace) -> None:

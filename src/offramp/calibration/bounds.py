@@ -104,12 +104,5 @@ def examples_needed(epsilon: float, delta: float, risk: float = 0.0, bound: Boun
         errors = np.ceil(np.round(risk * examples, 9))
         return bool(bound(errors / examples, examples, epsilon) <= delta)
 
-    if risk >= epsilon or not proves(MOST):
-        return None
-    short, enough = 0, 1
-    while not proves(enough):
-        short, enough = enough, min(2 * enough, MOST)
-    while enough - short > 1:
-        middle = (short + enough) // 2
-        short, enough = (short, middle) if proves(middle) else (middle, enough)
-    return enough
+    numbers = range(1, MOST + 1)
+    return None if risk >= epsilon or not proves(MOST) else numbers[bisect_left(numbers, True, key=proves)]

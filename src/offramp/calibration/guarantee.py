@@ -36,10 +36,11 @@ LARGEST_LEAD = 25.0
 
 
 def certify(
-    candidates: Sequence[Candidate], target: Guarantee, origin: dict[str, str | None], choices: int = 1
+    candidates: Sequence[Candidate], target: Guarantee, chosen_on: dict[str, Any], choices: int = 1
 ) -> list[Found]:
     """The policies that are proven safe, with certificates, the earliest-leaving first; or `NoSafeThreshold`.
 
+    `chosen_on` has the names of the data that rule and temperatures were chosen on, as fields of a certificate.
     `choices` is the number of such calls among whose results one is chosen: all of them share delta.
     """
     tried = len(candidates) * choices
@@ -49,7 +50,7 @@ def certify(
         raise no_safe_threshold(target, outcomes)
     return [
         Found(
-            replace(each.policy, certificate=issue(each, target, tried, origin)),
+            replace(each.policy, certificate=issue(each, target, tried, chosen_on)),
             each.candidate.trace,
             each.mean_layer,
         )
@@ -235,30 +236,20 @@ def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeT
     wanted = f"{target.of} of at most {part.epsilon:g} with confidence {1 - delta:g}"
     if without_errors is None or part.examples < without_errors:
         least = "more than a billion" if without_errors is None else str(without_errors)
-        return NoSafeThreshold(
-            f"{examples} cannot prove {wanted}: even with no errors it takes {least}. "
-            "Calibrate on more examples, or allow more risk.",
-            needed or without_errors,
-            part.of_class,
-        )
+        reason = f"{examples} cannot prove {wanted}: even with no errors it takes {least}"
+        advice = "Calibrate on more examples, or allow more risk."
+        return NoSafeThreshold(f"{reason}. {advice}", needed or without_errors, part.of_class)
     seen = f"the safest threshold that saves anything has an observed risk of {risk:.4f}"
-    if needed is None:
-        return NoSafeThreshold(
-            f"no threshold can be proven to have {wanted} on {examples}: {seen}. More examples do not "
-            "help; allow a larger risk, use another rule, or train the exits further.",
-            of_class=part.of_class,
-        )
-    return NoSafeThreshold(
-        f"no threshold can be proven to have {wanted} on {examples}: {seen}. "
-        f"If that is the true risk, about {needed} are needed.",
-        needed,
-        part.of_class,
+    advice = (
+        "More examples do not help; allow a larger risk, use another rule, or train the exits further."
+        if needed is None
+        else f"If that is the true risk, about {needed} are needed."
     )
+    reason = f"no threshold can be proven to have {wanted} on {examples}: {seen}"
+    return NoSafeThreshold(f"{reason}. {advice}", needed, part.of_class)
 
 
-def issue(
-    outcome: Outcome, target: Guarantee, rules_tried: int, origin: dict[str, str | None]
-) -> Certificate:
+def issue(outcome: Outcome, target: Guarantee, rules_tried: int, chosen_on: dict[str, Any]) -> Certificate:
     trace = outcome.candidate.trace
     lost = sum(each.risk * each.part.examples for each in outcome.tests)
     by_class = {
@@ -279,16 +270,10 @@ def issue(
         by_class=by_class or None,
         mean_layer=outcome.mean_layer,
         exits=outcome.exits,
-        reference=trace.reference_name,
-        data=trace.data,
-        fingerprint=trace.fingerprint,
-        runtime=trace.runtime,
-        precision=trace.precision,
-        max_length=trace.max_length,
-        top_k=None,
         rules_tried=rules_tried,
         fitted_on=outcome.candidate.fitted_on,
-        **origin,
+        **trace.origin(),
+        **chosen_on,
     )
 
 

@@ -135,8 +135,8 @@ def find_policy(
         tolerance = target.tolerance
     candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
     if isinstance(target, Guarantee):
-        origin = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
-        found = certify(candidates, target, origin, choices)
+        names = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
+        found = certify(candidates, target, names, choices)
     else:
         if len(policies) > 1:
             warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")

@@ -14,7 +14,7 @@ Text = str | tuple[str, str]
 """A text or a pair of texts."""
 CHARACTERS_PER_TOKEN = 64
 """Only this many characters of a text are tokenized for each token that the model takes. Tokens have about four, so
-the predictions stay the same unless most of a text is white space or no words."""
+predictions stay the same except for texts that are mostly white space or unbroken runs of characters."""
 
 
 def is_single(texts: Any) -> bool:

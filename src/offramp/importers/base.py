@@ -47,7 +47,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Names become current ones. If both are present, the old name stays and is reported as unknown."""
+        """Gives weights their current names; where both exist, the old one stays and is reported as unknown."""
         # checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta
         current = {
             name: name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(

@@ -27,7 +27,7 @@ def read(text: str) -> dict[str, Any]:
     head, *rest = (part.strip() for part in text.split(","))
     name, colon, first = head.partition(":")
     numbers = [first, *takewhile(lambda part: "=" not in part, rest)] if colon else []
-    settings = _settings(rest[max(len(numbers) - 1, 0) :])
+    settings = _parse_settings(rest[max(len(numbers) - 1, 0) :])
 
     kind = criterion_class(name)
     known = [*option_names(kind), *LIMITS, TEMPERATURES]
@@ -39,14 +39,16 @@ def read(text: str) -> dict[str, Any]:
     if kind.takes_threshold and not numbers:
         raise BadPolicy(f"{name} needs a threshold: write {name}:VALUE.")
 
-    options = {key: _option(kind, key, settings[key]) for key in option_names(kind) if key in settings}
+    options = {key: _parse_option(kind, key, settings[key]) for key in option_names(kind) if key in settings}
     classes = {key: value for key, value in settings.items() if key.startswith(CLASS)}
     return {
         "criterion": kind(**options),
-        "threshold": _numbers("/".join(numbers)) if numbers else 0.0,
-        "class_thresholds": {unquote(key.removeprefix(CLASS)): _number(x) for key, x in classes.items()},
-        **{key: _whole(settings[key]) for key in LIMITS if key in settings},
-        **{key: _numbers(settings[key]) for key in [TEMPERATURES] if key in settings},
+        "threshold": _parse_numbers("/".join(numbers)) if numbers else 0.0,
+        "class_thresholds": {
+            unquote(key.removeprefix(CLASS)): _parse_number(x) for key, x in classes.items()
+        },
+        **{key: _parse_integer(settings[key]) for key in LIMITS if key in settings},
+        **{key: _parse_numbers(settings[key]) for key in [TEMPERATURES] if key in settings},
     }
 
 
@@ -60,16 +62,16 @@ def write(
     """The text form; options at their default are left out, unless marked `ALWAYS_WRITTEN`."""
     name = criterion_name(criterion)
     numbers = threshold if isinstance(threshold, tuple) else (threshold,)
-    head = f"{name}:{_listed(numbers)}" if criterion.takes_threshold else name
+    head = f"{name}:{_format_numbers(numbers)}" if criterion.takes_threshold else name
     options = [
-        f"{option.name}={_written(getattr(criterion, option.name))}"
+        f"{option.name}={_format_value(getattr(criterion, option.name))}"
         for option in fields(criterion)  # type: ignore[arg-type]
         if option.name in option_names(type(criterion))
         and (option.metadata or getattr(criterion, option.name) != option.default)
     ]
     bounds = [f"{key}={layer}" for key, layer in limits.items() if layer is not None]
-    classes = [f"{CLASS}{_quoted(label)}={_written(x)}" for label, x in class_thresholds.items()]
-    divisors = [f"{TEMPERATURES}={_listed(temperatures)}"] if temperatures else []
+    classes = [f"{CLASS}{_escape_label(label)}={_format_value(x)}" for label, x in class_thresholds.items()]
+    divisors = [f"{TEMPERATURES}={_format_numbers(temperatures)}"] if temperatures else []
     return ",".join([head, *options, *bounds, *divisors, *classes])
 
 
@@ -140,7 +142,7 @@ def class_indices(labels: Iterable[str], names: Sequence[str]) -> list[int]:
     return found
 
 
-def _settings(parts: Iterable[str]) -> dict[str, str]:
+def _parse_settings(parts: Iterable[str]) -> dict[str, str]:
     settings: dict[str, str] = {}
     for part in parts:
         key, equals, value = part.partition("=")
@@ -152,45 +154,45 @@ def _settings(parts: Iterable[str]) -> dict[str, str]:
     return settings
 
 
-def _option(kind: type[Criterion], name: str, text: str) -> Any:
+def _parse_option(kind: type[Criterion], name: str, text: str) -> Any:
     hint = get_type_hints(kind)[name]
     types = get_args(hint) or (hint,)
     if bool in types:
         if text not in ("true", "false"):
             raise BadPolicy(f"{name}={text} should be {name}=true or {name}=false.")
         return text == "true"
-    return _whole(text) if int in types else _number(text) if float in types else text
+    return _parse_integer(text) if int in types else _parse_number(text) if float in types else text
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(_number(number) for number in text.split("/"))
+def _parse_numbers(text: str) -> tuple[float, ...]:
+    return tuple(_parse_number(number) for number in text.split("/"))
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise BadPolicy(f"{text!r} should be a number.") from None
 
 
-def _whole(text: str) -> int:
+def _parse_integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
         raise BadPolicy(f"{text!r} should be a whole number.") from None
 
 
-def _listed(numbers: Iterable[float]) -> str:
-    return "/".join(map(_written, numbers))
+def _format_numbers(numbers: Iterable[float]) -> str:
+    return "/".join(map(_format_value, numbers))
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """The shortest form that reads back exactly."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(float(value)).removesuffix(".0") if isinstance(value, int | float) else str(value)
 
 
-def _quoted(label: str) -> str:
+def _escape_label(label: str) -> str:
     """A class name with the characters that the text form uses escaped as %XX."""
     return re.sub(r"[%,=/\s]", lambda match: quote(match[0], safe=""), label)

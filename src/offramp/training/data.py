@@ -94,8 +94,8 @@ def add_teacher(
         nn.Module.eval(model)
         for chosen in batches(rows, batch_size, "teacher", progress):
             logits[chosen] = model(**model_inputs(rows, chosen, collator, model.device)).logits.float().cpu()
-        with atomic_file(file) as draft, draft.open("wb") as stream:
-            np.save(stream, logits)
+        with atomic_file(file) as draft:
+            np.save(draft, logits)
     return rows.add_column("teacher", list(np.load(file)))
 
 
