@@ -14,7 +14,7 @@ from offramp.classifier import Classifier
 from offramp.classifier.texts import BatchTokenizer
 from offramp.collector import collect
 from offramp.criteria.agreement import Agreement
-from offramp.errors import BadOption, CertificateMismatch, Incompatible
+from offramp.errors import BadOption, CannotLoad, CertificateMismatch
 from offramp.model import ExitModel
 from offramp.onnx_export import export
 from offramp.policy import Policy, fold
@@ -61,7 +61,7 @@ def test_tokens_are_those_of_the_transformers_tokenizer(
 
 def test_a_damaged_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(Incompatible, match="export the model again"):
+    with pytest.raises(CannotLoad, match="export the model again"):
         SavedTokenizer.load(tmp_path, {})
 
 

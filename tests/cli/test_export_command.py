@@ -1,38 +1,74 @@
 """offramp export, and other commands on an exported folder."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import Result
 
 from offramp.policy import Policy
 from offramp.store import Manifest
 
+Run = Callable[..., Result]
+Ask = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def certified(trained: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A copy of `trained` with a certified policy, exported to `int8` without data, and what that printed."""
+    home = Path(shutil.copytree(trained, tmp_path_factory.mktemp("certified") / "home"))
+    for line in (
+        ("calibrate", home / "films", home / "dev.trace", "--rule", "entropy", "--guarantee", 0.3),
+        ("export", home / "films", "--precision", "int8", "--out", home / "int8"),
+    ):
+        done = run(*line)
+        assert done.exit_code == 0, done.output
+    return home, done
+
 
 def test_an_exported_model_works_with_trace_calibrate_and_predict(
-    home: Path, ask: Callable[..., Any], run: Callable[..., Any]
+    certified: tuple[Path, Result], tmp_path: Path, ask: Ask, run: Run
 ) -> None:
-    held_back = ["--data", home / "dev.csv"]
-    made = ask("export", home / "films", "--precision", "int8", "--out", home / "fast")
-    assert made["precision"] == "int8"
-    assert ask("info", home / "fast")["runtime"] == "ONNX Runtime, int8"
+    home, fast = certified[0], Path(shutil.copytree(certified[0] / "int8", tmp_path / "fast"))
+    assert ask("info", fast)["runtime"] == "ONNX Runtime, int8"
 
-    refused = run("calibrate", home / "fast", home / "dev.trace", "--max-loss", 50)
+    refused = run("calibrate", fast, home / "dev.trace", "--max-loss", 50)
     assert refused.exit_code == 1
     assert "collected in fp32, not in the int8 of" in refused.stderr
 
-    ask("trace", home / "fast", *held_back, "--out", home / "fast.trace")
-    found = ask("calibrate", home / "fast", home / "fast.trace", "--guarantee", 0.4, "--delta", 0.2)
+    ask("trace", fast, "--data", home / "dev.csv", "--out", tmp_path / "fast.trace")
+    found = ask("calibrate", fast, tmp_path / "fast.trace", "--guarantee", 0.4, "--delta", 0.2)
     assert found["certificate"]["precision"] == "int8"
     assert found["certificate"]["runtime"].startswith("onnxruntime")
 
-    answers = run("predict", home / "fast", "--json", stdin="a very good film\nnot a good film\n").stdout
+    answers = run("predict", fast, "--json", stdin="a very good film\nnot a good film\n").stdout
     assert [json.loads(line)["label"] for line in answers.splitlines()] == ["yes", "no"]
 
 
-def test_export_can_calibrate_again(home: Path, ask: Callable[..., Any]) -> None:
+def test_an_int8_export_leaves_the_certificate_of_fp32_out_and_names_the_next_commands(
+    certified: tuple[Path, Result], ask: Ask
+) -> None:
+    home, done = certified
+    assert "does not hold" in done.stderr
+    assert f"offramp trace {home / 'int8'}" in done.stdout
+    assert f"offramp calibrate {home / 'int8'} new.trace --guarantee 0.3 --delta 0.05" in done.stdout
+    assert "confidence, at most" not in (home / "int8" / "README.md").read_text()
+    assert ask("info", home / "int8")["certificate"] is None
+
+
+def test_an_fp32_export_keeps_the_certificate(
+    certified: tuple[Path, Result], tmp_path: Path, ask: Ask, run: Run
+) -> None:
+    done = run("export", certified[0] / "films", "--out", tmp_path / "fp32")
+    assert "does not hold" not in done.stderr
+    assert "confidence, at most" in (tmp_path / "fp32" / "README.md").read_text()
+    assert ask("info", tmp_path / "fp32")["certificate"] is not None
+
+
+def test_export_can_calibrate_again(home: Path, ask: Ask) -> None:
     ask("calibrate", home / "films", home / "dev.trace", "--rule", "margin", "--max-loss", 50)
     made = ask(
         *("export", home / "films", "--precision", "int8", "--out", home / "fast"),
@@ -50,29 +86,18 @@ def test_export_can_calibrate_again(home: Path, ask: Callable[..., Any]) -> None
 
 
 def test_int8_scales_come_from_the_data_or_with_a_warning_from_built_in_sentences(
-    home: Path, run: Callable[..., Any]
+    certified: tuple[Path, Result], tmp_path: Path, run: Run
 ) -> None:
-    int8 = ["export", home / "films", "--precision", "int8", "--out"]
-    built_in = run(*int8, home / "general")
+    home, built_in = certified
     assert "built-in English sentences; pass --data with texts like your own" in built_in.stderr
-    own = run(*int8, home / "own", "--data", home / "dev.csv")
+    own = run(
+        *("export", home / "films", "--precision", "int8", "--out", tmp_path / "own"),
+        *("--data", home / "dev.csv"),
+    )
     assert own.exit_code == 0, own.output
     assert "built-in" not in own.stderr
-    graphs = [(home / name / "stages.onnx").read_bytes() for name in ("general", "own")]
+    graphs = [(folder / "stages.onnx").read_bytes() for folder in (home / "int8", tmp_path / "own")]
     assert graphs[0] != graphs[1]
-
-
-def test_a_certificate_in_another_precision_is_a_warning_with_the_next_step(
-    home: Path, run: Callable[..., Any]
-) -> None:
-    done = run(
-        *("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.4, "--delta", 0.2),
-    )
-    assert done.exit_code == 0, done.output
-    done = run("export", home / "films", "--precision", "int8", "--out", home / "fast")
-    assert done.exit_code == 0, done.output
-    assert "certificate" in done.stderr
-    assert "offramp trace" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -86,7 +111,7 @@ def test_a_certificate_in_another_precision_is_a_warning_with_the_next_step(
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_folder(
-    home: Path, run: Callable[..., Any], flags: list[Any], code: int, reason: str
+    home: Path, run: Run, flags: list[Any], code: int, reason: str
 ) -> None:
     (home / "bad.csv").write_text("text,label\ngood film,yes\nbad film,perhaps\n", encoding="utf-8")
     flags = [home / flag if str(flag).endswith(".csv") else flag for flag in flags]

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from offramp import Reranker, store_rank_rule
-from offramp.onnx_export import export
 from offramp.policy.ranking import RankRule
 
 Run = Callable[..., Any]
@@ -95,7 +95,7 @@ def test_a_file_of_lines_has_no_queries(run: Run, workplace: Path, tmp_path: Pat
 def test_info_shows_the_rule_and_its_certificate(
     ask: Ask, run: Run, workplace: Path, make_certificate: Callable[..., Any], tmp_path: Path
 ) -> None:
-    folder = export(workplace / "mine", tmp_path / "exported")
+    folder = Path(shutil.copytree(workplace / "mine", tmp_path / "mine"))
     proof = make_certificate(policy=str(RULE), of="overlap", top_k=2, epsilon=0.05)
     store_rank_rule(folder, replace(RULE, certificate=proof))
     assert ask("info", folder)["ranking"] == "rank:0.2,top_k=2"
@@ -107,7 +107,7 @@ def test_info_shows_the_rule_and_its_certificate(
 
 
 def test_a_damaged_rule_is_named(run: Run, workplace: Path, tmp_path: Path) -> None:
-    folder = export(workplace / "mine", tmp_path / "exported")
+    folder = Path(shutil.copytree(workplace / "mine", tmp_path / "mine"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"rank_rule": {"top_k": 0}}))
     done = run("info", folder)

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from offramp.onnx_export import export
 from offramp.trace import Trace
 
 Run = Callable[..., Result]
-Ask = Callable[..., Any]
 LENGTH = 9
 
 
@@ -110,14 +108,3 @@ def test_held_out_rows_are_not_mistaken_for_training_rows(trained: Path) -> None
     known = Trace.load(trained / "dev.trace").trained_on
     assert known is not None
     assert not np.asarray(known).any()
-
-
-def test_an_int8_export_shows_no_certificate_of_the_fp32_model(home: Path, run: Run, ask: Ask) -> None:
-    ask("calibrate", home / "films", home / "dev.trace", "--rule", "entropy", "--guarantee", 0.3)
-    for precision, shown in (("fp32", True), ("int8", False)):
-        done = run("export", home / "films", "--precision", precision, "--out", home / precision)
-        assert done.exit_code == 0, done.output
-        assert ("does not hold" in done.stderr) != shown
-        card = (home / precision / "README.md").read_text()
-        assert ("confidence, at most" in card) == shown
-        assert (ask("info", home / precision)["certificate"] is not None) == shown

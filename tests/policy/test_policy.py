@@ -341,7 +341,7 @@ def test_the_last_exit_answers_even_if_its_logits_are_broken() -> None:
         ({"logits": np.zeros((2, 3, 2)), "gates": np.zeros((2, 2))}, "do not fit"),
         ({"logits": np.zeros((2, 3, 2)), "layers": (1, 2)}, "2 layers given"),
         ({"logits": np.zeros((2, 3, 2)), "layers": (3, 2, 1)}, "must increase"),
-        ({"logits": np.zeros((2, 3, 2)), "problem_type": "ranking"}, "is none of"),
+        ({"logits": np.zeros((2, 3, 2)), "problem_type": "ranking"}, "is not one of"),
         ({"logits": np.zeros((2, 3, 2)), "problem_type": "regression"}, "2 real-valued outputs"),
     ],
 )

@@ -74,5 +74,5 @@ def test_a_metric_for_another_problem_type_is_an_error_with_the_suitable_ones(
 
 
 def test_an_unknown_metric_is_refused_by_name() -> None:
-    with pytest.raises(UnknownName, match=r"rouge; have mcc, acc"):
+    with pytest.raises(UnknownName, match=r"'rouge'; available: mcc, acc"):
         compute(["acc", "rouge"], [0], [0])
