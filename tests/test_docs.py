@@ -69,3 +69,18 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = [target.split("#")[0] for target in LINK.findall(prose) if "://" not in target]
     missing = [target for target in targets if target and not (page.parent / target).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_of_the_package_that_a_page_names_exist(page: str) -> None:
+    named = re.findall(r"`([a-z_]+(?:/[a-z_]+)*(?:/|\.py))`", (ROOT / page).read_text(encoding="utf-8"))
+    assert named
+    places = (ROOT / "src/offramp", ROOT / "src/offramp/tasks", ROOT)
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+def test_the_architecture_lists_every_module_of_the_package() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    inside = [path for path in (ROOT / "src/offramp").iterdir() if "__" not in path.name]
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in inside if path.suffix in ("", ".py")]
+    assert [name for name in names if f"`{name}`" not in page] == []
