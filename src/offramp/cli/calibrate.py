@@ -12,6 +12,8 @@ from offramp.errors import BadOption, count
 if TYPE_CHECKING:
     from offramp.calibration import Calibration
     from offramp.calibration.targets import Target
+    from offramp.policy import Policy
+    from offramp.store import ModelInfo
     from offramp.trace import Trace
 
 
@@ -136,12 +138,8 @@ def calibrate(
     found = None if trace is None else Trace.load(trace)
     if found is not None:
         check_same_model(folder, found)
-    if target.policy is not None:
-        policy, calibrated = ModelInfo.read(folder, replaces_policy=True).check_policy(target.policy), None
-    else:
-        assert found is not None
-        calibrated = find_policy(found, target, target.rule, chosen_on)
-        policy, found = calibrated.policy, calibrated.trace
+    info = ModelInfo.read(folder, replaces_policy=True)
+    policy, found, calibrated = choose_policy(info, found, target, target.rule, chosen_on)
     measured = {} if found is None else measure(policy, found)
     warn_about_loss(measured)
     if not dry_run:
@@ -200,12 +198,20 @@ def check_same_model(folder: Path, trace: "Trace") -> None:
     )
 
 
-def find_policy(
-    trace: "Trace", target: TargetOptions, rules: list[str] | None, chosen_on: str | None = None
-) -> "Calibration":
-    from offramp import calibration
+def choose_policy(
+    info: "ModelInfo",
+    trace: Any,
+    target: TargetOptions,
+    rules: list[str] | None,
+    chosen_on: str | None = None,
+) -> tuple["Policy", Any, "Calibration | None"]:
+    """The policy that was named, or one that reaches the target on the trace; the examples to measure it on, if there
+    are any; and how it was found."""
+    from offramp.calibration import find_policy
 
-    return calibration.find_policy(
+    if target.policy is not None:
+        return info.check_policy(target.policy), trace, None
+    found = find_policy(
         trace,
         rules or None,
         target.target(),
@@ -213,6 +219,7 @@ def find_policy(
         chosen_on=chosen_on,
         allow_training_rows=target.allow_training_rows,
     )
+    return found.policy, found.trace, found
 
 
 def search_facts(found: "Calibration | None") -> dict[str, Any]:

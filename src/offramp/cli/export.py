@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from offramp.atomic import atomic_folder
-from offramp.cli.calibrate import TargetOptions, find_policy, search_facts, search_lines
+from offramp.cli.calibrate import TargetOptions, choose_policy, search_facts, search_lines
 from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions, texts_of
 from offramp.cli.options import RuntimeOptions, check_output
@@ -64,11 +64,7 @@ def export(
         export_model(folder, draft, precision, texts=sample)
         if calibrates:
             trace = collect_trace(draft, data, columns, RuntimeOptions(), chosen=others)
-            if target.policy is not None:
-                policy, found = info.check_policy(target.policy), None
-            else:
-                found = find_policy(trace, target, target.rule or stored_rule(info))
-                policy, trace = found.policy, found.trace
+            policy, trace, found = choose_policy(info, trace, target, target.rule or stored_rule(info))
     values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]
     if calibrates:
