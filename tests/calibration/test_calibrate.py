@@ -344,6 +344,8 @@ def test_a_rule_that_never_leaves_is_not_certified(make_trace: Make) -> None:
     trace = make_trace(500, classes=1, problem_type="regression", labels=None, metrics=())
     with pytest.raises(NoSafeThreshold, match="lets any example leave early"):
         calibrate(trace, "patience:1,tolerance=0", Guarantee(0.1, tolerance=0.5))
+    with pytest.raises(NoSafeThreshold, match="lets any example leave early"):
+        calibrate(make_trace(500, exits=1), "entropy", MaxLoss(1.0))
 
 
 def test_no_threshold_for_a_loss_a_ratio_or_a_budget_raises(make_trace: Make) -> None:

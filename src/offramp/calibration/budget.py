@@ -45,8 +45,8 @@ def spend(trace: Trace, policies: Sequence[Policy], target: Budget) -> list[Foun
             )
     if not found:
         raise NoSafeThreshold(
-            f"a mean of {target.mean:g} {target.of} is out of reach: leaving as early as the rule can takes "
-            f"{least:g}. Allow that much, or add earlier exits to the model."
+            f"a mean of {target.mean:g} {target.of} is out of reach: even leaving as early as possible takes "
+            f"{least:.4g}. Allow that much, or add earlier exits to the model."
         )
     return sorted(found, key=lambda each: -(each.score or 0.0))
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from offramp.policy import Policy
 from offramp.trace import Trace
 
+NO_EARLY_EXIT = "no threshold lets any example leave early on this trace; use another rule."
+
 
 @dataclass(frozen=True)
 class Candidate:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from offramp.calibration.bounds import Bound, binomial, examples_needed, hoeffding_bentkus
-from offramp.calibration.candidate import Candidate, Found
+from offramp.calibration.candidate import NO_EARLY_EXIT, Candidate, Found
 from offramp.calibration.targets import Guarantee
 from offramp.criteria.base import Criterion
 from offramp.curves.exit_table import build_exit_table
@@ -222,7 +222,7 @@ def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeT
     """Why nothing was proven, and how many examples would have been enough."""
     leaving_early = [each for each in outcomes if each.mean_layer < each.candidate.trace.layers[-1]]
     if not leaving_early:
-        return NoSafeThreshold("no threshold lets any example leave early on this trace; use another rule.")
+        return NoSafeThreshold(NO_EARLY_EXIT)
     nearest = min(leaving_early, key=lambda outcome: outcome.weakest.p_value)
     part, risk, delta = nearest.weakest.part, nearest.weakest.risk, nearest.delta
     _, bound = bound_for(nearest.candidate.trace, target)
@@ -233,7 +233,7 @@ def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeT
         examples += f" of the class {part.of_class!r}"
     if nearest.candidate.fitted_on:
         examples += f" (not counting {nearest.candidate.fitted_on} that the rule was fitted on)"
-    wanted = f"{target.of} of at most {part.epsilon:g} with confidence {1 - delta:g}"
+    wanted = f"{target.of} of at most {part.epsilon:g} with confidence {1 - delta:.4g}"
     if without_errors is None or part.examples < without_errors:
         least = "more than a billion" if without_errors is None else str(without_errors)
         reason = f"{examples} cannot prove {wanted}: even with no errors it takes {least}"

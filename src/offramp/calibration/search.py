@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offramp.calibration.budget import spend
-from offramp.calibration.candidate import Candidate, Found
+from offramp.calibration.candidate import NO_EARLY_EXIT, Candidate, Found
 from offramp.calibration.guarantee import certify, check_target
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
 from offramp.calibration.temperatures import Temperatures
@@ -259,11 +259,14 @@ def within_loss(found: Sweep, target: MaxLoss) -> list[tuple[Curve, Point]]:
 
     points = [(curve, point) for curve in found.curves.values() for point in curve.points]
     saving = [(curve, point) for curve, point in points if point.cost.mean_layer < point.cost.depth]
+    if not saving:
+        raise NoSafeThreshold(NO_EARLY_EXIT)
     allowed = [(curve, point) for curve, point in saving if lost(point) <= target.points + 1e-9]
     if not allowed:
-        least = min((lost(point) for _, point in saving), default=float("inf"))
+        least = min(lost(point) for _, point in saving)
+        unit = "point" if target.points == 1 else "points"
         raise NoSafeThreshold(
-            f"no threshold saves a layer and loses at most {target.points:g} points of {metric}: "
+            f"no threshold saves a layer and loses at most {target.points:g} {unit} of {metric}: "
             f"the smallest loss is {least:.2f}. Allow that, or train the exits further."
         )
     allowed.sort(key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
