@@ -102,11 +102,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     known = list(known)
     close = get_close_matches(name, known, n=3, cutoff=0.5)
-    return (
-        f"{name!r}; did you mean {' or '.join(close)}?"
-        if close
-        else f"{name!r}; available: {', '.join(known)}."
-    )
+    hint = f"did you mean {' or '.join(close)}?" if close else f"available: {', '.join(known)}."
+    return f"{name!r}; {hint}"
 
 
 def count(number: int, noun: str) -> str:

@@ -94,11 +94,10 @@ class Certificate:
             "overlap": f"of the top {self.top_k} of {reference} are missed on average",
             "ndcg": f"of nDCG@{self.top_k} against the order of {reference} are lost on average",
         }
-        shares = (
-            [f"{100 * self.epsilon:.4g} %"]
-            if not isinstance(self.epsilon, Mapping)
-            else [f"{100 * bound:.4g} % (of {name})" for name, bound in self.epsilon.items()]
-        )
+        bounds = self.epsilon if isinstance(self.epsilon, Mapping) else {"": self.epsilon}
+        shares = [
+            f"{100 * bound:.4g} %" + (f" (of {name})" if name else "") for name, bound in bounds.items()
+        ]
         within = "" if self.tolerance is None else f" by more than {self.tolerance:g}"
         where = f"data like {self.data}" if self.data else "data like the calibration examples"
         return (

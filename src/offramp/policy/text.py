@@ -47,7 +47,7 @@ def read(text: str) -> dict[str, Any]:
         "class_thresholds": {
             unquote(key.removeprefix(CLASS)): _parse_number(x) for key, x in classes.items()
         },
-        **{key: _parse_integer(settings[key]) for key in LIMITS if key in settings},
+        **{key: _parse_number(settings[key], int) for key in LIMITS if key in settings},
         **{key: _parse_numbers(settings[key]) for key in [TEMPERATURES] if key in settings},
     }
 
@@ -161,25 +161,18 @@ def _parse_option(kind: type[Criterion], name: str, text: str) -> Any:
         if text not in ("true", "false"):
             raise BadPolicy(f"{name}={text} should be {name}=true or {name}=false.")
         return text == "true"
-    return _parse_integer(text) if int in types else _parse_number(text) if float in types else text
+    return _parse_number(text, int if int in types else float) if {int, float} & {*types} else text
 
 
 def _parse_numbers(text: str) -> tuple[float, ...]:
     return tuple(_parse_number(number) for number in text.split("/"))
 
 
-def _parse_number(text: str) -> float:
+def _parse_number(text: str, kind: type[float] = float) -> float:
     try:
-        return float(text)
+        return kind(text)
     except ValueError:
-        raise BadPolicy(f"{text!r} should be a number.") from None
-
-
-def _parse_integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise BadPolicy(f"{text!r} should be a whole number.") from None
+        raise BadPolicy(f"{text!r} should be a {'whole ' if kind is int else ''}number.") from None
 
 
 def _format_numbers(numbers: Iterable[float]) -> str:

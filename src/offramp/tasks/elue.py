@@ -8,39 +8,33 @@ that go to ELUE, train on ELUE's files.
 
 from functools import partial
 
+from offramp.tasks import glue
 from offramp.tasks.files import ColumnMap, hub_splits
-from offramp.tasks.glue import (
-    ACCURACY,
-    BINARY,
-    MRPC,
-    PAIR_TEST,
-    PARAPHRASE,
-    SENTENCE,
-    SIMILARITY,
-    SPLITS,
-    benchmark_task,
-    files,
-    on_hub,
-)
 
-PAIR = files(ColumnMap(0, 1, label=-1), PAIR_TEST)
+PAIR = glue.files(ColumnMap(0, 1, label=-1), glue.PAIR_TEST)
 NLI_COLUMNS = ColumnMap("premise", "hypothesis", "label")
 
 IMDB_SPLITS = {"train": "train", "validation": "test"}
 
 IMDB = hub_splits("stanfordnlp/imdb", ColumnMap("text", label="label"), IMDB_SPLITS, numbered=True)
-SNLI = hub_splits("stanfordnlp/snli", NLI_COLUMNS, SPLITS, numbered=True)
+SNLI = hub_splits("stanfordnlp/snli", NLI_COLUMNS, glue.SPLITS, numbered=True)
 SCITAIL = hub_splits(
-    "allenai/scitail", NLI_COLUMNS, SPLITS, "tsv_format", label_names={"entails": "0", "neutral": "1"}
+    "allenai/scitail", NLI_COLUMNS, glue.SPLITS, "tsv_format", label_names={"entails": "0", "neutral": "1"}
 )
 
-task = partial(benchmark_task, prefix="elue/")
+task = partial(glue.benchmark_task, prefix="elue/")
 
 ELUE = [
-    task("SST-2", BINARY, ACCURACY, SENTENCE, on_hub("sst2", "sentence", numbered=True)),
-    task("IMDb", BINARY, ACCURACY, SENTENCE, IMDB),
-    task("MRPC", BINARY, PARAPHRASE, MRPC, on_hub("mrpc", "sentence1", "sentence2", numbered=True)),
-    task("STS-B", None, SIMILARITY, PAIR, on_hub("stsb", "sentence1", "sentence2")),
-    task("SNLI", ("0", "1", "2"), ACCURACY, PAIR, SNLI),
-    task("SciTail", BINARY, ACCURACY, PAIR, SCITAIL),
+    task("SST-2", glue.BINARY, glue.ACCURACY, glue.SENTENCE, glue.on_hub("sst2", "sentence", numbered=True)),
+    task("IMDb", glue.BINARY, glue.ACCURACY, glue.SENTENCE, IMDB),
+    task(
+        "MRPC",
+        glue.BINARY,
+        glue.PARAPHRASE,
+        glue.MRPC,
+        glue.on_hub("mrpc", "sentence1", "sentence2", numbered=True),
+    ),
+    task("STS-B", None, glue.SIMILARITY, PAIR, glue.on_hub("stsb", "sentence1", "sentence2")),
+    task("SNLI", ("0", "1", "2"), glue.ACCURACY, PAIR, SNLI),
+    task("SciTail", glue.BINARY, glue.ACCURACY, PAIR, SCITAIL),
 ]
