@@ -17,7 +17,7 @@ FORMAT = 2
 MANIFEST, CONFIG, TOKENIZER = "stages.json", "config.json", "tokenizer.json"
 EMBEDDING, STAGES, WEIGHTS = "embedding.onnx", "stages.onnx", "weights.bin"
 NEEDED = (MANIFEST, CONFIG, TOKENIZER, EMBEDDING, STAGES)
-NOT_HASHED = {CONFIG: ("policy", "rank_rule"), MANIFEST: ("digests",)}
+NOT_HASHED = {CONFIG: ("policy", "policy_target", "rank_rule"), MANIFEST: ("digests",)}
 """The parts of a JSON file that may change after the export."""
 
 
