@@ -220,7 +220,7 @@ class Bench:
             for overhead in overheads:
                 stages = copy.copy(self.stages)
                 stages.overhead = overhead
-                engine = Engine(stages, budget=budget)
+                engine = Engine(stages, batch_tokens=budget)
                 runs[f"budget {budget}, overhead {overhead}"] = lambda engine=engine: engine.run(
                     self.tokens, self.policy
                 )

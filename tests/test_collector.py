@@ -38,7 +38,7 @@ class SumStages:
     max_length: int = 6
     trained_length: int | None = None
     trained_on_pairs: bool | None = None
-    budget: int = 40
+    batch_tokens: int = 40
     overhead: int = 0
     batches: list[tuple[int, int]] = field(default_factory=list)
     """(rows, longest) of all that was embedded."""

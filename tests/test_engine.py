@@ -59,7 +59,7 @@ class NumpyStages:
     max_length: int = 100
     trained_length: int | None = None
     trained_on_pairs: bool | None = None
-    budget: int = 64
+    batch_tokens: int = 64
     overhead: int = 4
     batches: list[tuple[int, np.ndarray]] = field(default_factory=list)
     """(exit, lengths of the rows) of every micro-batch that ran."""
@@ -118,16 +118,16 @@ def assert_same(left: Any, right: Any) -> None:
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=40),
     window=st.integers(1, 50),
-    budget=st.integers(1, 100),
+    batch_tokens=st.integers(1, 100),
     overhead=st.integers(0, 30),
     seed=st.integers(0, 9),
 )
 def test_no_window_budget_or_neighbour_changes_a_result(
-    text: str, lengths: list[int], window: int, budget: int, overhead: int, seed: int
+    text: str, lengths: list[int], window: int, batch_tokens: int, overhead: int, seed: int
 ) -> None:
     policy = Policy.parse(text).with_fit_of(FITTED)
     stages, texts = NumpyStages(overhead=overhead), examples(lengths, seed)
-    assert_same(Engine(stages, window, budget).run(texts, policy), offline(texts, policy, stages))
+    assert_same(Engine(stages, window, batch_tokens).run(texts, policy), offline(texts, policy, stages))
 
 
 @settings(max_examples=25)
@@ -145,13 +145,15 @@ def test_an_exit_at_layer_0_is_an_exit_like_any_other(text: str) -> None:
     assert_same(Engine(stages).run(texts, policy), offline(texts, policy, stages))
 
 
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), budget=st.integers(1, 100))
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), batch_tokens=st.integers(1, 100))
 @settings(max_examples=50)
-def test_micro_batches_keep_to_the_budget_unless_one_text_is_longer(lengths: list[int], budget: int) -> None:
+def test_micro_batches_keep_to_the_budget_unless_one_text_is_longer(
+    lengths: list[int], batch_tokens: int
+) -> None:
     stages = NumpyStages()
-    Engine(stages, budget=budget).run(examples(lengths), Policy.parse("entropy:0.4"))
+    Engine(stages, batch_tokens=batch_tokens).run(examples(lengths), Policy.parse("entropy:0.4"))
     for _, batch in stages.batches:
-        assert len(batch) * batch.max() <= budget or len(batch) == 1
+        assert len(batch) * batch.max() <= batch_tokens or len(batch) == 1
 
 
 def test_no_example_runs_after_leaving() -> None:
@@ -172,7 +174,7 @@ def test_exits_that_cannot_matter_are_skipped(text: str, run: list[int]) -> None
 
 
 def test_neighbours_that_fit_the_budget_run_as_one() -> None:
-    stages = NumpyStages(budget=64)
+    stages = NumpyStages(batch_tokens=64)
     Engine(stages).run(examples([8] * 64), Policy.parse("entropy:0.4"))
     for exit in range(4):
         rows = [len(batch) for at, batch in stages.batches if at == exit]
@@ -181,13 +183,13 @@ def test_neighbours_that_fit_the_budget_run_as_one() -> None:
 
 
 def test_padding_never_exceeds_the_overhead() -> None:
-    stages = NumpyStages(budget=10_000, overhead=0)
+    stages = NumpyStages(batch_tokens=10_000, overhead=0)
     Engine(stages).run(examples([*range(1, 21)] * 3), Policy.parse("entropy:0.4"))
     assert all(batch.min() == batch.max() for _, batch in stages.batches)
 
 
 def test_long_texts_end_a_window_early() -> None:
-    engine = Engine(NumpyStages(), window=1000, budget=10)
+    engine = Engine(NumpyStages(), window=1000, batch_tokens=10)
     windows = [*engine.windows(examples([10] * 200))]
     assert [len(window) for window in windows] == [64, 64, 64, 8]
     assert [*engine.windows(examples([5000] * 3))] == [range(1), range(1, 2), range(2, 3)]
@@ -239,7 +241,7 @@ def test_after_the_deadline_the_last_exit_passed_counts() -> None:
 def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stages, texts = NumpyStages(budget=8, overhead=0), examples([8, 4])
+    stages, texts = NumpyStages(batch_tokens=8, overhead=0), examples([8, 4])
     tick = SimpleNamespace(monotonic=count().__next__)  # once for each micro-batch
     monkeypatch.setattr(engine, "time", tick)
     decision = Engine(stages).run(texts, Policy.parse("never"), deadline=0)

@@ -91,7 +91,7 @@ def policy_between(rule: str, levels: np.ndarray, share: float) -> Policy:
 @given(
     order=st.permutations(range(EXAMPLES)),
     window=st.sampled_from([1, 3, 24]),
-    budget=st.sampled_from([1, 40, 1000]),
+    batch_tokens=st.sampled_from([1, 40, 1000]),
     overhead=st.sampled_from([0, 16, 1000]),
     share=st.floats(0, 1),
 )
@@ -102,7 +102,7 @@ def test_engine_agrees_with_trace(
     rule: str,
     order: list[int],
     window: int,
-    budget: int,
+    batch_tokens: int,
     overhead: int,
     share: float,
 ) -> None:
@@ -112,7 +112,7 @@ def test_engine_agrees_with_trace(
     policy = policy_between(rule, fold(criterion, logits, gates, stages.layers).readiness, share)
     expected = policy.decide(logits, gates, stages.layers)
     chosen = [texts()[row] for row in order]
-    decision = Engine(stages, window, budget).run(chosen, policy)
+    decision = Engine(stages, window, batch_tokens).run(chosen, policy)
     np.testing.assert_array_equal(decision.exits, expected.exits[order])
     np.testing.assert_allclose(decision.logits, expected.logits[order], atol=1e-3)
     np.testing.assert_array_equal(decision.logits.argmax(-1), expected.logits[order].argmax(-1))
@@ -136,7 +136,7 @@ def test_exits_are_spread_so_that_agreement_means_something(
 def test_never_equals_the_plain_model(tiny_classifier: Callable[..., Any], backbone: str) -> None:
     plain = tiny_classifier(backbone)
     stages = TorchStages(ExitModel.from_encoder(plain))
-    decision = Engine(stages, budget=64).run(texts(), Policy.parse("never"))
+    decision = Engine(stages, batch_tokens=64).run(texts(), Policy.parse("never"))
     assert set(decision.exits) == {len(stages.layers) - 1}
     with torch.inference_mode():
         for row, text in enumerate(texts()):

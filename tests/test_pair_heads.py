@@ -85,7 +85,7 @@ def test_rows_that_leave_and_neighbours_change_no_pair(
         assert np.corrcoef(alone[:, 1].ravel(), truth[:, 1].ravel())[0, 1] > 0.97
     else:
         np.testing.assert_allclose(alone, truth, atol=1e-4)
-    together = Engine(stages, budget=60).trace(pairs)[0]
+    together = Engine(stages, batch_tokens=60).trace(pairs)[0]
     np.testing.assert_allclose(together, alone, atol=1e-5 if runtime == "torch" else 0)
 
     left, right = (stages.run(0, stages.embed(half))[0] for half in (pairs[:12], pairs[12:]))

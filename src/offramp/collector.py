@@ -84,7 +84,7 @@ def prepare(
                 "a Classifier has its own tokenizer, batch_tokens and max_length; set them there."
             )
         return model.engine, model.tokenizer
-    engine = Engine(stages_of(model), budget=batch_tokens)
+    engine = Engine(stages_of(model), batch_tokens=batch_tokens)
     longest = text_length(engine.stages, max_length)
     return engine, None if tokenizer is None else BatchTokenizer(tokenizer, longest)
 

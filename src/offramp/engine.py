@@ -37,16 +37,16 @@ class MicroBatch(NamedTuple):
 class Engine:
     """Runs stages in windows and micro-batches.
 
-    `window` is the number of examples that run together, fewer if they are long. `budget` is the most tokens,
+    `window` is the number of examples that run together, fewer if they are long. `batch_tokens` is the most tokens,
     padding included, in a micro-batch, by default what suits the runtime; a single longer example still runs.
     """
 
-    def __init__(self, stages: Stages[Any], window: int = WINDOW, budget: int | None = None) -> None:
+    def __init__(self, stages: Stages[Any], window: int = WINDOW, batch_tokens: int | None = None) -> None:
         self.stages = stages
         self.window = window
-        self.budget = stages.budget if budget is None else budget
-        if self.window < 1 or self.budget < 1:
-            raise BadOption(f"window={window} and budget={budget} must be at least 1.")
+        self.batch_tokens = stages.batch_tokens if batch_tokens is None else batch_tokens
+        if self.window < 1 or self.batch_tokens < 1:
+            raise BadOption(f"window={window} and batch_tokens={batch_tokens} must be at least 1.")
 
     def run(self, examples: Sequence[Tokens], policy: Policy, deadline: float | Array = math.inf) -> Decision:
         """The exit and logits of each example, the same as `policy.decide` on the logits of all exits.
@@ -116,7 +116,7 @@ class Engine:
         first = end = tokens = 0
         for size in repeat(1, len(examples)) if sizes is None else sizes:
             more = sum(lengths[end : end + size])
-            full = end + size - first > self.window or tokens + more > MAX_MICRO_BATCHES * self.budget
+            full = end + size - first > self.window or tokens + more > MAX_MICRO_BATCHES * self.batch_tokens
             if full and end > first:
                 yield range(first, end)
                 first, tokens = end, 0
@@ -217,12 +217,12 @@ class Engine:
     def partition(self, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
         """Groups neighbours, given as (rows, longest) with increasing lengths, that run faster as one micro-batch.
 
-        They do if they fit the budget and the padding costs less than one more micro-batch.
+        They do if they fit `batch_tokens` and the padding costs less than one more micro-batch.
         """
         first = rows = longest = count = 0
         for count, (more, longer) in enumerate(sizes, 1):
             padding = rows * (longer - longest)
-            if rows and (padding > self.stages.overhead or (rows + more) * longer > self.budget):
+            if rows and (padding > self.stages.overhead or (rows + more) * longer > self.batch_tokens):
                 yield slice(first, count - 1)
                 first, rows = count - 1, 0
             rows, longest = rows + more, longer

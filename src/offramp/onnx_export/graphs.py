@@ -61,7 +61,7 @@ class Stage(nn.Module):
         """As `heads.pool`, but means are matrix products, which add one token after the other.
 
         ONNX Runtime's ReduceSum adds them in an order that depends on the number of rows and on padding, so that the
-        same text would get slightly different logits in other company.
+        same text would get slightly different logits beside other texts.
         """
         pooling = self.heads.poolings[self.exit]
         if pooling == "first":

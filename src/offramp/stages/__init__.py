@@ -44,7 +44,7 @@ class Stages(Protocol[State]):
     """The number of tokens at which texts were truncated in training; None if unknown."""
     trained_on_pairs: bool | None
     """Whether training had pairs of texts; None if unknown."""
-    budget: int
+    batch_tokens: int
     """The most tokens, padding included, in a micro-batch: just enough to keep the hardware busy."""
     overhead: int
     """The cost of one more micro-batch, in tokens of padding."""

@@ -20,7 +20,7 @@ from offramp.stages import Tokens, attention_mask, pad, token_types
 from offramp.store import Manifest, ModelInfo
 from offramp.store.manifest import EMBEDDING, STAGES
 
-BUDGET, OVERHEAD = 1024, 16  # as measured for PyTorch
+BATCH_TOKENS, OVERHEAD = 1024, 16  # as measured for PyTorch
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class OnnxStages:
         self.reads_types = "pair" in (info.head.get("pooling"), info.head.get("final_pooling"))
         self.max_length = self.manifest.max_length
         self.trained_length, self.trained_on_pairs = info.trained_length, info.trained_on_pairs
-        self.budget, self.overhead = BUDGET, OVERHEAD
+        self.batch_tokens, self.overhead = BATCH_TOKENS, OVERHEAD
         options = session_options(threads)
         self.embedding = Graph(folder / EMBEDDING, options)
         self.graph = Graph(folder / STAGES, options)

@@ -14,8 +14,8 @@ from offramp.policy import Policy
 from offramp.problems import Array
 from offramp.stages import Tokens, attention_mask, pad, token_types
 
-CPU_BUDGET, CPU_OVERHEAD = 1024, 16  # measured by benchmarks/engine.py; the table is in docs/running.md
-GPU_BUDGET, GPU_OVERHEAD = 16_384, 1024
+CPU_BATCH_TOKENS, CPU_OVERHEAD = 1024, 16  # measured by benchmarks/engine.py; the table is in docs/running.md
+GPU_BATCH_TOKENS, GPU_OVERHEAD = 16_384, 1024
 
 
 class Batch(NamedTuple):
@@ -67,7 +67,9 @@ class TorchStages:
         self.max_length = model.max_length
         self.trained_length, self.trained_on_pairs = config.trained_length, config.trained_on_pairs
         on_cpu = self.device.type == "cpu"
-        self.budget, self.overhead = (CPU_BUDGET, CPU_OVERHEAD) if on_cpu else (GPU_BUDGET, GPU_OVERHEAD)
+        self.batch_tokens, self.overhead = (
+            (CPU_BATCH_TOKENS, CPU_OVERHEAD) if on_cpu else (GPU_BATCH_TOKENS, GPU_OVERHEAD)
+        )
 
     @torch.inference_mode()
     def embed(self, tokens: Sequence[Tokens]) -> Batch:
