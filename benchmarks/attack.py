@@ -160,13 +160,14 @@ def long_texts(model: str, load: list[bytes]) -> dict[str, Any]:
     short = {"none": load[0], "100 ms": json.dumps({**json.loads(load[0]), "deadline_ms": 100}).encode()}
     with (
         start_server([*SERVE, model, "--threads", "1", "--policy", "never"]) as server,
-        ThreadPoolExecutor(LONG) as pool,
+        ThreadPoolExecutor(LONG + len(short)) as pool,
         health(server) as asked,
     ):
         ask(server, load[0])
         waiting = [pool.submit(ask, server, text) for _ in range(LONG)]
-        time.sleep(0.2)
-        small = {deadline: ask(server, body) for deadline, body in short.items()}
+        time.sleep(1)  # until they are queued
+        asking = {deadline: pool.submit(ask, server, body) for deadline, body in short.items()}
+        small = {deadline: each.result() for deadline, each in asking.items()}
         large = [each.result() for each in waiting]
         return {
             "short_ms": {deadline: (status, 1000 * seconds) for deadline, (status, seconds) in small.items()},

@@ -4,6 +4,7 @@ import gc
 import inspect
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -30,6 +31,7 @@ from offramp.errors import BadData, BadOption, BadPolicy, CannotLoad, Incompatib
 from offramp.model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.serve.batcher import Limits, Request
+from offramp.serve.connections import OWN_FILES
 from offramp.serve.ladder import FULL_DEPTH
 from offramp.serve.server import Server, ServerOptions, bind, load, read_rung, run_app, serve
 
@@ -241,6 +243,23 @@ def test_connections_that_no_worker_has_accepted_when_the_server_is_stopped_are_
             os.kill(worker, signal.SIGCONT)
         assert [client.recv(12) for client in clients] == [b"HTTP/1.1 200"] * 20
         assert server.process.wait(timeout=60) == 0
+
+
+def test_a_burst_of_connections_at_the_limit_does_not_use_up_all_open_files(
+    running: Run, exported: Path
+) -> None:
+    """asyncio would accept nothing for a second then, not even /health."""
+    with running(exported, "--max-connections", 100) as server:
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (100 + OWN_FILES, 100 + OWN_FILES))
+        host, port = server.url.removeprefix("http://").split(":")
+        clients = [socket.create_connection((host, int(port)), timeout=60) for _ in range(600)]
+        assert server.answers()
+        server.process.terminate()
+        server.process.wait(timeout=60)
+        for client in clients:
+            client.close()
+        lines = iter(lambda: server.lines.get(timeout=60), THE_END)
+        assert not [line for line in lines if line.get("level") == "error"]
 
 
 def environment(process: int) -> dict[str, str]:
