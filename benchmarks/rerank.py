@@ -164,7 +164,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tune", action="store_true", help="train the backbone with the exits, not the exits alone"
     )
-    parser.add_argument("--bf16", action="store_true", help="train in bfloat16, where the CPU has it")
+    parser.add_argument("--bf16", action="store_true", help="fine-tune in bfloat16, where the CPU has it")
     return parser.parse_args()
 
 
@@ -302,8 +302,7 @@ def with_exits(options: argparse.Namespace, original: Original, learn: Sequence[
         nothing = TextSet([])
         split = TextSplit(TextSet(pairs_of(learn)), calibration=nothing, test=nothing)
         steps = Steps(options.out / "work", original, split, "", options.seed, False, log, ())
-        with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
-            trained = steps.train_exits(None, options.tune, epochs=1)
+        trained = steps.train_exits(None, options.tune, epochs=1)
         log(f"exporting in {options.precision}")
         export(trained, folder, options.precision, texts=split.learn.texts)
     return folder

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import TrainerCallback, TrainingArguments
 
 from offramp import RECIPES, ExitModel, Task
 from offramp.errors import BadOption
 from offramp.policy import Policy
 from offramp.training import Trained
-from offramp.training.run_dir import ARGUMENTS_THAT_CHANGE_WEIGHTS
+from offramp.training.run_dir import ARGUMENTS_THAT_CHANGE_WEIGHTS, table_bytes
 
 Make = Callable[..., ExitModel]
 MakeTask = Callable[..., Task]
@@ -202,3 +203,11 @@ def test_every_training_argument_is_known_to_change_the_weights_or_not() -> None
     properties = {"world_size", "train_batch_size"}
     assert names == {*ARGUMENTS_THAT_CHANGE_WEIGHTS, *HARMLESS} - properties
     assert not {*ARGUMENTS_THAT_CHANGE_WEIGHTS} & {*HARMLESS}
+
+
+def test_rows_made_by_another_version_of_the_code_are_the_same_data() -> None:
+    rows = Dataset.from_dict({"number": [1, 2, 3, 4]})
+    first = rows.map(lambda row: {"double": 2 * row["number"]})
+    second = rows.map(lambda row: {"double": row["number"] + row["number"]}, writer_batch_size=2)
+    assert table_bytes(first) == table_bytes(second)
+    assert table_bytes(first) != table_bytes(rows)
