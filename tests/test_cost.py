@@ -55,8 +55,14 @@ def test_twelve_layers_of_base_are_22367_megaflops() -> None:
 
 def test_every_head_evaluated_is_counted() -> None:
     assert macs(TINY, 3, 5, 2, heads=2) - macs(TINY, 3, 5, 2, heads=1) == 8 * 8 + 8 * 3
-    bare = {"hidden": 8, "intermediate": 16, "heads": 2, "pooler": False}
+    bare = {"hidden": 8, "intermediate": 16, "heads": 2, "pooler": 0}
     assert macs(bare, 3, 5, 2, heads=2) - macs(bare, 3, 5, 2, heads=1) == 8 * 3
+
+
+def test_a_head_that_reads_four_vectors_of_a_pair_pays_for_all() -> None:
+    shape = {"hidden": 8, "intermediate": 16, "heads": 2}
+    one, four = (macs(shape | {"pooler": vectors}, 2, length=5, layers=2, heads=3) for vectors in (1, 4))
+    assert four - one == 3 * 3 * 8 * 8
 
 
 def test_macs_grow_with_the_padded_length() -> None:

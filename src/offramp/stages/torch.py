@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from offramp.errors import BadOption
+from offramp.heads import pooled_width
 from offramp.model import ExitModel
 from offramp.policy import Policy
 from offramp.problems import Array
@@ -165,5 +166,5 @@ def backbone_shape(config: Any) -> dict[str, int]:
         "intermediate": getattr(encoder, "intermediate_size", None) or encoder.hidden_dim,
         "heads": encoder.num_attention_heads,
         "layers": encoder.num_hidden_layers,
-        "pooler": config.head_config.pooler != "none",
+        "pooler": 0 if config.head_config.pooler == "none" else pooled_width(config.head_config.pooling, 1),
     }
