@@ -44,7 +44,9 @@ def main() -> None:
     contenders: dict[str, Any] = {"transformers": original.loaded.logits}
     precision = done.results["precision"]
     for name in ("fp32", "int8"):
-        contenders[f"ONNX {name}, full depth"] = predictor(options.out / "fast" / "work" / name, "never")
+        contenders[f"ONNX {name}, full depth"] = predictor(
+            options.out / "fast" / "work" / f"plain-{name}", "never"
+        )
     cut = fine_tuned(
         options.out / f"cut-{options.cut}", options.encoder, labelled, settings, num_hidden_layers=options.cut
     )

@@ -17,10 +17,9 @@ OUTPUTS = ("hidden_after", "logits", "gate")
 def join(stages: Sequence[ModelProto]) -> tuple[ModelProto, tuple[int, ...]]:
     """One graph of all stages, and the branch of each; equal stages, weights included, share a branch."""
     digests = [hashlib.sha256(stage.SerializeToString(deterministic=True)).digest() for stage in stages]
-    different = dict(zip(reversed(digests), reversed(stages), strict=True))
-    order = [*dict.fromkeys(digests)]
-    joined = Joined([different[digest] for digest in order])
-    return joined.graph(), tuple(order.index(digest) for digest in digests)
+    different = dict(zip(digests, stages, strict=True))
+    order = [*different]
+    return Joined([*different.values()]).graph(), tuple(order.index(digest) for digest in digests)
 
 
 class Joined:

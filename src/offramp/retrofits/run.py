@@ -126,7 +126,7 @@ def retrofit(
         variants = [steps.variant(exits, runtime, each) for each in precisions]
         calibrated = steps.calibrate(variants, target, None if rule is None else rules)
         chosen, reason = steps.choose(calibrated)
-        results = steps.test(variants, target, chosen, exits, untouched=not tune)
+        results = steps.test(precisions, runtime, target, chosen, exits, untouched=not tune)
         results |= {"kept_because": reason, "runtime": runtime, "tuned": tune, "seed": seed}
         steps.finish(home, chosen, results)
     return Retrofit(home / "model", read_json(finished))

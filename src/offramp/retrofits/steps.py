@@ -135,12 +135,12 @@ class Steps:
                 export(exits, folder, precision, texts=self.split.learn.texts)
         return Variant(precision, folder, self.trace(folder, precision, "calibration"))
 
-    def trace(self, folder: Path, precision: str, part: str) -> Trace:
+    def trace(self, folder: Path, name: str, part: str) -> Trace:
         """The logits of every exit, with the original's logits as reference."""
-        file = self.work / f"{part}-{precision}.trace"
+        file = self.work / f"{part}-{name}.trace"
         if not file.exists():
             rows: TextSet = getattr(self.split, part)
-            self.log(f"running every exit on the {part} texts in {precision}")
+            self.log(f"running every exit on the {part} texts in {name}")
             classifier = Classifier.from_pretrained(folder, NEVER)
             found = collect(
                 classifier,
@@ -189,7 +189,7 @@ class Steps:
             return best, f"{best.variant.precision} is the only one with a safe policy"
         self.log("timing " + " and ".join(each.variant.precision for each in calibrated))
         speeds = compare_speed(
-            {each.variant.precision: predictor(each.variant, each.policy) for each in calibrated},
+            {each.variant.precision: predictor(each.variant.folder, each.policy) for each in calibrated},
             self.split.calibration.texts,
         )
         best, other = sorted(calibrated, key=lambda each: speeds[each.variant.precision].cost)
@@ -201,11 +201,18 @@ class Steps:
         )
 
     def test(
-        self, variants: Sequence[Variant], target: Guarantee, chosen: Calibrated, exits: Path, untouched: bool
+        self,
+        precisions: Sequence[str],
+        runtime: str,
+        target: Guarantee,
+        chosen: Calibrated,
+        exits: Path,
+        untouched: bool,
     ) -> dict[str, Any]:
-        """The original, every variant at full depth and the chosen policy, on texts that nothing was chosen on."""
-        traces = {each.precision: self.trace(each.folder, each.precision, "test") for each in variants}
-        trace, policy = traces[chosen.variant.precision], chosen.policy
+        """The original, the same without exits in every precision, and the chosen policy, on texts that nothing was
+        chosen on."""
+        trace, policy = self.trace(chosen.variant.folder, chosen.variant.precision, "test"), chosen.policy
+        plain = {each: self.plain(chosen.variant.folder, runtime, each) for each in precisions}
         same_bits = None
         if untouched and chosen.variant.precision == "fp32":
             same_bits = is_bit_equal(self.original, load_model(exits)[0], self.split.test.texts[:SAME_BITS])
@@ -213,10 +220,14 @@ class Steps:
         contenders: dict[str, tuple[Any, Trace, Policy | None]] = {
             ORIGINAL: (self.original.logits, trace, None),
             **{
-                f"{each.precision}, full depth": (predictor(each, NEVER), traces[each.precision], NEVER)
-                for each in variants
+                f"{each}, full depth": (
+                    predictor(folder, NEVER),
+                    self.trace(folder, folder.name, "test"),
+                    NEVER,
+                )
+                for each, folder in plain.items()
             },
-            EXITS: (predictor(chosen.variant, policy), trace, policy),
+            EXITS: (predictor(chosen.variant.folder, policy), trace, policy),
         }
         speeds = compare_speed({name: each[0] for name, each in contenders.items()}, self.split.test.texts)
         rows = [
@@ -259,24 +270,27 @@ class Steps:
     def write_model(self, folder: Path, variant: Variant, results: Mapping[str, Any]) -> None:
         """The chosen variant with the results, and the original where full depth is not the same."""
         shutil.copytree(variant.folder, folder, dirs_exist_ok=True)
-        if variant.precision != "fp32" or results["tuned"]:
-            self.write_reference(folder / REFERENCE, results["runtime"])
+        if variant.precision != "fp32" or results["tuned"]:  # for the server's audit
+            shutil.copytree(self.plain(folder, results["runtime"], "fp32"), folder / REFERENCE)
         write_files({folder / RETROFIT: json.dumps(results, indent=1)})
 
-    def write_reference(self, folder: Path, runtime: str) -> None:
-        """The original with its last exit alone, for the server's audit."""
-        model = ExitModel.from_encoder(
-            self.original.model, exits=[self.original.model.config.num_hidden_layers]
-        )
-        model.config.rename_labels(ModelInfo.read(folder.parent).labels)
-        if runtime == "onnx":
-            from offramp.onnx_export import export
+    def plain(self, exits: Path, runtime: str, precision: str) -> Path:
+        """The original with its last exit alone, in one graph: the fastest way to run all of it."""
+        folder = self.work / f"plain-{precision}"
+        if not folder.exists():
+            layers = self.original.model.config.num_hidden_layers
+            model = ExitModel.from_encoder(self.original.model, exits=[layers])
+            model.config.rename_labels(ModelInfo.read(exits).labels)
+            if runtime == "onnx":
+                from offramp.onnx_export import export
 
-            self.log("exporting the original, as the reference of the server's audit")
-            export(model, folder, "fp32", self.original.tokenizer)
-        else:
-            model.save_pretrained(folder)
-            self.original.tokenizer.save_pretrained(folder)
+                self.log(f"exporting the original in {precision}")
+                export(model, folder, precision, self.original.tokenizer, texts=self.split.learn.texts)
+            else:
+                with atomic_folder(folder) as draft:
+                    model.save_pretrained(draft)
+                    self.original.tokenizer.save_pretrained(draft)
+        return folder
 
 
 def unlabelled_task(part: TextSet, model: ExitModel) -> Task:
@@ -288,8 +302,8 @@ def unlabelled_task(part: TextSet, model: ExitModel) -> Task:
     return Task("texts", labels, DEFAULT_METRICS[problem_type], {"train": source}, problem_type)
 
 
-def predictor(variant: Variant, policy: Policy) -> Any:
-    return Classifier.from_pretrained(variant.folder, policy).predict
+def predictor(folder: Path, policy: Policy) -> Any:
+    return Classifier.from_pretrained(folder, policy).predict
 
 
 def original_megabytes(original: Original) -> float:
