@@ -135,10 +135,10 @@ def test_neighbours_and_padding_change_no_bit_of_logits_and_no_exit(
     policy = Policy.parse(f"confidence:{np.median(softmax(alone).max(-1))}")
     exits = policy.exits(alone, layers=stages.layers)
     assert len({*exits.tolist()}) > 1
-    for window, budget, overhead in itertools.product([5, 24], [60, 1000], [0, 1000]):
+    for window, batch_tokens, overhead in itertools.product([5, 24], [60, 1000], [0, 1000]):
         order = draw.permutation(len(texts))
         stages.overhead = overhead
-        engine = Engine(stages, window, budget)
+        engine = Engine(stages, window, batch_tokens)
         chosen = [texts[row] for row in order]
         np.testing.assert_array_equal(engine.trace(chosen)[0], alone[order])
         decision = engine.run(chosen, policy)

@@ -86,12 +86,12 @@ def test_a_k_beyond_the_list_gives_all_documents_in_the_order_of_full_depth(rera
     assert len(found) == len(DOCUMENTS)
 
 
-@pytest.mark.parametrize(("window", "budget"), [(1, 8), (5, 40), (1024, None)])
+@pytest.mark.parametrize(("window", "batch_tokens"), [(1, 8), (5, 40), (1024, None)])
 def test_neighbours_and_batches_never_change_a_ranking(
-    reranker: Reranker, window: int, budget: int | None
+    reranker: Reranker, window: int, batch_tokens: int | None
 ) -> None:
     classifier = Classifier(reranker.classifier.stages, reranker.classifier.tokenizer.rust, "never")
-    classifier.engine = Engine(classifier.stages, window, budget)
+    classifier.engine = Engine(classifier.stages, window, batch_tokens)
     small = Reranker(classifier, reranker.rule)
     alone = [reranker.rank(*query) for query in QUERIES]
     for found, expected in zip(small.rank_many(QUERIES), alone, strict=True):

@@ -53,7 +53,7 @@ class WordStages:
     max_length: int = 300
     trained_length: int | None = None
     trained_on_pairs: bool | None = None
-    budget: int = 64
+    batch_tokens: int = 64
     overhead: int = 16
     door: threading.Event = field(default_factory=threading.Event)
     reached: threading.Event = field(default_factory=threading.Event)

@@ -189,7 +189,7 @@ def test_a_thousand_documents_fit_the_default_limits_and_block_nobody(
         go_on.wait(30)
         return embed(tokens)
 
-    monkeypatch.setattr(reranker.classifier.engine, "budget", 256)
+    monkeypatch.setattr(reranker.classifier.engine, "batch_tokens", 256)
     monkeypatch.setattr(stages, "embed", embed_slowly)
     finished: list[str] = []
     try:
