@@ -29,7 +29,7 @@ def export(
         str, Option(help="fp32, or int8: smaller and faster, with slightly different logits.")
     ] = "fp32",
 ) -> Result:
-    """Export a model to ONNX, one graph per stage.
+    """Export a model to ONNX, to run without torch.
 
     ONNX Runtime runs the graphs without torch (extra `onnx`). The scales of int8 are found on texts like those
     that the model will run on, up to 256 of those in --data. The logits of int8 differ slightly, so its policy
