@@ -1,4 +1,4 @@
-"""Exports a model to ONNX, stages as branches of one graph, so that it runs without torch, in fp32 or int8 (docs/runtimes.md)."""
+"""Exports a model to ONNX, so that it runs without torch, in fp32 or int8 (docs/runtimes.md)."""
 
 from offramp.onnx_export.exporter import export
 
