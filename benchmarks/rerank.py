@@ -109,13 +109,12 @@ def main() -> None:
     full_depth = relevance(trace.logits[:, -1])
     queries = QuerySet.group(trace, queries_of(test))
     scores = relevance(stored(options.out / "original.npy", lambda: original.logits(pairs_of(test))))
-    half = fine_tuned(options, pairs, options.out / "half", HALF_EPOCHS, options.half)
-    one_graph, half_graph = (exported(options, each, learn) for each in (original, half))
-    graph_scores, half_scores = (
-        relevance(stored(graph.with_suffix(".npy"), partial(logits_of, graph, test)))
-        for graph in (one_graph, half_graph)
-    )
     precision, layers = options.precision, trace.layers[-1]
+
+    def in_one_graph(name: str, model: Original) -> Contender:
+        graph = exported(options, model, learn)
+        found = relevance(stored(graph.with_suffix(".npy"), partial(logits_of, graph, test)))
+        return Contender(name, found, model.model.config.num_hidden_layers, ranker(graph))
 
     def with_rule(name: str, exact_top: bool) -> Contender:
         ranking = queries.ranking(rule, exact_top)
@@ -125,16 +124,16 @@ def main() -> None:
 
     contenders = [
         Contender("transformers", scores, layers, lambda each: original.logits(each.pairs)),
-        Contender(f"ONNX Runtime {precision}", graph_scores, layers, ranker(one_graph)),
-        Contender(
-            f"{options.half} layers, retrained, {precision}", half_scores, options.half, ranker(half_graph)
-        ),
+        in_one_graph(f"ONNX Runtime {precision}", original),
         Contender(
             f"offramp {precision}, full depth", full_depth, layers, ranker(folder, RankRule.full_depth)
         ),
         with_rule(f"offramp {precision}", exact_top=False),
         with_rule(f"offramp {precision}, `exact_top`", exact_top=True),
     ]
+    if options.half:
+        half = fine_tuned(options, pairs, options.out / "half", HALF_EPOCHS, options.half)
+        contenders.insert(2, in_one_graph(f"{options.half} layers, retrained, {precision}", half))
     results = [measure(each, test, scores, full_depth) for each in contenders]
     if options.time:
         seconds = time_in_turns([each.rank for each in contenders], test[:: len(test) // TIMED])
@@ -152,7 +151,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("encoder", type=Path)
     parser.add_argument("wikiqa", type=Path, help="folder with train.tsv, dev.tsv and test.tsv")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--half", type=int, default=6, help="layers of the rival that is cut and retrained")
+    parser.add_argument("--half", type=int, default=6, help="layers of the rival that is cut; 0 for none")
     parser.add_argument("--epochs", type=float, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
