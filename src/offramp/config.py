@@ -60,7 +60,7 @@ class ExitConfig(PreTrainedConfig):
         self.head = HeadConfig.from_dict(self.head).with_defaults(family.pooling).to_dict()
         if "pair" in (self.head["pooling"], self.head["final_pooling"]) and not family.has_token_types:
             raise BadConfig(
-                f"pooling='pair' needs token types, which {self.encoder_config.model_type} has not; choose 'mean'"
+                f"pooling='pair' needs token types, which {self.encoder_config.model_type} does not have; choose 'mean'"
             )
         self.exits = check_exits(self.exits, self.num_layers)
         if not self.num_labels:

@@ -142,6 +142,7 @@ def quantize_readers(
 def biases(graph: ModelProto, constants: Arrays) -> dict[str, NodeProto]:
     """The additions of a constant vector, by what they add it to, if nothing else reads that."""
     uses = Counter(name for node in graph.graph.node for name in node.input)
+    uses.update(each.name for each in graph.graph.output)
     found = {}
     for node in graph.graph.node:
         if node.op_type == "Add":

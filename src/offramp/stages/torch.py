@@ -80,7 +80,8 @@ class TorchStages:
         mask = self.mask(lengths)
         with self.precision_context():
             hidden = self.adapter.embed(self.backbone, ids, mask, types)
-            return self.batch(0, hidden, lengths, types if self.model.heads.reads_types else None)
+            context = self.adapter.context(self.backbone, hidden, mask)
+            return Batch(0, hidden, lengths, mask, context, types if self.model.heads.reads_types else None)
 
     @torch.inference_mode()
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
