@@ -59,9 +59,8 @@ class ExitConfig(PreTrainedConfig):
         family = backbone_for(self.encoder_config.model_type)
         self.head = HeadConfig.from_dict(self.head).with_defaults(family.pooling).to_dict()
         if "pair" in (self.head["pooling"], self.head["final_pooling"]) and not family.has_token_types:
-            raise BadConfig(
-                f"pooling='pair' needs token types, which {self.encoder_config.model_type} does not have; choose 'mean'"
-            )
+            kind = self.encoder_config.model_type
+            raise BadConfig(f"pooling='pair' needs token types, and {kind} does not have them; choose 'mean'")
         self.exits = check_exits(self.exits, self.num_layers)
         if not self.num_labels:
             raise BadConfig("num_labels must be 1 or more")
