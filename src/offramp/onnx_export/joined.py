@@ -1,7 +1,7 @@
 """Joins the graphs of all stages into one graph with a branch for each.
 
-The input `branch` says which one runs. Separate graphs would each have their own threads and buffers, so a single text
-would wake other threads and touch other memory at every stage.
+The input `branch` says which one runs. Separate graphs would each have their own threads and buffers, so a single
+text would wake other threads and touch other memory at every stage.
 """
 
 import hashlib
