@@ -209,14 +209,12 @@ class Steps:
         exits: Path,
         untouched: bool,
     ) -> dict[str, Any]:
-        """The original, the same without exits in every precision, and the chosen policy, on texts that nothing was
-        chosen on."""
+        """The original, its exports without exits and the chosen policy, on texts that nothing was chosen on."""
         trace, policy = self.trace(chosen.variant.folder, chosen.variant.precision, "test"), chosen.policy
         plain = {each: self.plain(chosen.variant.folder, runtime, each) for each in precisions}
         same_bits = None
         if untouched and chosen.variant.precision == "fp32":
             same_bits = is_bit_equal(self.original, load_model(exits)[0], self.split.test.texts[:SAME_BITS])
-        self.log("timing the original and the retrofitted model")
         contenders: dict[str, tuple[Any, Trace, Policy | None]] = {
             ORIGINAL: (self.original.logits, trace, None),
             **{
@@ -229,6 +227,7 @@ class Steps:
             },
             EXITS: (predictor(chosen.variant.folder, policy), trace, policy),
         }
+        self.log("timing the original and the retrofitted model")
         speeds = compare_speed({name: each[0] for name, each in contenders.items()}, self.split.test.texts)
         rows = [
             measure_contender(name, of, under, target.tolerance, speeds[name], speeds[ORIGINAL])
