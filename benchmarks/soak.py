@@ -177,11 +177,13 @@ class Watcher(threading.Thread):
 
 def workers(server: Server) -> list[int]:
     """The living worker processes, oldest first."""
-    parent = server.process.pid
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return sorted(
-        int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
-    )
+    helpers = children(server.process.pid)
+    parents = [each for each in helpers if b"forkserver" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return sorted(worker for parent in parents for worker in children(parent))
+
+
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def minutes(exchanges: list[Exchange], watcher: Watcher) -> list[dict[str, Any]]:

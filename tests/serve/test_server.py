@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -46,6 +47,7 @@ class Running:
     """A server process, whose log is read as it comes."""
 
     process: subprocess.Popen[str]
+    temporary: Path
     url: str = ""
     lines: Queue[dict[str, Any]] = field(default_factory=Queue)
     started: Queue[int] = field(default_factory=Queue)
@@ -70,6 +72,10 @@ class Running:
     def workers(self, count: int) -> list[int]:
         return [self.started.get(timeout=120) for _ in range(count)]
 
+    def shared_folder(self) -> Path:
+        (folder,) = self.temporary.glob("offramp-serve-*")
+        return folder
+
     def answers(self) -> bool:
         """In a new connection, which any worker may take."""
         try:
@@ -84,14 +90,15 @@ def running(until: Until) -> Run:
 
     @contextmanager
     def run(*arguments: Any) -> Iterator[Running]:
+        temporary = Path(tempfile.mkdtemp())  # short, as it will contain a socket
         process = subprocess.Popen(
             [*COMMAND, *map(str, arguments), "--port", "0"],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)},
         )
-        server = Running(process)
+        server = Running(process, temporary)
         threading.Thread(target=server.read, daemon=True).start()
         try:
             server.url = server.wait_for("serving at")["url"]
@@ -163,7 +170,7 @@ def test_a_killed_worker_is_replaced_while_the_other_answers(
         assert 'offramp_requests_total{status="200"} 21.0' in counted, (
             "the counters of a dead worker are kept"
         )
-        shared = Path(environment(third)["PROMETHEUS_MULTIPROC_DIR"])
+        shared = server.shared_folder()
         (shared / "broken-0").touch()  # as a worker does whose audit says so
         until(lambda: ask(server.url, "good film").json()["rung"] == FULL_DEPTH)
         server.process.send_signal(signal.SIGTERM)
@@ -189,12 +196,38 @@ def test_workers_end_and_leave_nothing_when_their_parent_is_killed(
 ) -> None:
     with running(exported, "--workers", 2) as server:
         workers = server.workers(2)
-        folder = Path(environment(workers[0])["PROMETHEUS_MULTIPROC_DIR"])
-        assert folder.is_dir()
+        assert server.shared_folder().is_dir()
         server.process.kill()
         until(lambda: not any(map(is_alive, workers)))
         assert not server.answers()
-        assert not folder.exists()
+        assert not [*server.temporary.glob("*/*")]
+
+
+def test_workers_are_replaced_when_the_process_that_forks_them_is_killed(
+    running: Run, exported: Path, until: Until
+) -> None:
+    with running(exported, "--workers", 2) as server:
+        workers = server.workers(2)
+        os.kill(parent_of(workers[0]), signal.SIGKILL)
+        assert not {*workers} & {*server.workers(2)}
+        until(lambda: not any(map(is_alive, workers)))
+        assert ask(server.url, "good film").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=60) == 0
+
+
+def test_a_signal_to_all_processes_of_a_server_still_lets_them_answer(
+    running: Run, exported: Path, until: Until
+) -> None:
+    slow = ["--threads", 1, "--window", 1, "--max-waiting", 8000]
+    with running(exported, "--workers", 2, *slow) as server, ThreadPoolExecutor() as clients:
+        workers = server.workers(2)
+        future = clients.submit(ask, server.url, ["a"] * 1000)
+        until(lambda: working(server.url) or future.done())
+        for process in (parent_of(workers[0]), *workers, server.process.pid):
+            os.kill(process, signal.SIGTERM)
+        assert future.result().status_code == 200
+        assert server.process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -262,9 +295,9 @@ def test_a_burst_of_connections_at_the_limit_does_not_use_up_all_open_files(
         assert not [line for line in lines if line.get("level") == "error"]
 
 
-def environment(process: int) -> dict[str, str]:
-    lines = Path(f"/proc/{process}/environ").read_text().split("\0")
-    return dict(line.split("=", 1) for line in lines if line)
+def parent_of(process: int) -> int:
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.split("PPid:")[1].split()[0])
 
 
 def is_alive(process: int) -> bool:

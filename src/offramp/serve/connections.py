@@ -195,3 +195,10 @@ def stop_listening(listener: socket.socket) -> None:
         time.sleep(0.01)
     with suppress(OSError):  # closing is not enough: every worker has the same socket
         listener.shutdown(socket.SHUT_RDWR)
+
+
+def await_stop(listener: socket.socket) -> None:
+    """Waits, but not for long, until another process has stopped listening."""
+    end = time.monotonic() + ACCEPT_SECONDS
+    while listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and time.monotonic() < end:
+        time.sleep(0.01)

@@ -5,7 +5,6 @@ import gc
 import json
 import logging.config
 import math
-import multiprocessing
 import os
 import shutil
 import signal
@@ -14,12 +13,13 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 
 import uvicorn
@@ -37,6 +37,7 @@ from offramp.serve.connections import (
     BACKLOG,
     KEEP_ALIVE,
     LimitedConnection,
+    await_stop,
     connection_limit,
     stop_listening,
 )
@@ -44,8 +45,8 @@ from offramp.serve.hosts import default_hosts
 from offramp.serve.ladder import Ladder
 from offramp.serve.list_audit import KEPT_LISTS, ListAudit
 from offramp.serve.logs import LOGGING, log
-from offramp.serve.supervisor import HEARTBEAT, Supervisor
-from offramp.store import ModelInfo, find_model
+from offramp.serve.supervisor import HEARTBEAT, Supervisor, start_forkserver
+from offramp.store import ModelInfo, find_model, is_exported
 from offramp.store.folder import REFERENCE
 
 RARE = 1000
@@ -101,10 +102,12 @@ def serve(options: ServerOptions, host: str = "127.0.0.1", port: int = 8000, wor
         run_app(app, options, listener, most)
         end_with(batcher)
         return
-    with shared_folder() as folder:
+    with tempfile.TemporaryDirectory(prefix="offramp-serve-") as folder:  # of metrics and broken rungs
+        start_forkserver(modules_for(options.model))
+        life, _held = Pipe(duplex=False)
         Supervisor(
             run_worker,
-            (options, listener, most, folder),
+            (life, options, listener, most, Path(folder)),
             workers=workers,
             listener=listener,
             drain_seconds=options.drain_seconds,
@@ -112,17 +115,29 @@ def serve(options: ServerOptions, host: str = "127.0.0.1", port: int = 8000, wor
         ).run()
 
 
+def modules_for(model: Path) -> list[str]:
+    """What a worker imports, but for prometheus_client, which reads the environment when imported, and ONNX Runtime,
+    which starts a thread."""
+    return [__name__, *([] if is_exported(model) else ["offramp.stages.torch"])]
+
+
 def run_worker(
-    pipe: Connection, options: ServerOptions, listener: socket.socket, most: int, folder: Path
+    pipe: Connection,
+    life: Connection,
+    options: ServerOptions,
+    listener: socket.socket,
+    most: int,
+    folder: Path,
 ) -> None:
-    """The main function of a worker process: serves until SIGTERM or until the parent has died."""
+    """The main function of a worker process: serves until SIGTERM or until the parent closes its end of `pipe`. It
+    removes what a killed parent leaves, which is dead when its end of `life` is closed."""
     logging.config.dictConfig(LOGGING)
     logging.captureWarnings(True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while loading; the server replaces it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which acts
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=stop_after, args=(parent,), daemon=True).start()
+    threading.Thread(target=stop_after_closing, args=(pipe,), daemon=True).start()
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     try:
         try:
             batcher, app = make_app(options, folder)
@@ -130,16 +145,19 @@ def run_worker(
             known = isinstance(error, OfframpError | OSError)
             pipe.send(str(error) if known else f"{type(error).__name__}: {error}")
             sys.exit(1)
-        run_app(app, options, listener, most, pipe)
+        run_app(app, options, listener, most, pipe, others=lambda: not life.poll())
     finally:
-        if not parent.is_alive():
+        if life.poll():
             shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(get_temp_dir(), ignore_errors=True)  # with the socket of the forkserver
     end_with(batcher)
 
 
-def stop_after(parent: BaseProcess) -> None:
-    parent.join()
-    log.error("the parent process has died; this worker answers what it has accepted and ends")
+def stop_after_closing(pipe: Connection) -> None:
+    pipe.poll(None)  # nothing is ever sent to a worker
+    log.error(
+        "the parent process has died or given up this worker, which answers what it has accepted and ends"
+    )
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -149,6 +167,7 @@ def run_app(
     listener: socket.socket,
     most: int,
     supervisor: Connection | None = None,
+    others: Callable[[], bool] = lambda: False,
 ) -> None:
     async def notify() -> None:
         if supervisor:
@@ -174,7 +193,7 @@ def run_app(
     )
     keep_collections_short()
     with ignore_repeated_signal():
-        Server(config).run([listener])
+        Server(config, others).run([listener])
 
 
 def keep_collections_short() -> None:
@@ -187,6 +206,12 @@ def keep_collections_short() -> None:
 
 
 class Server(uvicorn.Server):
+    """Stops listening before it ends, unless it shares its socket with `others` that go on or that stop it."""
+
+    def __init__(self, config: uvicorn.Config, others: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(config)
+        self.others = others
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
@@ -194,7 +219,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in sockets or ():
-            await asyncio.to_thread(stop_listening, listener)
+            await asyncio.to_thread(await_stop if self.others() else stop_listening, listener)
         await super().shutdown(sockets)
 
 
@@ -345,14 +370,3 @@ def ignore_repeated_signal() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def shared_folder() -> Iterator[Path]:
-    """A folder in which workers share their metrics and broken rungs."""
-    with tempfile.TemporaryDirectory(prefix="offramp-serve-") as folder:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
-        try:
-            yield Path(folder)
-        finally:
-            del os.environ["PROMETHEUS_MULTIPROC_DIR"]

@@ -1,13 +1,16 @@
-"""Supervisor: keeps worker processes running. It never waits for a single worker, so none can delay the others."""
+"""Supervisor: keeps worker processes running. It never waits for a single worker, so none can delay the others.
+
+Workers are forked from a process that has imported what they need, so that a new one only has to load the model.
+"""
 
 import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import Pipe, get_context
+from multiprocessing import Pipe, forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -44,7 +47,7 @@ class Worker:
 
 
 class Supervisor:
-    """Runs `work(pipe, *arguments)` in several processes.
+    """Runs `work(pipe, *arguments)` in several processes. The pipe is closed when a process is no longer wanted.
 
     Args:
         workers: how many.
@@ -85,10 +88,15 @@ class Supervisor:
     def start_missing(self) -> None:
         while len(self.workers) < self.wanted and time.monotonic() >= self.next_start:
             ours, theirs = Pipe()
-            process = get_context("spawn").Process(target=self.work, args=(theirs, *self.arguments))
-            process.start()
-            theirs.close()
-            self.workers.append(Worker(process, ours))
+            process = get_context("forkserver").Process(target=self.work, args=(theirs, *self.arguments))
+            try:
+                process.start()
+            except (EOFError, ConnectionError):  # the forkserver was killed; the next attempt starts another
+                self.next_start = time.monotonic() + HEARTBEAT
+            else:
+                self.workers.append(Worker(process, ours))
+            finally:
+                theirs.close()
 
     def check(self) -> None:
         for worker in self.workers:
@@ -132,6 +140,21 @@ class Supervisor:
         for worker in self.workers:
             worker.process.kill()
             worker.process.join(1)
+
+
+def start_forkserver(preload: Sequence[str]) -> None:
+    """Starts the process that workers are forked from. The modules must not start threads: a fork has none of them.
+
+    It never receives SIGTERM, which some tools send to all processes of a service: with it, the exit codes of workers
+    would be lost while they still answer.
+    """
+    forkserver.set_forkserver_preload([*preload])
+    resource_tracker.ensure_running()  # which would unblock the signal
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager
