@@ -69,7 +69,9 @@ def main() -> None:
     allow_many_connections()
     load = [to_body(text) for text in read_texts(options.texts)]
     about = {"date": str(date.today()), "processor": processor()}
-    print(json.dumps(about | {name: ATTACKS[name](options.model, load) for name in options.only}, indent=1))
+    print(json.dumps(about))
+    for name in options.only:
+        print(json.dumps({name: ATTACKS[name](options.model, load)}), flush=True)
 
 
 def silent(model: str, _: list[bytes]) -> dict[str, Any]:
@@ -185,7 +187,8 @@ def folders(model: str, load: list[bytes]) -> dict[str, int]:
     text, found, original = json.loads(load[0])["texts"], Counter[str](), Path(model)
     warnings.simplefilter("ignore")
     whole = Classifier.from_pretrained(model, threads=1).predict(text)
-    damages = [(file, damage) for file in sorted(original.iterdir()) for damage in damages_of(file)]
+    files = sorted(file for file in original.iterdir() if file.is_file())
+    damages = [(file, damage) for file in files for damage in damages_of(file)]
     for file, damage in random.Random(0).sample(damages, FOLDERS):
         with tempfile.TemporaryDirectory() as place:
             copy = Path(shutil.copytree(original, Path(place) / "model", copy_function=os.link))

@@ -125,7 +125,7 @@ class Endpoints:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.batcher = service.batcher
-        self.metrics = Metrics()
+        self.metrics = Metrics(service.shared_folder)
         total = UNREAD_BODIES * service.body_limit
         self.bodies = Bodies(service.body_limit, total, service.body_seconds)
         self.readers = ThreadPoolExecutor(READERS, "reader")

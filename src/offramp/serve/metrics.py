@@ -16,13 +16,14 @@ from offramp.serve.batcher import Batcher, Reply
 from offramp.serve.ladder import Ladder
 from offramp.serve.list_audit import ListAudit
 
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Where prometheus-client keeps the files of several workers; set before it is first imported."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class Metrics:
-    def __init__(self) -> None:
+    """Of this process, or, with a folder that they share, of all workers."""
+
+    def __init__(self, shared_folder: Path | None = None) -> None:
+        self.shared_folder = shared_folder
         self.registry = CollectorRegistry()
         self.requests = self.counter("requests", "Requests for predictions.", ["status"])
         self.seconds = Histogram(
@@ -99,11 +100,11 @@ class Metrics:
                 self.drift.labels(rung).set(report.drift)
 
     def render(self) -> bytes:
-        if FOLDER not in os.environ:
+        if self.shared_folder is None:
             return generate_latest(self.registry)
-        remove_dead_workers(Path(os.environ[FOLDER]), multiprocess.mark_process_dead)
+        remove_dead_workers(self.shared_folder, multiprocess.mark_process_dead)
         registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        multiprocess.MultiProcessCollector(registry, str(self.shared_folder))  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 
 

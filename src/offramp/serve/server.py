@@ -49,6 +49,8 @@ from offramp.serve.supervisor import HEARTBEAT, Supervisor, start_forkserver
 from offramp.store import ModelInfo, find_model, is_exported
 from offramp.store.folder import REFERENCE
 
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Where prometheus-client keeps the files of several workers; set before it is first imported."""
 RARE = 1000
 """Collections of younger objects between two of all; Python's default is 10."""
 
@@ -102,12 +104,12 @@ def serve(options: ServerOptions, host: str = "127.0.0.1", port: int = 8000, wor
         run_app(app, options, listener, most)
         end_with(batcher)
         return
-    with tempfile.TemporaryDirectory(prefix="offramp-serve-") as folder:  # of metrics and broken rungs
+    with shared_folder() as folder:
         start_forkserver(modules_for(options.model))
         life, _held = Pipe(duplex=False)
         Supervisor(
             run_worker,
-            (life, options, listener, most, Path(folder)),
+            (life, options, listener, most, folder),
             workers=workers,
             listener=listener,
             drain_seconds=options.drain_seconds,
@@ -116,9 +118,9 @@ def serve(options: ServerOptions, host: str = "127.0.0.1", port: int = 8000, wor
 
 
 def modules_for(model: Path) -> list[str]:
-    """What a worker imports, but for prometheus_client, which reads the environment when imported, and ONNX Runtime,
-    which starts a thread."""
-    return [__name__, *([] if is_exported(model) else ["offramp.stages.torch"])]
+    """What a worker imports, but for ONNX Runtime, which starts a thread."""
+    found = ["offramp.serve.app", "pydantic.v1"]  # the latter by FastAPI when it creates a route
+    return found if is_exported(model) else [*found, "offramp.stages.torch"]
 
 
 def run_worker(
@@ -137,7 +139,7 @@ def run_worker(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which acts
     threading.Thread(target=stop_after_closing, args=(pipe,), daemon=True).start()
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    os.environ[METRICS_FOLDER] = str(folder)  # the forkserver may have started for another server
     try:
         try:
             batcher, app = make_app(options, folder)
@@ -370,3 +372,14 @@ def ignore_repeated_signal() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """A folder in which workers share their metrics and broken rungs."""
+    with tempfile.TemporaryDirectory(prefix="offramp-serve-") as folder:
+        os.environ[METRICS_FOLDER] = folder
+        try:
+            yield Path(folder)
+        finally:
+            del os.environ[METRICS_FOLDER]
