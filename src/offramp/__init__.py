@@ -6,7 +6,7 @@ Names load on first use, so that measuring and predicting never load torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from offramp.errors import MissingExtra, NoSafeThreshold, OfframpError, install_hint
+from offramp.errors import MissingExtra, NoSafeThreshold, OfframpError, extra_with, install_hint
 
 if TYPE_CHECKING:  # the same names as in _NAMES, for type checkers
     from offramp.backbones import BACKBONES
@@ -58,17 +58,6 @@ _NAMES = {
     "retrofits": "Retrofit retrofit retrofit_reranker",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
-
-# extra -> the modules that it installs
-_EXTRAS = {
-    "measure": "scipy sklearn",
-    "train": "torch transformers accelerate datasets",
-    "plot": "matplotlib",
-    "onnx": "onnxruntime",
-    "export": "onnx onnxscript",
-    "serve": "fastapi prometheus_client uvicorn",
-    "ray": "ray",
-}
 
 __all__ = [
     "BACKBONES",
@@ -122,14 +111,9 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"offramp.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
-        if (extra := _extra_with(error.name)) is None:
+        if (extra := extra_with(error.name)) is None:
             raise
         raise MissingExtra(f"offramp.{name} {install_hint(error.name, extra)}") from error
-
-
-def _extra_with(module: str | None) -> str | None:
-    top = (module or "").split(".")[0]
-    return next((extra for extra, modules in _EXTRAS.items() if top in modules.split()), None)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,17 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+EXTRAS = {
+    "measure": "scipy sklearn",
+    "train": "torch transformers accelerate datasets",
+    "plot": "matplotlib",
+    "onnx": "onnxruntime",
+    "export": "onnx onnxscript",
+    "serve": "fastapi prometheus_client uvicorn",
+    "ray": "ray",
+}
+"""The modules that each extra installs."""
+
 
 class OfframpError(Exception):
     """Base class: something passed to offramp was wrong, and the message is meant for the person who passed it."""
@@ -114,6 +125,16 @@ def count(number: int, noun: str) -> str:
     """
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"
+
+
+def extra_with(module: str | None) -> str | None:
+    """The extra that installs a module.
+
+    >>> extra_with("sklearn.linear_model"), extra_with("json")
+    ('measure', None)
+    """
+    top = (module or "").split(".")[0]
+    return next((extra for extra, modules in EXTRAS.items() if top in modules.split()), None)
 
 
 def install_hint(module: str | None, extra: str) -> str:

@@ -22,7 +22,7 @@ import yaml
 from typer.models import OptionInfo
 
 import offramp
-from offramp.errors import BadPolicy, NoSafeThreshold, OfframpError, did_you_mean, install_hint
+from offramp.errors import BadPolicy, NoSafeThreshold, OfframpError, did_you_mean, extra_with, install_hint
 
 EXIT_CODES = {
     0: "success",
@@ -202,7 +202,7 @@ def describe(error: BaseException) -> tuple[int, str]:
         return 130, "interrupted; run the same command to resume"
     if isinstance(error, NoSafeThreshold):
         return 3, one_line(error)
-    if isinstance(error, ModuleNotFoundError) and (extra := offramp._extra_with(error.name)):
+    if isinstance(error, ModuleNotFoundError) and (extra := extra_with(error.name)):
         return 1, f"this command {install_hint(error.name, extra)}"
     if isinstance(error, OfframpError):
         return 1, one_line(error)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-import offramp
 from offramp.atomic import atomic_folder
 from offramp.cli.command import Result, log
 from offramp.cli.demo_assets import ENCODER, SENTENCES, fetch
 from offramp.cli.progress import in_terminal, training_progress
-from offramp.errors import MissingExtra, install_hint
+from offramp.errors import MissingExtra, extra_with, install_hint
 
 if TYPE_CHECKING:
     from offramp.retrofits import Retrofit
@@ -63,7 +62,7 @@ def demo(out: Annotated[Path, Option(help="Output folder.")] = Path("offramp-dem
 def check_packages() -> None:
     """Report a missing package before anything is downloaded."""
     for package in PACKAGES:
-        if find_spec(package) is None and (extra := offramp._extra_with(package)):
+        if find_spec(package) is None and (extra := extra_with(package)):
             raise MissingExtra(f"the demo {install_hint(package, extra)}")
 
 

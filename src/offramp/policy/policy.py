@@ -178,22 +178,7 @@ class Policy:
         `problem_type` is transformers' name; by default one class means regression, and more mean a choice.
         """
         every = Exits(logits, gates, layers)
-        examples, exits, classes = every.logits.shape
-        decision = Decision(
-            exits=np.empty(examples, np.int64),
-            logits=np.empty((examples, classes), every.logits.dtype),
-            finite=np.empty(examples, bool),
-        )
-        decider = self.begin(examples, every.layers, problem_type)
-        waiting = np.arange(examples)
-        for exit in range(exits):
-            leaving, output = decider.step(exit, *every.at(exit, waiting))
-            gone = waiting[leaving]
-            decision.exits[gone] = exit
-            decision.logits[gone] = output[leaving]
-            decision.finite[gone] = decider.finite[leaving]
-            waiting, decider = waiting[~leaving], decider[~leaving]
-        return decision
+        return replay(self.begin(len(every.logits), every.layers, problem_type), every)
 
     def begin(self, examples: int, layers: Sequence[int], problem_type: str | None = None) -> "Decider":
         """A decider for examples before the first exit of a model with exits at these layers."""
@@ -299,6 +284,27 @@ class Decider:
     def __getitem__(self, rows: Any) -> "Decider":
         state = None if self.state is None else self.state[rows]
         return Decider(self.policy, self.layers, self.problem_type, self.finite[rows], state)
+
+
+def replay(decider: Any, every: Exits) -> Decision:
+    """The decisions of a `Decider` or `RankDecider` over logits that are all known."""
+    examples, exits, classes = every.logits.shape
+    decision = Decision(
+        exits=np.empty(examples, np.int64),
+        logits=np.empty((examples, classes), every.logits.dtype),
+        finite=np.empty(examples, bool),
+    )
+    waiting = np.arange(examples)
+    for exit in range(exits):
+        leaving, output = decider.step(exit, *every.at(exit, waiting))
+        gone = waiting[leaving]
+        decision.exits[gone] = exit
+        decision.logits[gone] = output[leaving]
+        decision.finite[gone] = decider.finite[leaving]
+        waiting, decider = waiting[~leaving], decider[~leaving]
+        if not len(waiting):
+            break
+    return decision
 
 
 def _check_thresholds(criterion: Criterion, thresholds: list[float], by_class: list[float]) -> None:

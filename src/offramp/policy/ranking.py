@@ -14,7 +14,8 @@ import numpy as np
 
 from offramp.errors import BadPolicy, Incompatible, count
 from offramp.policy.certificate import Certificate
-from offramp.policy.policy import Decision
+from offramp.policy.folds import Exits
+from offramp.policy.policy import Decision, replay
 from offramp.problems import SINGLE_LABEL, Array
 
 
@@ -218,23 +219,7 @@ class Ranking:
 
     def decide(self, logits: Array) -> Decision:
         """The exits taken and logits returned, as the engine would, from logits (documents, exits, outputs)."""
-        documents, exits, outputs = logits.shape
-        decision = Decision(
-            np.empty(documents, np.int64),
-            np.empty((documents, outputs), logits.dtype),
-            np.empty(documents, bool),
-        )
-        waiting = np.arange(documents)
-        decider = self.begin(waiting)
-        for exit in range(exits):
-            leaving, output = decider.step(exit, logits[waiting, exit])
-            gone = waiting[leaving]
-            decision.exits[gone], decision.logits[gone] = exit, output[leaving]
-            decision.finite[gone] = decider.finite[leaving]
-            waiting, decider = waiting[~leaving], decider[~leaving]
-            if not len(waiting):
-                break
-        return decision
+        return replay(self.begin(np.arange(len(logits))), Exits(logits, None, None))
 
     def scores(self, decision: Decision) -> Array:
         """(documents,) the deepest estimate of each, on the scale of full depth."""

@@ -111,5 +111,5 @@ def check_rungs(rungs: Sequence[Policy | RankRule]) -> None:
     for number, (above, below) in enumerate(pairwise(policy.certificate for policy in rungs), 1):
         if above and below and above.data == below.data and above.mean_layer < below.mean_layer:
             raise BadPolicy(
-                f"rung {number} exits later than the rung before it; order rungs by falling mean layer."
+                f"rung {number} exits later than the rung before it; order rungs from late to early exits."
             )

@@ -73,7 +73,7 @@ class ServerOptions:
     """For each worker."""
     limits: Limits = field(default_factory=Limits)
     max_length: int | None = None
-    """Tokens per text; by default as many as the model takes."""
+    """Tokens per text; by default as in training, or the model's limit if that is unknown."""
     body_limit: int = 2 << 20
     audit_share: float = 0.01
     """The share of predictions that are compared with full depth, or with the model that the certificate names."""
