@@ -51,6 +51,8 @@ TOLERANCE = 0.25
 """On STS-B, scores no further apart than this are the same prediction."""
 THRESHOLDS = 1 / (1 + np.exp(-np.linspace(-3, 9, 200)))
 DRAWS = 1000
+STORED_POINTS = 50
+"""Of a curve."""
 
 
 def main() -> None:
@@ -74,11 +76,21 @@ def main() -> None:
 
 def save(results: list[dict[str, Any]], folder: Path) -> None:
     """Everything measured so far: the runs as JSON, a table for each task, a picture."""
-    (folder / "recipes.json").write_text(json.dumps({"runs": results}, indent=1))
+    lines = ",\n".join(json.dumps(rounded(result)) for result in results)
+    (folder / "recipes.json").write_text(f'{{"runs": [\n{lines}\n]}}\n')
     tasks = dict.fromkeys(result["task"] for result in results)
     tables = [table([result for result in results if result["task"] == task]) for task in tasks]
     (folder / "recipes.md").write_text("\n".join(tables))
     plot(results, folder / "recipes.svg")
+
+
+def rounded(value: Any) -> Any:
+    """To four digits after the point, in lists and dicts too."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -206,7 +218,7 @@ def measure(folder: Path, final: Path, options: argparse.Namespace) -> dict[str,
         "at_half_a_point": operating_point(traces, "loss"),
         "at_2_percent_changed": operating_point(traces, "changed"),
         "last_minus_final": last_minus_final(dev, final / "dev.trace"),
-        "curve": curve(dev),
+        "curve": thinned(curve(dev)),
     }
 
 
@@ -232,6 +244,12 @@ def curve(trace: Trace) -> list[tuple[float, float]]:
     points = [*found.curves[rule(trace)].points, found.full]
     rows = [((point.cost.macs or 0.0) / full, 100 * found.score(point)) for point in points]
     return sorted([(0.0, majority(trace)), *rows])
+
+
+def thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Few enough to store, the first and the last among them."""
+    chosen = np.linspace(0, len(points) - 1, min(STORED_POINTS, len(points))).round().astype(int)
+    return [points[index] for index in chosen]
 
 
 def majority(trace: Trace) -> float:
