@@ -15,7 +15,7 @@ from offramp.errors import BadData, count
 from offramp.problems import Array
 from offramp.tasks.files import text_columns
 
-CALIBRATION, MOST_CALIBRATION = 0.3, 6000
+CALIBRATION, MOST_CALIBRATION = 0.3, 12_000
 TEST, MOST_TEST = 0.2, 2000
 """Shares of the texts, and the most that are used: beyond these, further texts help more to learn from."""
 
