@@ -118,8 +118,9 @@ def serve(options: ServerOptions, host: str = "127.0.0.1", port: int = 8000, wor
 
 
 def modules_for(model: Path) -> list[str]:
-    """What a worker imports, but for ONNX Runtime, which starts a thread."""
-    found = ["offramp.serve.app", "pydantic.v1"]  # the latter by FastAPI when it creates a route
+    """What a worker imports, but for ONNX Runtime, which starts a thread. FastAPI imports pydantic.v1 when it creates
+    a route, and the script that started the server imports offramp.cli."""
+    found = ["offramp.cli", "offramp.serve.app", "pydantic.v1"]
     return found if is_exported(model) else [*found, "offramp.stages.torch"]
 
 
