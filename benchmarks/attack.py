@@ -1,6 +1,6 @@
 """Attacks a server of its own on this machine in seven ways, and prints how it held up.
 
-    python benchmarks/attack.py --model FOLDER --texts FILE [--only NAME ...] > attack.json
+    python benchmarks/attack.py --model FOLDER --texts FILE [--only NAME ...] > attack.jsonl
 
 Connections, requests and times are bounded, and all traffic stays on the loopback interface. FOLDER and FILE are as
 for serve.py; every attack starts a server on FOLDER. `folders` needs none: it damages copies of FOLDER.
@@ -143,7 +143,7 @@ def stopped(model: str, load: list[bytes]) -> dict[str, Any]:
 def orphaned(model: str, load: list[bytes]) -> dict[str, Any]:
     """kill -9 of the parent of two workers, under load."""
     temporary = Path(tempfile.gettempdir())
-    before = {*temporary.glob("offramp-serve-*")}
+    before = {*leftovers(temporary)}
     with start_server([*SERVE, model, "--workers", "2", "--drain-seconds", str(DRAIN)]) as server:
         begin_load(server, load)
         orphans = workers(server)
@@ -152,8 +152,14 @@ def orphaned(model: str, load: list[bytes]) -> dict[str, Any]:
         server.process.wait()
         seconds_until(lambda: not any(memory(each) for each in orphans), began)
         ended = time.monotonic() - began
-    left = {*temporary.glob("offramp-serve-*")} - before
+    left = {*leftovers(temporary)} - before
     return {"drain_s": DRAIN, "workers_ended_after_s": ended, "folders_left": len(left)}
+
+
+def leftovers(folder: Path) -> Iterator[Path]:
+    """Folders of the server, and of its forkserver."""
+    for pattern in ("offramp-serve-*", "pymp-*"):
+        yield from folder.glob(pattern)
 
 
 def long_texts(model: str, load: list[bytes]) -> dict[str, Any]:

@@ -99,13 +99,13 @@ def main() -> None:
 
     original = fine_tuned(options, pairs, options.out / "cross-encoder", options.epochs)
     folder = with_exits(options, original, learn)
-    calibration = traced(folder, dev, options.out / f"dev-{options.precision}.trace")
+    calibration = traced(folder, dev, options.out / f"dev-{variant(options)}.trace")
     rule = calibrate_ranking(calibration, queries_of(dev), RankGuarantee(options.guarantee))
     store_rank_rule(folder, rule)
     assert rule.certificate is not None
     log(rule.certificate.summary)
 
-    trace = traced(folder, test, options.out / f"test-{options.precision}.trace")
+    trace = traced(folder, test, options.out / f"test-{variant(options)}.trace")
     full_depth = relevance(trace.logits[:, -1])
     queries = QuerySet.group(trace, queries_of(test))
     scores = relevance(stored(options.out / "original.npy", lambda: original.logits(pairs_of(test))))
@@ -302,15 +302,21 @@ def binary_loss(outputs: Any, labels: torch.Tensor, **_: Any) -> torch.Tensor:
 
 def with_exits(options: argparse.Namespace, original: Original, learn: Sequence[Question]) -> Path:
     """The folder of the cross-encoder with exits, learned and exported by the steps of `offramp retrofit`."""
-    folder: Path = options.out / options.precision
+    folder: Path = options.out / variant(options)
     if not folder.exists():
         nothing = TextSet([])
         split = TextSplit(TextSet(pairs_of(learn)), calibration=nothing, test=nothing)
-        steps = Steps(options.out / "work", original, split, "", options.seed, False, log, ())
+        steps = Steps(
+            options.out / f"work-{variant(options)}", original, split, "", options.seed, False, log, ()
+        )
         trained = steps.train_exits(None, options.tune, epochs=1)
         log(f"exporting in {options.precision}")
         export(trained, folder, options.precision, texts=split.learn.texts)
     return folder
+
+
+def variant(options: argparse.Namespace) -> str:
+    return f"{'tuned-' if options.tune else ''}{options.precision}"
 
 
 def exported(options: argparse.Namespace, model: Original, learn: Sequence[Question]) -> Path:

@@ -105,7 +105,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("glue", type=Path, help="folder of the GLUE tasks")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", type=Path, help="folder of a smaller encoder, a rival")
-    parser.add_argument("--texts", type=int, default=24_000, help="without labels; the train file has 59,349")
+    parser.add_argument("--texts", type=int, default=24_000, help="texts without labels, at most 59,349")
     parser.add_argument(
         "--cut", type=int, nargs="+", default=[6], help="layers of the rivals that are cut and retrained"
     )

@@ -163,7 +163,8 @@ class Watcher(threading.Thread):
             if now >= next_kill and len(alive) == 2:
                 self.kill(next(worker for worker in alive if worker != self.survivor))
                 next_kill += KILL_EVERY
-            sizes = {process: memory(process) for process in [self.server.process.pid, *alive]}
+            parents = [self.server.process.pid, *forkservers(self.server)]
+            sizes = {process: memory(process) for process in [*parents, *alive]}
             self.memories.append((now, sizes[self.survivor], sum(sizes.values())))
             time.sleep(1)
 
@@ -177,9 +178,13 @@ class Watcher(threading.Thread):
 
 def workers(server: Server) -> list[int]:
     """The living worker processes, oldest first."""
-    helpers = children(server.process.pid)
-    parents = [each for each in helpers if b"forkserver" in Path(f"/proc/{each}/cmdline").read_bytes()]
-    return sorted(worker for parent in parents for worker in children(parent))
+    return sorted(worker for parent in forkservers(server) for worker in children(parent))
+
+
+def forkservers(server: Server) -> list[int]:
+    """The process that workers are forked from, if it lives."""
+    processes = children(server.process.pid)
+    return [each for each in processes if b"forkserver" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
 
 def children(process: int) -> list[int]:

@@ -34,7 +34,7 @@ from offramp.policy import Certificate, Policy
 from offramp.serve.batcher import Limits, Request
 from offramp.serve.connections import OWN_FILES
 from offramp.serve.ladder import FULL_DEPTH
-from offramp.serve.server import Server, ServerOptions, bind, load, read_rung, run_app, serve
+from offramp.serve.server import Server, ServerOptions, bind, load, modules_for, read_rung, run_app, serve
 
 Until = Callable[[Callable[[], bool]], None]
 Run = Callable[..., "AbstractContextManager[Running]"]
@@ -107,6 +107,7 @@ def running(until: Until) -> Run:
         finally:
             process.terminate()
             process.wait(timeout=60)
+            shutil.rmtree(temporary, ignore_errors=True)
 
     return run
 
@@ -200,7 +201,7 @@ def test_workers_end_and_leave_nothing_when_their_parent_is_killed(
         server.process.kill()
         until(lambda: not any(map(is_alive, workers)))
         assert not server.answers()
-        assert not [*server.temporary.glob("*/*")]
+        assert not [*server.temporary.glob("[!.]*")]
 
 
 def test_workers_are_replaced_when_the_process_that_forks_them_is_killed(
@@ -209,11 +210,14 @@ def test_workers_are_replaced_when_the_process_that_forks_them_is_killed(
     with running(exported, "--workers", 2) as server:
         workers = server.workers(2)
         os.kill(parent_of(workers[0]), signal.SIGKILL)
-        assert not {*workers} & {*server.workers(2)}
+        others = server.workers(2)
+        assert not {*workers} & {*others}
         until(lambda: not any(map(is_alive, workers)))
         assert ask(server.url, "good film").status_code == 200
+        os.kill(parent_of(others[0]), signal.SIGTERM)  # has no effect on the second one either
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=60) == 0
+        assert not any("255" in line["message"] for line in [*server.lines.queue][-10:])
 
 
 def test_a_signal_to_all_processes_of_a_server_still_lets_them_answer(
@@ -293,6 +297,14 @@ def test_a_burst_of_connections_at_the_limit_does_not_use_up_all_open_files(
             client.close()
         lines = iter(lambda: server.lines.get(timeout=60), THE_END)
         assert not [line for line in lines if line.get("level") == "error"]
+
+
+def test_workers_find_their_modules_imported_but_not_onnxruntime(exported: Path, any_runtime: Path) -> None:
+    for model in (exported, any_runtime):
+        imports = "\n".join(f"import {name}" for name in modules_for(model))
+        code = f"{imports}\nimport sys; print('onnxruntime' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "False"
 
 
 def parent_of(process: int) -> int:

@@ -64,7 +64,7 @@ class Service:
     allowed_hosts: tuple[str, ...] = (ANY,)
     log_texts: bool = False
     shared_folder: Path | None = None
-    """Where several workers share which rungs are broken."""
+    """Where several workers share their metrics and broken rungs."""
 
 
 def create_app(service: Service) -> ASGIApp:

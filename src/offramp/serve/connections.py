@@ -197,7 +197,7 @@ def stop_listening(listener: socket.socket) -> None:
         listener.shutdown(socket.SHUT_RDWR)
 
 
-def await_stop(listener: socket.socket) -> None:
+def wait_until_stopped(listener: socket.socket) -> None:
     """Waits, but not for long, until another process has stopped listening."""
     end = time.monotonic() + ACCEPT_SECONDS
     while listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and time.monotonic() < end:

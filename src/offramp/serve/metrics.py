@@ -6,6 +6,7 @@ With several workers each writes its values to its own files, and the worker tha
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class Metrics:
-    """Of this process, or, with a folder that they share, of all workers."""
+    """Metrics of this process, or of all workers if they share a folder."""
 
     def __init__(self, shared_folder: Path | None = None) -> None:
         self.shared_folder = shared_folder
@@ -102,9 +103,10 @@ class Metrics:
     def render(self) -> bytes:
         if self.shared_folder is None:
             return generate_latest(self.registry)
-        remove_dead_workers(self.shared_folder, multiprocess.mark_process_dead)
+        folder = str(self.shared_folder)
+        remove_dead_workers(self.shared_folder, partial(multiprocess.mark_process_dead, path=folder))
         registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry, str(self.shared_folder))  # type: ignore[no-untyped-call]
+        multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 
 

@@ -37,20 +37,20 @@ from offramp.serve.connections import (
     BACKLOG,
     KEEP_ALIVE,
     LimitedConnection,
-    await_stop,
     connection_limit,
     stop_listening,
+    wait_until_stopped,
 )
 from offramp.serve.hosts import default_hosts
 from offramp.serve.ladder import Ladder
 from offramp.serve.list_audit import KEPT_LISTS, ListAudit
 from offramp.serve.logs import LOGGING, log
-from offramp.serve.supervisor import HEARTBEAT, Supervisor, start_forkserver
+from offramp.serve.supervisor import HEARTBEAT, Supervisor
 from offramp.store import ModelInfo, find_model, is_exported
 from offramp.store.folder import REFERENCE
 
-METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Where prometheus-client keeps the files of several workers; set before it is first imported."""
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+"""Names the folder in which prometheus-client keeps the files of several workers; read when it is imported."""
 RARE = 1000
 """Collections of younger objects between two of all; Python's default is 10."""
 
@@ -105,11 +105,11 @@ def serve(options: ServerOptions, host: str = "127.0.0.1", port: int = 8000, wor
         end_with(batcher)
         return
     with shared_folder() as folder:
-        start_forkserver(modules_for(options.model))
-        life, _held = Pipe(duplex=False)
+        parent, _end_of_parent = Pipe(duplex=False)
         Supervisor(
             run_worker,
-            (life, options, listener, most, folder),
+            (parent, options, listener, most, folder),
+            preload=modules_for(options.model),
             workers=workers,
             listener=listener,
             drain_seconds=options.drain_seconds,
@@ -118,29 +118,29 @@ def serve(options: ServerOptions, host: str = "127.0.0.1", port: int = 8000, wor
 
 
 def modules_for(model: Path) -> list[str]:
-    """What a worker imports, but for ONNX Runtime, which starts a thread. FastAPI imports pydantic.v1 when it creates
-    a route, and the script that started the server imports offramp.cli."""
-    found = ["offramp.cli", "offramp.serve.app", "pydantic.v1"]
-    return found if is_exported(model) else [*found, "offramp.stages.torch"]
+    """The modules that a worker needs, except ONNX Runtime, which starts a thread when imported. FastAPI imports
+    pydantic.v1 when it creates a route, and the script that started the server imports offramp.cli."""
+    modules = ["offramp.cli", "offramp.serve.app", "pydantic.v1"]
+    return modules if is_exported(model) else [*modules, "offramp.stages.torch"]
 
 
 def run_worker(
     pipe: Connection,
-    life: Connection,
+    parent: Connection,
     options: ServerOptions,
     listener: socket.socket,
     most: int,
     folder: Path,
 ) -> None:
-    """The main function of a worker process: serves until SIGTERM or until the parent closes its end of `pipe`. It
-    removes what a killed parent leaves, which is dead when its end of `life` is closed."""
+    """The main function of a worker process: serves until SIGTERM, or until the supervisor closes its end of `pipe`.
+    If the parent was killed, which closes the other end of `parent`, the worker removes the temporary folders."""
     logging.config.dictConfig(LOGGING)
     logging.captureWarnings(True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while loading; the server replaces it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which acts
-    threading.Thread(target=stop_after_closing, args=(pipe,), daemon=True).start()
-    os.environ[METRICS_FOLDER] = str(folder)  # the forkserver may have started for another server
+    threading.Thread(target=stop_when_closed, args=(pipe,), daemon=True).start()
+    os.environ[METRICS_VARIABLE] = str(folder)  # the forkserver may have started for another server
     try:
         try:
             batcher, app = make_app(options, folder)
@@ -148,19 +148,17 @@ def run_worker(
             known = isinstance(error, OfframpError | OSError)
             pipe.send(str(error) if known else f"{type(error).__name__}: {error}")
             sys.exit(1)
-        run_app(app, options, listener, most, pipe, others=lambda: not life.poll())
+        run_app(app, options, listener, most, pipe, has_parent=lambda: not parent.poll())
     finally:
-        if life.poll():
+        if parent.poll():
             shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(get_temp_dir(), ignore_errors=True)  # with the socket of the forkserver
     end_with(batcher)
 
 
-def stop_after_closing(pipe: Connection) -> None:
+def stop_when_closed(pipe: Connection) -> None:
     pipe.poll(None)  # nothing is ever sent to a worker
-    log.error(
-        "the parent process has died or given up this worker, which answers what it has accepted and ends"
-    )
+    log.error("the parent process has died or dropped this worker; it answers what it has accepted and ends")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -170,7 +168,7 @@ def run_app(
     listener: socket.socket,
     most: int,
     supervisor: Connection | None = None,
-    others: Callable[[], bool] = lambda: False,
+    has_parent: Callable[[], bool] = lambda: False,
 ) -> None:
     async def notify() -> None:
         if supervisor:
@@ -196,7 +194,7 @@ def run_app(
     )
     keep_collections_short()
     with ignore_repeated_signal():
-        Server(config, others).run([listener])
+        Server(config, has_parent).run([listener])
 
 
 def keep_collections_short() -> None:
@@ -209,11 +207,11 @@ def keep_collections_short() -> None:
 
 
 class Server(uvicorn.Server):
-    """Stops listening before it ends, unless it shares its socket with `others` that go on or that stop it."""
+    """Stops listening before it ends. A worker leaves that to its parent while there is one."""
 
-    def __init__(self, config: uvicorn.Config, others: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, config: uvicorn.Config, has_parent: Callable[[], bool]) -> None:
         super().__init__(config)
-        self.others = others
+        self.has_parent = has_parent
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -222,7 +220,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in sockets or ():
-            await asyncio.to_thread(await_stop if self.others() else stop_listening, listener)
+            await asyncio.to_thread(wait_until_stopped if self.has_parent() else stop_listening, listener)
         await super().shutdown(sockets)
 
 
@@ -379,8 +377,8 @@ def ignore_repeated_signal() -> Iterator[None]:
 def shared_folder() -> Iterator[Path]:
     """A folder in which workers share their metrics and broken rungs."""
     with tempfile.TemporaryDirectory(prefix="offramp-serve-") as folder:
-        os.environ[METRICS_FOLDER] = folder
+        os.environ[METRICS_VARIABLE] = folder
         try:
             yield Path(folder)
         finally:
-            del os.environ[METRICS_FOLDER]
+            del os.environ[METRICS_VARIABLE]

@@ -1,7 +1,4 @@
-"""Supervisor: keeps worker processes running. It never waits for a single worker, so none can delay the others.
-
-Workers are forked from a process that has imported what they need, so that a new one only has to load the model.
-"""
+"""Supervisor: keeps worker processes running. It never waits for a single worker, so none can delay the others."""
 
 import logging
 import signal
@@ -10,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import Pipe, forkserver, get_context, resource_tracker
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from offramp.errors import CannotLoad, count
 from offramp.serve.connections import stop_listening
+from offramp.serve.forking import new_process
 
 HEARTBEAT = 1.0
 """Seconds between two messages of a worker that serves."""
@@ -50,6 +48,7 @@ class Supervisor:
     """Runs `work(pipe, *arguments)` in several processes. The pipe is closed when a process is no longer wanted.
 
     Args:
+        preload: modules that the processes need.
         workers: how many.
         listener: where they accept connections.
         drain_seconds: how long they may take to end.
@@ -61,12 +60,13 @@ class Supervisor:
         work: Callable[..., None],
         arguments: tuple[Any, ...],
         *,
+        preload: Sequence[str] = (),
         workers: int,
         listener: socket.socket,
         drain_seconds: float,
         on_serving: Callable[[], None],
     ) -> None:
-        self.work, self.arguments = work, arguments
+        self.work, self.arguments, self.preload = work, arguments, preload
         self.wanted, self.listener, self.drain_seconds = workers, listener, drain_seconds
         self.on_serving = on_serving
         self.served = False
@@ -88,10 +88,13 @@ class Supervisor:
     def start_missing(self) -> None:
         while len(self.workers) < self.wanted and time.monotonic() >= self.next_start:
             ours, theirs = Pipe()
-            process = get_context("forkserver").Process(target=self.work, args=(theirs, *self.arguments))
             try:
-                process.start()
-            except (EOFError, ConnectionError):  # the forkserver was killed; the next attempt starts another
+                process = new_process(self.work, (theirs, *self.arguments), self.preload)
+            except (EOFError, ConnectionError):
+                problem = "the process that workers are forked from has died"
+                if not self.served:
+                    raise CannotLoad(f"{problem} while it imported {', '.join(self.preload)}.") from None
+                log.error("%s; starting another", problem)
                 self.next_start = time.monotonic() + HEARTBEAT
             else:
                 self.workers.append(Worker(process, ours))
@@ -101,7 +104,8 @@ class Supervisor:
     def check(self) -> None:
         for worker in self.workers:
             worker.listen()
-            if worker.heard and time.monotonic() - worker.heard > SILENCE:
+            silent = worker.heard and time.monotonic() - worker.heard > SILENCE
+            if silent and worker.process.is_alive():
                 log.error("worker %d has been silent for %.0f s and is killed", worker.process.pid, SILENCE)
                 worker.process.kill()
         if not self.served and any(worker.heard for worker in self.workers):
@@ -130,31 +134,20 @@ class Supervisor:
         end = time.monotonic() + self.drain_seconds + OVERTIME
         stop_listening(self.listener)
         self.listener.close()
-        for worker in self.workers:
+        alive = [
+            worker for worker in self.workers if worker.process.is_alive()
+        ]  # others' numbers may be reused
+        for worker in alive:
             worker.process.terminate()
-        running = {worker.process.sentinel for worker in self.workers}
+        running = {worker.process.sentinel for worker in alive}
         while running and (left := end - time.monotonic()) > 0:
             running -= {*wait(running, left)}
         if running:
             log.warning("killing %s that did not end in time", count(len(running), "worker"))
-        for worker in self.workers:
-            worker.process.kill()
+        for worker in alive:
+            if worker.process.sentinel in running:
+                worker.process.kill()
             worker.process.join(1)
-
-
-def start_forkserver(preload: Sequence[str]) -> None:
-    """Starts the process that workers are forked from. The modules must not start threads: a fork has none of them.
-
-    It never receives SIGTERM, which some tools send to all processes of a service: with it, the exit codes of workers
-    would be lost while they still answer.
-    """
-    forkserver.set_forkserver_preload([*preload])
-    resource_tracker.ensure_running()  # which would unblock the signal
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager
