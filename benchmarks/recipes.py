@@ -321,11 +321,10 @@ def table(results: list[dict[str, Any]]) -> str:
         scores = np.mean([run["scores"][part] for run in runs], axis=0)
         cells = [f"{value:.1f}" for value in scores]
         cells = [""] * (depth + 1 - len(cells)) + cells
-        where = "dev" if "dev" in runs[0]["at_half_a_point"] else part
         numbers = [
             np.mean([run[f"area_{part}"] for run in runs]),
-            np.mean([run["at_half_a_point"][where]["mean_layer"] for run in runs]),
-            np.mean([run["at_2_percent_changed"][where]["mean_layer"] for run in runs]),
+            np.mean([run["at_half_a_point"][part]["mean_layer"] for run in runs]),
+            np.mean([run["at_2_percent_changed"][part]["mean_layer"] for run in runs]),
         ]
         ends = [run["last_minus_final"] for run in runs if run["last_minus_final"]]
         interval = "{:+.1f} to {:+.1f}".format(*np.mean(ends, axis=0)) if ends else ""
@@ -358,18 +357,18 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
     tasks = list(dict.fromkeys(each["task"] for each in results))
     figure = Figure(figsize=(4.2 * len(tasks), 3.6), layout="constrained")
     axes = figure.subplots(1, len(tasks), squeeze=False)[0]
+    recipes = dict.fromkeys(each["recipe"] for each in results if each["recipe"] != "final")
     for axis, task in zip(axes, tasks, strict=True):
-        for recipe in dict.fromkeys(each["recipe"] for each in results if each["recipe"] != "final"):
+        for number, recipe in enumerate(recipes):
             runs = [each for each in results if each["task"] == task and each["recipe"] == recipe]
             if runs:
                 spent, reached = np.array(runs[0]["curve"]).T
-                axis.plot(
-                    spent, reached, label=recipe, linewidth=2.2 if recipe in ("mixed", "frozen") else 1.1
-                )
+                width = 2.2 if recipe in ("mixed", "frozen") else 1.1
+                axis.plot(spent, reached, color=f"C{number}", label=recipe, linewidth=width)
         axis.set_title(task)
         axis.set_xlabel("MACs, fraction of full depth")
     axes[0].set_ylabel("headline metric")
-    axes[-1].legend(fontsize=8)
+    axes[0].legend(fontsize=8)
     figure.savefig(file)
 
 
