@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +18,12 @@ from typer.testing import CliRunner
 from offramp.classifier import Classifier
 from offramp.cli import app
 from offramp.collector import collect
-from offramp.errors import BadPolicy
+from offramp.errors import BadPolicy, CannotLoad
 from offramp.policy import Policy, fold
+from offramp.serve.audit import RungReport
+from offramp.serve.batcher import Batcher
 from offramp.serve.queue import Request
-from offramp.serve.server import ServerOptions, load, make_app
+from offramp.serve.server import ServerOptions, load, load_original, make_app
 from offramp.store import load_model
 from offramp.trace import Trace
 
@@ -104,11 +107,13 @@ def test_policies_of_the_same_text_and_another_fit_are_refused(learned: Learned,
         load(ServerOptions(learned.model, "colours", ladder=(learned.rung, tmp_path / "other.json")))
 
 
-def test_the_audit_of_a_retrofitted_model_runs_the_original(learned: Learned, tmp_path: Path) -> None:
+@pytest.fixture
+def retrofitted(learned: Learned, tmp_path: Path) -> Path:
+    """The model, and an original that predicts something else, which its certificate names."""
     model = Path(shutil.copytree(learned.model, tmp_path / "model"))
     original, tokenizer = load_model(model)
     with torch.no_grad():
-        original.heads.classifiers[-1].weight.neg_()  # predicts something else
+        original.heads.classifiers[-1].weight.neg_()
         original.heads.classifiers[-1].bias.neg_()
     original.config.policy = None
     original.save_pretrained(model / "reference")
@@ -116,15 +121,53 @@ def test_the_audit_of_a_retrofitted_model_runs_the_original(learned: Learned, tm
     config = json.loads((model / "config.json").read_text())
     config["policy"]["certificate"]["reference"] = "my-classifier"
     (model / "config.json").write_text(json.dumps(config))
+    return model
 
-    batcher, _ = load(ServerOptions(model, "colours", audit_share=1.0))
-    batcher.submit(Request(learned.texts[:50])).result(60)
+
+def examined(batcher: Batcher, texts: list[str]) -> RungReport:
+    """What the audit reports after these texts; it gets a minute to examine them all."""
+    batcher.submit(Request(texts)).result(60)
     deadline = time.monotonic() + 60
-    while batcher.audit.reports()[0].examined < 50 and time.monotonic() < deadline:  # type: ignore[union-attr]
+    while batcher.audit.reports()[0].examined < len(texts) and time.monotonic() < deadline:  # type: ignore[union-attr]
         time.sleep(0.01)
     batcher.drain(10)
-    [found] = batcher.audit.reports()  # type: ignore[union-attr]
-    truth = Classifier.from_pretrained(model / "reference", "never").predict(learned.texts[:50])
-    given = Classifier.from_pretrained(model).predict(learned.texts[:50])
+    [report] = batcher.audit.reports()  # type: ignore[union-attr]
+    return report
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_the_audit_of_a_retrofitted_model_runs_the_original(
+    learned: Learned, retrofitted: Path, replaces: bool
+) -> None:
+    batcher, _ = load(ServerOptions(retrofitted, "colours", audit_share=1.0), replaces)
+    found = examined(batcher, learned.texts[:50])
+    truth = Classifier.from_pretrained(retrofitted / "reference", "never").predict(learned.texts[:50])
+    given = Classifier.from_pretrained(retrofitted).predict(learned.texts[:50])
     assert found.examined == 50
     assert found.disagreed == sum(a.label != b.label for a, b in zip(given, truth, strict=True)) > 0
+
+
+def test_the_audit_waits_for_the_original(
+    learned: Learned, retrofitted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, may_load = load_original, threading.Event()
+    monkeypatch.setattr("offramp.serve.server.load_original", lambda *all: may_load.wait(60) and loaded(*all))
+    batcher, _ = load(ServerOptions(retrofitted, "colours", audit_share=1.0), replaces=True)
+    assert len(batcher.submit(Request(learned.texts[:50])).result(60).predictions) == 50
+    assert batcher.audit is not None
+    assert (batcher.audit.pending, batcher.audit.reports()[0].examined) == (50, 0)
+    may_load.set()
+    assert examined(batcher, learned.texts[50:51]).disagreed > 0
+
+
+def test_a_damaged_original_is_refused_at_the_start_and_costs_a_replacement_only_its_audit(
+    learned: Learned, retrofitted: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (retrofitted / "reference" / "model.safetensors").write_bytes(b"damaged")
+    options = ServerOptions(retrofitted, "colours", audit_share=1.0)
+    with pytest.raises(CannotLoad, match="reference"):
+        load(options)
+    batcher, _ = load(options, replaces=True)
+    assert len(batcher.submit(Request(learned.texts[:50])).result(60).predictions) == 50
+    batcher.drain(10)
+    assert "not audited, since the original model cannot be loaded" in caplog.text

@@ -96,7 +96,8 @@ class Batcher:
     """A classifier with a queue and a worker thread.
 
     `rank_ladder`, if given, ranks lists of documents. `audit` and `list_audit`, if given, audit the rungs of the two
-    ladders; `original` is the model that their certificates name, if that is not the classifier at full depth.
+    ladders; `original` is the model that their certificates name, if that is not the classifier at full depth. They
+    wait until it is loaded.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Batcher:
         ladder: Ladder[Policy],
         limits: Limits,
         audit: Audit | None = None,
-        original: Classifier | None = None,
+        original: Future[Classifier] | None = None,
         rank_ladder: Ladder[RankRule] | None = None,
         list_audit: ListAudit | None = None,
     ) -> None:
@@ -117,8 +118,8 @@ class Batcher:
         self.ladder = ladder
         self.limits = limits
         self.audit, self.list_audit = audit, list_audit
-        self._audits = deque(each for each in (audit, list_audit) if each)
-        """In the order of their turns."""
+        self._audits: deque[Audit | ListAudit] = deque()
+        """Those that can run, in the order of their turns."""
         self._rungs = self._resolve([*ladder.rungs, NEVER])
         self._queue = Queue(limits)
         self._pace = Pace()
@@ -131,6 +132,10 @@ class Batcher:
             log.error("some of the model's weights are NaN or infinite")
         self._test = classifier.tokenizer([TEST])
         self._healthy = self._passes_test()
+        if original is None:
+            self._begin_audits()
+        else:
+            original.add_done_callback(self._begin_audits)
         self._worker = threading.Thread(target=self._work, name="offramp-worker", daemon=True)
         self._worker.start()
 
@@ -207,6 +212,14 @@ class Batcher:
         """Whether the weights are finite and a test text gets finite logits at every exit. Tested at the start and
         after every failure."""
         return self._healthy and self.running
+
+    def _begin_audits(self, original: Future[Classifier] | None = None) -> None:
+        if original is not None and (error := original.exception()):
+            log.error("predictions are not audited, since the original model cannot be loaded: %s", error)
+            return
+        with self._changed:
+            self._audits.extend(each for each in (self.audit, self.list_audit) if each)
+            self._changed.notify()
 
     def _policies(self, named: Policy | None, max_layer: int | None) -> tuple[Policy, ...]:
         if named is None and max_layer is None:
@@ -429,7 +442,8 @@ class Batcher:
 
     def _references(self, run: Callable[[Classifier, Example], Result]) -> list[Callable[[Example], Result]]:
         """Full depth, and the original if there is one."""
-        return [partial(run, each) for each in (self.classifier, self._original) if each is not None]
+        models = [self.classifier, *([self._original.result()] if self._original else [])]
+        return [partial(run, each) for each in models]
 
     def _forbid(self, ladder: Ladder[Any] | None, broken: int | None) -> None:
         if ladder is None or broken is None:

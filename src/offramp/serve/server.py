@@ -14,6 +14,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -126,6 +127,7 @@ def modules_for(model: Path) -> list[str]:
 
 def run_worker(
     pipe: Connection,
+    replaces: bool,
     parent: Connection,
     options: ServerOptions,
     listener: socket.socket,
@@ -143,7 +145,7 @@ def run_worker(
     os.environ[METRICS_VARIABLE] = str(folder)  # the forkserver may have started for another server
     try:
         try:
-            batcher, app = make_app(options, folder)
+            batcher, app = make_app(options, folder, replaces)
         except Exception as error:
             known = isinstance(error, OfframpError | OSError)
             pipe.send(str(error) if known else f"{type(error).__name__}: {error}")
@@ -254,13 +256,15 @@ def log_address(listener: socket.socket) -> None:
     log.info("serving at %s", url, extra={"fields": {"url": url}})
 
 
-def make_app(options: ServerOptions, folder: Path | None = None) -> tuple[Batcher, ASGIApp]:
+def make_app(
+    options: ServerOptions, folder: Path | None = None, replaces: bool = False
+) -> tuple[Batcher, ASGIApp]:
     from offramp.serve.app import (  # late: prometheus_client reads the environment when imported
         Service,
         create_app,
     )
 
-    batcher, allowed = load(options)
+    batcher, allowed = load(options, replaces)
     service = Service(
         batcher,
         name=options.name,
@@ -275,8 +279,12 @@ def make_app(options: ServerOptions, folder: Path | None = None) -> tuple[Batche
     return batcher, create_app(service)
 
 
-def load(options: ServerOptions) -> tuple[Batcher, dict[str, Policy]]:
-    """The batcher, and the policies that requests may name; a policy that the model cannot run is refused here."""
+def load(options: ServerOptions, replaces: bool = False) -> tuple[Batcher, dict[str, Policy]]:
+    """The batcher, and the policies that requests may name; a policy that the model cannot run is refused here.
+
+    A worker that replaces another does not wait for the original model, which only the audit needs and which could
+    be loaded before.
+    """
     classifier = Classifier.from_pretrained(
         options.model,
         options.policy,
@@ -293,17 +301,25 @@ def load(options: ServerOptions) -> tuple[Batcher, dict[str, Policy]]:
     list_audit = ListAudit(rules, layers, share=share, keep=KEPT_LISTS) if share and rules else None
     original = None
     if audit is not None and (options.model / REFERENCE).is_dir():
-        length = classifier.tokenizer.max_length
-        original = Classifier.from_pretrained(
-            options.model / REFERENCE,
-            "never",
-            device=options.device,
-            threads=options.threads,
-            max_length=length,
-        )
+        background = ThreadPoolExecutor(1, "offramp-original")
+        original = background.submit(load_original, options, classifier.tokenizer.max_length)
+        if not replaces:
+            original.result()
+        background.shutdown(wait=False)
     rank_ladder = Ladder(rules) if rules else None
     batcher = Batcher(classifier, Ladder(rungs), options.limits, audit, original, rank_ladder, list_audit)
     return batcher, named
+
+
+def load_original(options: ServerOptions, max_length: int) -> Classifier:
+    """The model whose predictions the certificate protects."""
+    return Classifier.from_pretrained(
+        options.model / REFERENCE,
+        "never",
+        device=options.device,
+        threads=options.threads,
+        max_length=max_length,
+    )
 
 
 def rank_rungs(classifier: Classifier, folder: Path, loaded: Sequence[RankRule]) -> list[RankRule]:

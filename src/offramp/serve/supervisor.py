@@ -45,7 +45,8 @@ class Worker:
 
 
 class Supervisor:
-    """Runs `work(pipe, *arguments)` in several processes. The pipe is closed when a process is no longer wanted.
+    """Runs `work(pipe, replaces, *arguments)` in several processes. The pipe is closed when a process is no longer
+    wanted; `replaces` says whether an earlier process has served.
 
     Args:
         preload: modules that the processes need.
@@ -89,7 +90,7 @@ class Supervisor:
         while len(self.workers) < self.wanted and time.monotonic() >= self.next_start:
             ours, theirs = Pipe()
             try:
-                process = new_process(self.work, (theirs, *self.arguments), self.preload)
+                process = new_process(self.work, (theirs, self.served, *self.arguments), self.preload)
             except (EOFError, ConnectionError):
                 problem = "the process that workers are forked from has died"
                 if not self.served:
