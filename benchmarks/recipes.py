@@ -6,8 +6,8 @@ Every recipe starts from the same encoder and has EPOCHS epochs of updates to th
 share equally; training heads on stored features comes on top and takes seconds, so `deebert` and `frozen` start from
 the backbone of `final`. `sst2` is 8,000 labelled rows of the train file, with 24,000 others as text without labels
 for recipes that can use it, 4,000 to calibrate on and 6,000 to test on. On other tasks the development set is
-measured, with thresholds chosen on its other half. The published recipes have exits after every layer, `frozen` and
-`mixed` also one before the first.
+measured, with thresholds chosen on its other half. The published recipes have exits after every layer, the
+others also one before the first.
 
 Finished runs in --out are read and interrupted ones resume, so the command can be repeated; runs in the files that
 --known names are not repeated, and `--recipes` without a name only makes tables of them. Writes OUT/recipes.json,
@@ -45,7 +45,8 @@ from offramp.tasks.metrics import compute
 from offramp.training import default_arguments
 
 PUBLISHED = ["deebert", "pabee", "elbert", "romebert", "elasticbert"]
-RECIPES = ["final", *PUBLISHED, "frozen", "mixed"]
+OURS = ["frozen", "mixed", "joint"]
+RECIPES = ["final", *PUBLISHED, *OURS]
 SST2 = {"train": 8000, "calibration": 4000, "test": 6000, "unlabelled": 24_000}
 TOLERANCE = 0.25
 """On STS-B, scores no further apart than this are the same prediction."""
@@ -363,7 +364,7 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
             runs = [each for each in results if each["task"] == task and each["recipe"] == recipe]
             if runs:
                 spent, reached = np.array(runs[0]["curve"]).T
-                width = 2.2 if recipe in ("mixed", "frozen") else 1.1
+                width = 2.2 if recipe in OURS else 1.1
                 axis.plot(spent, reached, color=f"C{number}", label=recipe, linewidth=width)
         axis.set_title(task)
         axis.set_xlabel("MACs, fraction of full depth")

@@ -1,5 +1,6 @@
 """Heads trained on stored features: the same result as training on tokens, in one pass of the backbone."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,20 @@ def test_frozen_leaves_the_backbone_and_the_last_exit_as_they_are(fit: Fit, tiny
         assert f".{last}." not in name
 
 
+def test_joint_has_the_backbone_and_the_last_exit_of_elasticbert(fit: Fit, tiny_model: Make) -> None:
+    model = tiny_model()
+    expected = fit("elasticbert", copy.deepcopy(model), folder="elasticbert").model.state_dict()
+    found = fit("joint", model, folder="joint").model.state_dict()
+    last = len(model.config.exits) - 1
+    different = {name for name in found if not torch.equal(found[name], expected[name])}
+    assert different
+    assert all(name.startswith("heads.") and f".{last}." not in name for name in different)
+
+
 @pytest.mark.parametrize(
     "problem_type", ["single_label_classification", "multi_label_classification", "regression"]
 )
-@pytest.mark.parametrize("recipe", ["frozen", "mixed"])
+@pytest.mark.parametrize("recipe", ["frozen", "mixed", "joint"])
 def test_unlabelled_text_is_used_beside_labels(
     recipe: str, problem_type: str, fit: Fit, tiny_model: Make, tiny_task: Callable[..., Task]
 ) -> None:

@@ -12,6 +12,7 @@ from offramp.recipes.elbert import elbert
 from offramp.recipes.fastbert import fastbert
 from offramp.recipes.final import final
 from offramp.recipes.frozen import frozen
+from offramp.recipes.joint import joint
 from offramp.recipes.mixed import mixed
 from offramp.recipes.pabee import pabee
 from offramp.recipes.romebert import romebert
@@ -27,6 +28,7 @@ RECIPES: dict[str, RecipeMaker] = {
     "fastbert": fastbert,
     "frozen": frozen,
     "mixed": mixed,
+    "joint": joint,
 }
 
 

@@ -50,9 +50,9 @@ class OnnxStages:
         self.max_length = self.manifest.max_length
         self.trained_length, self.trained_on_pairs = info.trained_length, info.trained_on_pairs
         self.batch_tokens, self.overhead = BATCH_TOKENS, OVERHEAD
-        options = session_options(threads)
-        self.embedding = Graph(folder / EMBEDDING, options)
-        self.graph = Graph(folder / STAGES, options)
+        self.graph = Graph(folder / STAGES, session_options(threads))
+        # so little work that waking other threads would cost more than they save
+        self.embedding = Graph(folder / EMBEDDING, session_options(1))
         self.branches = [np.array(branch) for branch in self.manifest.branches]
         self.check(folder)
 
