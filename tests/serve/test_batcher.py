@@ -27,9 +27,11 @@ from offramp.errors import (
     TooLarge,
 )
 from offramp.policy import Certificate, Policy
+from offramp.serve import auditor as auditor_module
 from offramp.serve import batcher as module
 from offramp.serve.audit import Audit
-from offramp.serve.batcher import Batcher, Limits, Reply, Request, run_to_the_end
+from offramp.serve.auditor import run_to_the_end
+from offramp.serve.batcher import Batcher, Limits, Reply, Request
 from offramp.serve.ladder import Ladder
 from offramp.serve.queue import Ticket
 from offramp.stages import Tokens
@@ -565,9 +567,10 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, now, waiting, audited = make(audit=1.0, window=1), [0.0], [], threading.Event()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(module, "AUDIT_TIME", 0.25)
-    monkeypatch.setattr(module, "MOST_CREDIT", 100)
+    for each in (module, auditor_module):
+        monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(auditor_module, "BUSY_SHARE", 0.25)
+    monkeypatch.setattr(auditor_module, "MOST_CREDIT", 100)
 
     def takes_a_second() -> None:
         now[0] += 1
@@ -575,7 +578,8 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
     bench.stages.before = takes_a_second
     first = bench.shut()
     futures = [bench.submit("a b") for _ in range(40)]
-    audit_one, audit = bench.batcher._audit_one, bench.batcher.audit
+    auditor, audit = bench.batcher._auditor, bench.batcher.audit
+    audit_one = auditor.run_one
     assert audit is not None
     monkeypatch.setattr(audit._rungs[0], "is_full_depth", lambda prediction: False)  # each takes a run
 
@@ -585,7 +589,7 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
         if audit.reports()[0].examined == 41:
             audited.set()
 
-    bench.batcher._audit_one = audit_and_note  # type: ignore[method-assign]
+    auditor.run_one = audit_and_note  # type: ignore[method-assign]
     bench.open()
     for future in [first, *futures]:
         predictions(future)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +28,10 @@ from offramp.policy import Decision, Policy
 from offramp.policy.ranking import Ranking, RankRule
 from offramp.problems import Array
 from offramp.serve.audit import Audit
+from offramp.serve.auditor import Auditor
 from offramp.serve.ladder import FULL_DEPTH, Ladder
 from offramp.serve.list_audit import ListAudit, RankedList
 from offramp.serve.queue import Limits, Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
-from offramp.stages import Tokens
 
 __all__ = ["Batcher", "Limits", "Reply", "Request", "Waiting"]
 
@@ -43,19 +43,12 @@ IDLE_STEP = 0.25
 LAST_WINDOW = 2.5
 """Seconds to wait for the running window once the time to drain is over."""
 STOPPED = "the server was stopped before this request was answered; send it to another server."
-AUDIT_TIME = 0.05
-"""The share of the time that the audit may take while requests wait."""
-MOST_CREDIT = 1.0
-"""Seconds of that time that may be saved up."""
 LONG_TOKEN = 8
 """Characters of a long token, to estimate how many tokens a text has at least."""
 DECAY = 0.9
 """Weight of the past windows against the latest one."""
 DEFAULT_RETRY = 1.0
 """Seconds until a retry, as long as no window has been timed."""
-
-Example = TypeVar("Example")
-Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
 
@@ -114,17 +107,12 @@ class Batcher:
         self.rank_ladder = rank_ladder
         self._rank_rules = with_full_depth(rank_ladder, classifier) if rank_ladder else ()
         self._list_runs: deque[ListRun] = deque()
-        self._original = original
         self.ladder = ladder
         self.limits = limits
         self.audit, self.list_audit = audit, list_audit
-        self._audits: deque[Audit | ListAudit] = deque()
-        """Those that can run, in the order of their turns."""
         self._rungs = self._resolve([*ladder.rungs, NEVER])
         self._queue = Queue(limits)
         self._pace = Pace()
-        self._audit_credit = 0.0
-        """Seconds that the audit may take before the next window."""
         self._draining = False
         self._changed = threading.Condition()  # guards queue, pace and draining
         self._finite = classifier.stages.is_finite()
@@ -132,10 +120,12 @@ class Batcher:
             log.error("some of the model's weights are NaN or infinite")
         self._test = classifier.tokenizer([TEST])
         self._healthy = self._passes_test()
-        if original is None:
-            self._begin_audits()
-        else:
-            original.add_done_callback(self._begin_audits)
+        audits: list[tuple[Audit | ListAudit, Ladder[Any]]] = [(audit, ladder)] if audit else []
+        if list_audit and rank_ladder:
+            audits.append((list_audit, rank_ladder))
+        self._auditor = Auditor(classifier, original, audits)
+        if original is not None:
+            original.add_done_callback(self._original_loaded)
         self._worker = threading.Thread(target=self._work, name="offramp-worker", daemon=True)
         self._worker.start()
 
@@ -213,12 +203,10 @@ class Batcher:
         after every failure."""
         return self._healthy and self.running
 
-    def _begin_audits(self, original: Future[Classifier] | None = None) -> None:
-        if original is not None and (error := original.exception()):
+    def _original_loaded(self, original: Future[Classifier]) -> None:
+        if error := original.exception():
             log.error("predictions are not audited, since the original model cannot be loaded: %s", error)
-            return
         with self._changed:
-            self._audits.extend(each for each in (self.audit, self.list_audit) if each)
             self._changed.notify()
 
     def _policies(self, named: Policy | None, max_layer: int | None) -> tuple[Policy, ...]:
@@ -281,7 +269,7 @@ class Batcher:
     def _work(self) -> None:
         while True:
             with self._changed:
-                has_work = self._changed.wait_for(self._has_work, self._wait_limit())
+                self._changed.wait_for(self._has_work, self._wait_limit())
                 now = time.monotonic()
                 load = self._queue.load
                 window = self._queue.take(self.ladder.step(load, now), now)
@@ -292,15 +280,17 @@ class Batcher:
                 self._list_runs.append(self._start(lists))
             busy = bool(window or self._list_runs)
             if window:
-                self._audit_while_busy(self._run_window(window))
+                seconds = self._run_window(window)
+                self._audit(partial(self._auditor.run_while_busy, seconds))
             if self._list_runs:
-                self._audit_while_busy(self._step(self._list_runs.popleft()))
+                seconds = self._step(self._list_runs.popleft())
+                self._audit(partial(self._auditor.run_while_busy, seconds))
             if busy:
                 continue
             if self._draining:
                 return
-            if has_work:
-                self._audit_one()
+            if self._auditor.has_work:
+                self._audit(self._auditor.run_one)
             elif not self._healthy:
                 self._healthy = self._passes_test()
 
@@ -310,7 +300,7 @@ class Batcher:
             or self._queue.lists
             or self._list_runs
             or self._draining
-            or any(audit.pending for audit in self._audits)
+            or self._auditor.has_work
         )
 
     def _wait_limit(self) -> float | None:
@@ -417,44 +407,12 @@ class Batcher:
         if len(ticket.predictions) == len(ticket.tokens) and self._close(ticket):
             ticket.future.set_result(ticket.reply())
 
-    def _audit_while_busy(self, seconds: float) -> None:
-        """Audits a bit after a window of this many seconds, if the audit has not used up its share of the time. Lax
-        rungs are used only while requests wait."""
-        self._audit_credit = min(self._audit_credit + AUDIT_TIME * seconds, MOST_CREDIT)
-        if self._audit_credit > 0 and any(audit.pending for audit in self._audits):
-            start = time.monotonic()
-            self._audit_one()
-            self._audit_credit -= time.monotonic() - start
-
-    def _audit_one(self) -> None:
-        """Runs one text, or one micro-batch of a list, through the reference; no more, so that new requests do not
-        wait long."""
-        self._audits.rotate()
-        audit = next(each for each in self._audits if each.pending)
+    def _audit(self, run: Callable[[], None]) -> None:
         try:
-            if isinstance(audit, ListAudit):
-                self._forbid(self.rank_ladder, audit.examine(*self._references(rank_to_the_end)))
-            else:
-                self._forbid(self.ladder, audit.examine(*self._references(run_to_the_end)))
+            run()
         except Exception:
             log.exception("the model failed on a text of the audit")
             self._healthy = self._passes_test()
-
-    def _references(self, run: Callable[[Classifier, Example], Result]) -> list[Callable[[Example], Result]]:
-        """Full depth, and the original if there is one."""
-        models = [self.classifier, *([self._original.result()] if self._original else [])]
-        return [partial(run, each) for each in models]
-
-    def _forbid(self, ladder: Ladder[Any] | None, broken: int | None) -> None:
-        if ladder is None or broken is None:
-            return
-        ladder.forbid(broken)
-        log.error(
-            "rung %d (%s) differs from the reference more often than its certificate allows; "
-            "it and all rungs below it are no longer used",
-            broken,
-            ladder.rungs[broken],
-        )
 
     def _passes_test(self) -> bool:
         if not self._finite:
@@ -465,17 +423,6 @@ class Batcher:
             log.exception("the model failed on a test")
             return False
         return all(exit.finite for exit in prediction.exits)
-
-
-def run_to_the_end(classifier: Classifier, tokens: Tokens) -> Prediction:
-    return next(classifier.predict_tokens([tokens], NEVER))
-
-
-def rank_to_the_end(classifier: Classifier, tokens: Sequence[Tokens]) -> Iterator[Decision]:
-    """The decision after every micro-batch."""
-    rule = RankRule.full_depth(len(classifier.stages.layers))
-    ranking = Ranking(rule, np.array([len(tokens)]), np.array([rule.top_k]))
-    return classifier.engine.run_lists(tokens, ranking)
 
 
 def with_full_depth(ladder: Ladder[RankRule], classifier: Classifier) -> tuple[RankRule, ...]:
