@@ -74,7 +74,7 @@ def test_training_flags_have_the_defaults_of_the_python_api(home: Path, ask: Ask
     ask("train", home / "encoder", "--train", home / "train.csv", "--out", home / "plain", "--epochs", 1)
     run = json.loads((home / "plain/run.json").read_text())
     expected = default_arguments(home / "other", num_train_epochs=1)
-    assert run["recipe"] == "mixed"
+    assert run["recipe"] == "joint"
     ours, pythons = inspect.signature(COMMANDS["train"]), inspect.signature(offramp.train)
     assert ours.parameters["max_length"].default == pythons.parameters["max_length"].default
     for name in ("learning_rate", "per_device_train_batch_size", "seed", "weight_decay", "num_train_epochs"):
@@ -87,7 +87,7 @@ def test_a_fine_tuned_model_keeps_its_backbone_unless_a_recipe_is_named(home: Pa
     data = ["--train", home / "train.csv", "--unlabelled", home / "logs.csv", "--batch-size", 8]
     done = run("train", home / "films/model", *data, "--out", home / "exits")
     assert done.exit_code == 0, done.output
-    assert "its backbone stays as it is (--recipe mixed trains it too)" in done.stderr
+    assert "its backbone stays as it is (--recipe joint trains it too)" in done.stderr
     after = ExitModel.from_pretrained(home / "exits/model").state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved
@@ -102,7 +102,7 @@ def test_a_plain_encoder_has_no_classifier_that_could_stay_as_it_is(
     done = run("train", home / "encoder", *data)
     assert done.exit_code == 1
     assert "has no trained classifier" in done.stderr
-    assert "--recipe mixed" in done.stderr
+    assert "--recipe joint" in done.stderr
 
 
 @pytest.mark.parametrize(("recipe", "file"), [("deebert", "train.csv"), ("fastbert", "texts.csv")])

@@ -41,12 +41,14 @@ def train(
     ] = None,
     unlabelled: Annotated[
         Path | None,
-        Option(help="File of further texts without labels, for recipes that use them (mixed, frozen)."),
+        Option(
+            help="File of further texts without labels, for recipes that use them (joint, frozen, mixed)."
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
         Option(
-            help="Recipe, with optional settings: romebert:kind=ta,gamma=0.5; by default mixed, or frozen for a "
+            help="Recipe, with optional settings: romebert:kind=ta,gamma=0.5; by default joint, or frozen for a "
             "model that is fine-tuned already."
         ),
     ] = None,
@@ -122,7 +124,7 @@ def train(
     if layers is not None:
         model = model.truncate(layers)
     if keeps_backbone:
-        log(f"{encoder} is fine-tuned: its backbone stays as it is (--recipe mixed trains it too)")
+        log(f"{encoder} is fine-tuned: its backbone stays as it is (--recipe joint trains it too)")
     print(describe(chosen, method, args, model.config.exits, max_length), file=sys.stderr)
     with training_progress() as callbacks:
         trained = train_model(
@@ -219,11 +221,11 @@ def check_classifier(encoder: str, config: Any, task: "Task") -> None:
     outputs = len(task.labels) if task.labels else 1
     if not is_fine_tuned(config):
         raise BadOption(
-            f"{encoder} has no trained classifier that could stay as it is; use --recipe mixed to train one."
+            f"{encoder} has no trained classifier that could stay as it is; use --recipe joint to train one."
         )
     if config.num_labels != outputs:
         raise BadOption(
-            f"the model has {config.num_labels} outputs and {task.name} needs {outputs}; use --recipe mixed to train "
+            f"the model has {config.num_labels} outputs and {task.name} needs {outputs}; use --recipe joint to train "
             "it for this task."
         )
 

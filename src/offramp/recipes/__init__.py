@@ -41,7 +41,7 @@ def recipe_named(name: str) -> Recipe:
 
 def default_recipe(fine_tuned: bool) -> str:
     """A fine-tuned model is not trained again unless asked for."""
-    return "frozen" if fine_tuned else "mixed"
+    return "frozen" if fine_tuned else "joint"
 
 
 __all__ = ["RECIPES", "Phase", "Recipe", "default_recipe", "recipe_named"]

@@ -108,7 +108,7 @@ def train(
     Args:
         model: an encoder with exits.
         task: train and validation splits, labels and metrics.
-        recipe: a name in `RECIPES`, or a `Recipe`. By default "mixed", or "frozen" for a model that is fine-tuned
+        recipe: a name in `RECIPES`, or a `Recipe`. By default "joint", or "frozen" for a model that is fine-tuned
             already, whose backbone and last exit then stay as they are.
         args: transformers' TrainingArguments, used for every phase; see `default_arguments`. The best checkpoint
             is the one with the best headline metric, averaged over exits; pass
@@ -117,7 +117,7 @@ def train(
         max_length: longer texts are truncated to this number of tokens.
         early_stopping: end a phase after this number of evaluations without improvement.
         unlabelled: further text without labels, a `datasets.Dataset` with the columns `text` and maybe `text_pair`,
-            for recipes that can use it (`mixed`, `frozen`).
+            for recipes that can use it (`joint`, `frozen`, `mixed`).
         callbacks: transformers' TrainerCallbacks.
     """
     recipe = recipe or default_recipe(model.config.fine_tuned)
