@@ -6,8 +6,8 @@ Every recipe starts from the same encoder and has EPOCHS epochs of updates to th
 share equally; training heads on stored features comes on top and takes seconds, so `deebert` and `frozen` start from
 the backbone of `final`. `sst2` is 8,000 labelled rows of the train file, with 24,000 others as text without labels
 for recipes that can use it, 4,000 to calibrate on and 6,000 to test on. On other tasks the development set is
-measured, with thresholds chosen on its other half. The published recipes have exits after every layer, the
-others also one before the first.
+measured, with thresholds chosen on its other half. `final` and the published recipes have exits after
+every layer, ours also one before the first.
 
 Finished runs in --out are read and interrupted ones resume, so the command can be repeated; runs in the files that
 --known names are not repeated, and `--recipes` without a name only makes tables of them. Writes OUT/recipes.json,
@@ -129,7 +129,7 @@ def trained(options: argparse.Namespace, name: str, recipe: str, seed: int) -> P
     start_from = trained(options, name, "final", seed) if method.name in ("deebert", "frozen") else None
     set_seed(seed)
     layers = len_layers(options.encoder)
-    exits = range(1 if method.name in ["final", *PUBLISHED] else 0, layers + 1)
+    exits = range(0 if method.name in OURS else 1, layers + 1)
     model = ExitModel.from_encoder(
         options.encoder, num_labels=len(task.labels or [0]), problem_type=task.problem_type, exits=list(exits)
     )

@@ -1,4 +1,4 @@
-"""Measures a training step of each joint recipe against plain fine-tuning of the same encoder.
+"""Measures a training step of each recipe with a single phase against plain fine-tuning of the same encoder.
 
     python benchmarks/training_cost.py ENCODER --length 32
 

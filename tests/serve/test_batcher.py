@@ -579,7 +579,7 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
     first = bench.shut()
     futures = [bench.submit("a b") for _ in range(40)]
     auditor, audit = bench.batcher._auditor, bench.batcher.audit
-    audit_one = auditor.run_one
+    audit_one = auditor.run_step
     assert audit is not None
     monkeypatch.setattr(audit._rungs[0], "is_full_depth", lambda prediction: False)  # each takes a run
 
@@ -589,7 +589,7 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
         if audit.reports()[0].examined == 41:
             audited.set()
 
-    auditor.run_one = audit_and_note  # type: ignore[method-assign]
+    auditor.run_step = audit_and_note  # type: ignore[method-assign]
     bench.open()
     for future in [first, *futures]:
         predictions(future)

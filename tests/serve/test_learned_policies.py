@@ -20,10 +20,11 @@ from offramp.cli import app
 from offramp.collector import collect
 from offramp.errors import BadPolicy, CannotLoad
 from offramp.policy import Policy, fold
+from offramp.serve import server
 from offramp.serve.audit import RungReport
 from offramp.serve.batcher import Batcher
 from offramp.serve.queue import Request
-from offramp.serve.server import ServerOptions, load, load_original, make_app
+from offramp.serve.server import ServerOptions, load, load_reference, make_app
 from offramp.store import load_model
 from offramp.trace import Trace
 
@@ -124,53 +125,61 @@ def retrofitted(learned: Learned, tmp_path: Path) -> Path:
     return model
 
 
-def examined(batcher: Batcher, texts: list[str]) -> RungReport:
-    """What the audit reports after these texts; it gets a minute to examine them all."""
-    batcher.submit(Request(texts)).result(60)
+def audited(batcher: Batcher, count: int) -> RungReport:
+    """What the audit reports once it has compared this many predictions; it gets a minute."""
     deadline = time.monotonic() + 60
-    while batcher.audit.reports()[0].examined < len(texts) and time.monotonic() < deadline:  # type: ignore[union-attr]
+    while batcher.audit.reports()[0].examined < count and time.monotonic() < deadline:  # type: ignore[union-attr]
         time.sleep(0.01)
     batcher.drain(10)
     [report] = batcher.audit.reports()  # type: ignore[union-attr]
     return report
 
 
-@pytest.mark.parametrize("replaces", [False, True])
+def differences(model: Path, texts: list[str]) -> int:
+    """The number of texts for which the model and its original predict different labels."""
+    truth = Classifier.from_pretrained(model / "reference", "never").predict(texts)
+    given = Classifier.from_pretrained(model).predict(texts)
+    return sum(a.label != b.label for a, b in zip(given, truth, strict=True))
+
+
+@pytest.mark.parametrize("is_replacement", [False, True])
 def test_the_audit_of_a_retrofitted_model_runs_the_original(
-    learned: Learned, retrofitted: Path, replaces: bool
+    learned: Learned, retrofitted: Path, is_replacement: bool
 ) -> None:
-    batcher, _ = load(ServerOptions(retrofitted, "colours", audit_share=1.0), replaces)
-    found = examined(batcher, learned.texts[:50])
-    truth = Classifier.from_pretrained(retrofitted / "reference", "never").predict(learned.texts[:50])
-    given = Classifier.from_pretrained(retrofitted).predict(learned.texts[:50])
+    options = ServerOptions(retrofitted, "colours", audit_share=1.0)
+    batcher, _ = load(options, is_replacement=is_replacement)
+    batcher.submit(Request(learned.texts[:50])).result(60)
+    found = audited(batcher, 50)
     assert found.examined == 50
-    assert found.disagreed == sum(a.label != b.label for a, b in zip(given, truth, strict=True)) > 0
+    assert found.disagreed == differences(retrofitted, learned.texts[:50]) > 0
 
 
-def test_the_audit_waits_for_the_original(
+def test_a_replacement_serves_before_the_original_is_loaded_and_audits_after_it(
     learned: Learned, retrofitted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, may_load = load_original, threading.Event()
-    monkeypatch.setattr("offramp.serve.server.load_original", lambda *all: may_load.wait(60) and loaded(*all))
-    batcher, _ = load(ServerOptions(retrofitted, "colours", audit_share=1.0), replaces=True)
-    assert len(batcher.submit(Request(learned.texts[:50])).result(60).predictions) == 50
-    assert batcher.audit is not None
-    assert (batcher.audit.pending, batcher.audit.reports()[0].examined) == (50, 0)
-    may_load.set()
-    assert examined(batcher, learned.texts[50:51]).disagreed > 0
+    attempts, may_load = [], threading.Event()
+
+    def load_late(*arguments: Any) -> Classifier:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise CannotLoad("not there yet")
+        assert may_load.wait(60)
+        return load_reference(*arguments)
+
+    monkeypatch.setattr(server, "load_reference", load_late)
+    monkeypatch.setattr(server, "RELOAD", 0.0)
+    batcher, _ = load(ServerOptions(retrofitted, "colours", audit_share=1.0), is_replacement=True)
+    try:
+        assert len(batcher.submit(Request(learned.texts[:50])).result(60).predictions) == 50
+        assert batcher.audit is not None
+        assert (batcher.loading, batcher.audit.pending, batcher.audit.reports()[0].examined) == (True, 50, 0)
+    finally:
+        may_load.set()
+    assert audited(batcher, 50).disagreed == differences(retrofitted, learned.texts[:50])
+    assert not batcher.loading
 
 
-def test_a_damaged_original_is_refused_at_the_start_and_costs_a_replacement_only_its_audit(
-    learned: Learned, retrofitted: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_does_not_start_with_a_damaged_original(retrofitted: Path) -> None:
     (retrofitted / "reference" / "model.safetensors").write_bytes(b"damaged")
-    options = ServerOptions(retrofitted, "colours", audit_share=1.0)
     with pytest.raises(CannotLoad, match="reference"):
-        load(options)
-    batcher, _ = load(options, replaces=True)
-    assert len(batcher.submit(Request(learned.texts[:50])).result(60).predictions) == 50
-    batcher.drain(10)
-    deadline = time.monotonic() + 60
-    while "not audited, since the original model cannot be loaded" not in caplog.text:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        load(ServerOptions(retrofitted, "colours", audit_share=1.0))

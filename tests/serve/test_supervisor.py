@@ -42,3 +42,26 @@ def test_a_worker_that_cannot_start_ends_the_server_unless_another_serves_or_it_
         supervisor.report_death(dead(problem))
         assert (supervisor.next_start > time.monotonic()) is bool(problem)
     supervisor.listener.close()
+
+
+def test_only_a_worker_started_after_another_has_served_is_a_replacement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = []
+
+    def record(work: Any, arguments: tuple[Any, ...], preload: Any) -> Any:
+        started.append(arguments[1])
+        return SimpleNamespace(pid=1)
+
+    monkeypatch.setattr("offramp.serve.supervisor.new_process", record)
+    supervisor = Supervisor(
+        print, (), workers=2, listener=socket.socket(), drain_seconds=0, on_serving=lambda: None
+    )
+    supervisor.start_missing()
+    supervisor.served = True
+    supervisor.workers.pop().pipe.close()
+    supervisor.start_missing()
+    for worker in supervisor.workers:
+        worker.pipe.close()
+    supervisor.listener.close()
+    assert started == [False, False, True]

@@ -58,7 +58,7 @@ STOPPING_EARLY = {"early_stopping": 2, "num_train_epochs": 8, "learning_rate": 0
 @pytest.mark.parametrize(
     ("recipe", "after", "options"),
     [
-        pytest.param("pabee", 4, {}, id="joint"),
+        pytest.param("pabee", 4, {}, id="one phase"),
         pytest.param("deebert", 3, {}, id="first of two phases"),
         pytest.param("deebert", 10, {}, id="second of two phases"),
         pytest.param(RECIPES["romebert"](momentum=0.5), 4, {}, id="momentum teacher"),

@@ -23,11 +23,11 @@ def mixed(
     taught = partial(losses.taught, temperature=temperature, label_weight=label_weight)
     first = (Phase(losses.final, trainable="final"),) if fine_tune else ()
     last = (head_phase(head_epochs, head_rate, temperature, label_weight),) if head_epochs else ()
-    joint = Phase(
+    everything = Phase(
         taught,
         gradients="equilibrium",
         frozen_teacher=True,
         unlabelled=True,
         needs_labels=False,
     )
-    return Recipe("mixed", (*first, joint, *last))
+    return Recipe("mixed", (*first, everything, *last))

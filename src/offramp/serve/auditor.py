@@ -20,7 +20,7 @@ from offramp.serve.list_audit import ListAudit
 from offramp.stages import Tokens
 
 BUSY_SHARE = 0.05
-"""Of the time, while requests wait."""
+"""The share of the time that audits may take while requests wait."""
 MOST_CREDIT = 1.0
 """Seconds of that time that may be saved up."""
 
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 
 class Auditor:
-    """Compares kept predictions with the model that the certificates name, and forbids rungs that break them.
+    """Compares sampled predictions with the reference, and forbids rungs whose certificates prove wrong.
 
     Args:
-        classifier: the model at full depth.
+        classifier: the model that serves, which is run to full depth.
         original: the model that the certificates name, if that is another. Nothing is compared until it is loaded.
-        audits: with the ladder of each.
+        audits: each with the ladder whose rungs it checks.
     """
 
     def __init__(
@@ -48,26 +48,25 @@ class Auditor:
         self.classifier, self.original = classifier, original
         self.turns = deque(audits)
         self.credit = 0.0
-        """Seconds that it may take before the next window."""
+        """Seconds that audits may still take while requests wait; negative after a long one."""
 
     @property
     def has_work(self) -> bool:
-        original = self.original
-        is_ready = original is None or (original.done() and original.exception() is None)
+        is_ready = self.original is None or self.original.done()
         return is_ready and any(audit.pending for audit, _ in self.turns)
 
     def run_while_busy(self, seconds: float) -> None:
-        """Compares one, after a window of this many seconds, if its share of the time is not used up. Lax rungs are
-        used only while requests wait, so that is when they must be audited."""
+        """Runs one step after a window that took `seconds`, if audits have time left. Lax rungs are used only while
+        requests wait, so that is when they must be audited."""
         self.credit = min(self.credit + BUSY_SHARE * seconds, MOST_CREDIT)
         if self.credit > 0 and self.has_work:
             start = time.monotonic()
             try:
-                self.run_one()
+                self.run_step()
             finally:
                 self.credit -= time.monotonic() - start
 
-    def run_one(self) -> None:
+    def run_step(self) -> None:
         """Runs one text, or one micro-batch of a list, through the reference; no more, so that new requests do not
         wait long."""
         self.turns.rotate()

@@ -125,7 +125,7 @@ class Batcher:
             audits.append((list_audit, rank_ladder))
         self._auditor = Auditor(classifier, original, audits)
         if original is not None:
-            original.add_done_callback(self._original_loaded)
+            original.add_done_callback(self._notify)
         self._worker = threading.Thread(target=self._work, name="offramp-worker", daemon=True)
         self._worker.start()
 
@@ -188,6 +188,12 @@ class Batcher:
         return self._worker.is_alive()
 
     @property
+    def loading(self) -> bool:
+        """Whether the original model is still being loaded, by a thread of its own."""
+        original = self._auditor.original
+        return original is not None and not original.done()
+
+    @property
     def waiting(self) -> Waiting:
         with self._changed:
             return self._queue.waiting
@@ -203,9 +209,7 @@ class Batcher:
         after every failure."""
         return self._healthy and self.running
 
-    def _original_loaded(self, original: Future[Classifier]) -> None:
-        if error := original.exception():
-            log.error("predictions are not audited, since the original model cannot be loaded: %s", error)
+    def _notify(self, _: Future[Classifier]) -> None:
         with self._changed:
             self._changed.notify()
 
@@ -290,7 +294,7 @@ class Batcher:
             if self._draining:
                 return
             if self._auditor.has_work:
-                self._audit(self._auditor.run_one)
+                self._audit(self._auditor.run_step)
             elif not self._healthy:
                 self._healthy = self._passes_test()
 

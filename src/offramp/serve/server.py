@@ -12,9 +12,10 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -54,6 +55,8 @@ METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Names the folder in which prometheus-client keeps the files of several workers; read when it is imported."""
 RARE = 1000
 """Collections of younger objects between two of all; Python's default is 10."""
+RELOAD = 60.0
+"""Seconds between two attempts of a worker to load the original model while it serves."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def modules_for(model: Path) -> list[str]:
 
 def run_worker(
     pipe: Connection,
-    replaces: bool,
+    is_replacement: bool,
     parent: Connection,
     options: ServerOptions,
     listener: socket.socket,
@@ -145,7 +148,7 @@ def run_worker(
     os.environ[METRICS_VARIABLE] = str(folder)  # the forkserver may have started for another server
     try:
         try:
-            batcher, app = make_app(options, folder, replaces)
+            batcher, app = make_app(options, folder, is_replacement=is_replacement)
         except Exception as error:
             known = isinstance(error, OfframpError | OSError)
             pipe.send(str(error) if known else f"{type(error).__name__}: {error}")
@@ -227,9 +230,10 @@ class Server(uvicorn.Server):
 
 
 def end_with(batcher: Batcher) -> None:
-    """Ends the process if the model is still running: Python would wait for it, or crash."""
+    """Ends the process if a model is still running or being loaded: Python would wait for it, or crash."""
     if batcher.running:
         log.warning("the model did not finish its last window in time")
+    if batcher.running or batcher.loading:
         os._exit(0)
 
 
@@ -257,14 +261,14 @@ def log_address(listener: socket.socket) -> None:
 
 
 def make_app(
-    options: ServerOptions, folder: Path | None = None, replaces: bool = False
+    options: ServerOptions, folder: Path | None = None, *, is_replacement: bool = False
 ) -> tuple[Batcher, ASGIApp]:
     from offramp.serve.app import (  # late: prometheus_client reads the environment when imported
         Service,
         create_app,
     )
 
-    batcher, allowed = load(options, replaces)
+    batcher, allowed = load(options, is_replacement=is_replacement)
     service = Service(
         batcher,
         name=options.name,
@@ -279,11 +283,11 @@ def make_app(
     return batcher, create_app(service)
 
 
-def load(options: ServerOptions, replaces: bool = False) -> tuple[Batcher, dict[str, Policy]]:
+def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batcher, dict[str, Policy]]:
     """The batcher, and the policies that requests may name; a policy that the model cannot run is refused here.
 
-    A worker that replaces another does not wait for the original model, which only the audit needs and which could
-    be loaded before.
+    A replacement serves before the original model is loaded: only the audit needs it, and an earlier worker has
+    loaded it without an error.
     """
     classifier = Classifier.from_pretrained(
         options.model,
@@ -299,19 +303,18 @@ def load(options: ServerOptions, replaces: bool = False) -> tuple[Batcher, dict[
     audit = Audit(rungs, layers, share=share) if share else None
     rules = rank_rungs(classifier, options.model, [each for each in loaded if isinstance(each, RankRule)])
     list_audit = ListAudit(rules, layers, share=share, keep=KEPT_LISTS) if share and rules else None
-    original = None
+    original: Future[Classifier] | None = None
     if audit is not None and (options.model / REFERENCE).is_dir():
-        background = ThreadPoolExecutor(1, "offramp-original")
-        original = background.submit(load_original, options, classifier.tokenizer.max_length)
-        if not replaces:
-            original.result()
-        background.shutdown(wait=False)
+        load_it = partial(load_reference, options, classifier.tokenizer.max_length)
+        original = in_background(load_it) if is_replacement else Future()
+        if not is_replacement:
+            original.set_result(load_it())
     rank_ladder = Ladder(rules) if rules else None
     batcher = Batcher(classifier, Ladder(rungs), options.limits, audit, original, rank_ladder, list_audit)
     return batcher, named
 
 
-def load_original(options: ServerOptions, max_length: int) -> Classifier:
+def load_reference(options: ServerOptions, max_length: int) -> Classifier:
     """The model whose predictions the certificate protects."""
     return Classifier.from_pretrained(
         options.model / REFERENCE,
@@ -320,6 +323,22 @@ def load_original(options: ServerOptions, max_length: int) -> Classifier:
         threads=options.threads,
         max_length=max_length,
     )
+
+
+def in_background(load_it: Callable[[], Classifier]) -> Future[Classifier]:
+    """The result of `load_it`, which is called again after a failure. The thread does not keep the process alive."""
+    loaded: Future[Classifier] = Future()
+
+    def keep_trying() -> None:
+        while not loaded.done():
+            try:
+                loaded.set_result(load_it())
+            except Exception as error:
+                log.error("the original model cannot be loaded, so nothing is audited: %s", error)
+                time.sleep(RELOAD)
+
+    threading.Thread(target=keep_trying, name="offramp-original", daemon=True).start()
+    return loaded
 
 
 def rank_rungs(classifier: Classifier, folder: Path, loaded: Sequence[RankRule]) -> list[RankRule]:

@@ -45,8 +45,8 @@ class Worker:
 
 
 class Supervisor:
-    """Runs `work(pipe, replaces, *arguments)` in several processes. The pipe is closed when a process is no longer
-    wanted; `replaces` says whether an earlier process has served.
+    """Runs `work(pipe, is_replacement, *arguments)` in several processes. The pipe is closed when a process is no
+    longer wanted; `is_replacement` is whether a worker has served before it started.
 
     Args:
         preload: modules that the processes need.

@@ -36,7 +36,7 @@ class Batch:
 
 
 class OnnxStages:
-    """The stages in a folder written by `export`. `threads` is the number of CPUs used for a call, by default all."""
+    """The stages in a folder written by `export`; `threads` is the number of CPUs used for one, by default all."""
 
     def __init__(self, folder: str | os.PathLike[str], threads: int | None = None) -> None:
         folder = Path(folder)

@@ -155,7 +155,7 @@ def trainable_parameters(model: ExitModel, trainable: str) -> set[nn.Parameter]:
     if not chosen:
         raise Incompatible(
             "this recipe trains only the inner exits, and they have no parameters that the last exit does not share; "
-            "use a joint recipe (pabee, elbert, elasticbert), 'final' if there are no inner exits, "
+            "use a recipe without such a phase (pabee, elbert, elasticbert), 'final' if there are no inner exits, "
             "or heads with the option classifier=own"
         )
     return chosen
