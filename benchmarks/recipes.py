@@ -4,10 +4,11 @@
 
 Every recipe starts from the same encoder and has EPOCHS epochs of updates to the backbone, which its phases
 share equally; training heads on stored features comes on top and takes seconds, so `deebert` and `frozen` start from
-the backbone of `final`. `sst2` is 8,000 labelled rows of the train file, with 24,000 others as text without labels
-for recipes that can use it, 4,000 to calibrate on and 6,000 to test on. On other tasks the development set is
-measured, with thresholds chosen on its other half. `final` and the published recipes have exits after
-every layer, ours also one before the first.
+the run of `final`, and `joint` from that of `elasticbert`: the exit before the first layer does not train the
+backbone, so theirs are the same. `sst2` is 8,000 labelled rows of the train file, with 24,000 others as text without
+labels for recipes that can use it, 4,000 to calibrate on and 6,000 to test on. On other tasks the development set is
+measured, with thresholds chosen on its other half. `final` and the published recipes have exits after every layer,
+ours also one before the first.
 
 Finished runs in --out are read and interrupted ones resume, so the command can be repeated; runs in the files that
 --known names are not repeated, and `--recipes` without a name only makes tables of them. Writes OUT/recipes.json,
@@ -47,6 +48,8 @@ from offramp.training import default_arguments
 PUBLISHED = ["deebert", "pabee", "elbert", "romebert", "elasticbert"]
 OURS = ["frozen", "mixed", "joint"]
 RECIPES = ["final", *PUBLISHED, *OURS]
+FIRST = {"deebert": "final", "frozen": "final", "joint": "elasticbert"}
+"""The recipe that is the first phase of another."""
 SST2 = {"train": 8000, "calibration": 4000, "test": 6000, "unlabelled": 24_000}
 TOLERANCE = 0.25
 """On STS-B, scores no further apart than this are the same prediction."""
@@ -126,7 +129,7 @@ def trained(options: argparse.Namespace, name: str, recipe: str, seed: int) -> P
     tokenizer = AutoTokenizer.from_pretrained(options.encoder)
     method = parse_recipe(recipe)
     backbone_phases = [phase for phase in method.phases if phase.trainable != "exits"]
-    start_from = trained(options, name, "final", seed) if method.name in ("deebert", "frozen") else None
+    start_from = trained(options, name, FIRST[method.name], seed) if method.name in FIRST else None
     set_seed(seed)
     layers = len_layers(options.encoder)
     exits = range(0 if method.name in OURS else 1, layers + 1)
@@ -134,7 +137,7 @@ def trained(options: argparse.Namespace, name: str, recipe: str, seed: int) -> P
         options.encoder, num_labels=len(task.labels or [0]), problem_type=task.problem_type, exits=list(exits)
     )
     if start_from:
-        copy_last_exit(ExitModel.from_pretrained(start_from / "model"), model)
+        copy_weights(ExitModel.from_pretrained(start_from / "model"), model)
         method = replace(method, phases=tuple(phase for phase in method.phases if phase.trainable == "exits"))
     args = default_arguments(
         folder,
@@ -167,11 +170,13 @@ def run_folder(options: argparse.Namespace, task: str, recipe: str, seed: int) -
     return Path(options.out) / f"{task}-{recipe.replace(':', '-')}-{seed}"
 
 
-def copy_last_exit(source: ExitModel, target: ExitModel) -> None:
-    """The backbone and the last exit of a fine-tuned model."""
+def copy_weights(source: ExitModel, target: ExitModel) -> None:
+    """The backbone, and the exits that both models have."""
     target.backbone.load_state_dict(source.backbone.state_dict())
-    for mine, theirs in zip(target.heads.parts(-1), source.heads.parts(-1), strict=True):
-        mine.load_state_dict(theirs.state_dict())
+    for number, layer in enumerate(source.config.exits):
+        mine, theirs = target.heads.parts(target.config.exits.index(layer)), source.heads.parts(number)
+        for part, trained_part in zip(mine, theirs, strict=True):
+            part.load_state_dict(trained_part.state_dict())
 
 
 def len_layers(encoder: str) -> int:

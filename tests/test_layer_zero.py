@@ -36,6 +36,17 @@ def test_the_first_exit_reads_the_embeddings_that_transformers_computes(
     torch.testing.assert_close(model(**padded).exit_logits[:, 0], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_the_first_exit_does_not_train_the_embeddings(
+    backbone: str, tiny_encoder: Callable[..., Any], padded: dict[str, torch.Tensor]
+) -> None:
+    model = ExitModel.from_encoder(tiny_encoder(backbone), num_labels=3)
+    model(**padded).exit_logits[:, 0].sum().backward()
+    words: Any = model.backbone.get_input_embeddings().weight
+    assert words.grad is None or not words.grad.any()
+    assert model.heads.head_of(0).classifier.weight.grad.any()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("policy", ["layer:0", "never,max_layer=0", "confidence:0,min_layer=0"])
 def test_every_text_can_leave_before_the_first_layer(policy: str, any_runtime: Path) -> None:
     classifier = Classifier.from_pretrained(any_runtime, policy)

@@ -138,6 +138,8 @@ class ExitModel(PreTrainedModel):
             if layer in self.config.exits:
                 exit = self.config.exits.index(layer)
                 to_head, hidden = tap(exit, hidden) if tap else (hidden, hidden)
+                if layer == 0:  # a bag of words, which the embeddings should not be trained for
+                    to_head = to_head.detach()
                 yield adapter.norm(backbone, to_head)
 
     @classmethod
