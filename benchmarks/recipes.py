@@ -309,7 +309,7 @@ def measured(policy: Policy, trace: Trace, tolerance: float | None) -> dict[str,
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """One row for each recipe, means over seeds."""
+    """One row for each recipe, means over seeds; rows that lack a seed say so."""
     task, headline = results[0]["task"], results[0]["headline"]
     part = "test" if "test" in results[0]["scores"] else "dev"
     depth = max(results[0]["layers"])
@@ -322,8 +322,11 @@ def table(results: list[dict[str, Any]]) -> str:
         "last minus final",
     ]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    seeds = {each["seed"] for each in results}
     for recipe in dict.fromkeys(each["recipe"] for each in results):
         runs = [each for each in results if each["recipe"] == recipe]
+        had = [run["seed"] for run in runs]
+        name = recipe if {*had} == seeds else f"{recipe}, seed {', '.join(map(str, had))} only"
         scores = np.mean([run["scores"][part] for run in runs], axis=0)
         cells = [f"{value:.1f}" for value in scores]
         cells = [""] * (depth + 1 - len(cells)) + cells
@@ -335,7 +338,7 @@ def table(results: list[dict[str, Any]]) -> str:
         ends = [run["last_minus_final"] for run in runs if run["last_minus_final"]]
         interval = "{:+.1f} to {:+.1f}".format(*np.mean(ends, axis=0)) if ends else ""
         lines.append(
-            f"| {recipe} | {' | '.join(cells)} | "
+            f"| {name} | {' | '.join(cells)} | "
             f"{numbers[0]:.1f} | {numbers[1]:.2f} | {numbers[2]:.2f} | {interval} |"
         )
     return "\n".join(lines) + "\n"
@@ -370,7 +373,8 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
             if runs:
                 spent, reached = np.array(runs[0]["curve"]).T
                 width = 2.2 if recipe in OURS else 1.1
-                axis.plot(spent, reached, color=f"C{number}", label=recipe, linewidth=width)
+                color = "black" if recipe == "joint" else f"C{number}"
+                axis.plot(spent, reached, color=color, label=recipe, linewidth=width)
         axis.set_title(task)
         axis.set_xlabel("MACs, fraction of full depth")
     axes[0].set_ylabel("headline metric")
