@@ -7,7 +7,7 @@ from typing import Any
 
 from offramp.errors import BadOption
 from offramp.heads import check_choice
-from offramp.losses import Loss, taught
+from offramp.losses import Loss, grouped, taught, total
 
 TRAINABLE = ("all", "final", "exits")
 GRADIENTS = ("plain", "equilibrium", "by_depth", "projected")
@@ -83,6 +83,12 @@ class Recipe:
             raise BadOption(f"recipe {self.name!r} has no phases")
         for need in self.needs:
             check_choice("needs", need, NEEDS)
+
+
+def balanced_phase(groups: int) -> Phase:
+    """Train everything on the sum over all exits, or over groups of them in turn, with gradient equilibrium."""
+    loss = partial(grouped, groups=groups) if groups != 1 else total
+    return Phase(loss, gradients="equilibrium", groups=groups)
 
 
 def head_phase(epochs: float, rate: float, temperature: float, label_weight: float) -> Phase:

@@ -5,13 +5,9 @@
 so that early layers do not get larger gradients than late ones.
 """
 
-from functools import partial
-
-from offramp import losses
-from offramp.recipes.base import Phase, Recipe
+from offramp.recipes.base import Recipe, balanced_phase
 
 
 def elasticbert(groups: int = 1) -> Recipe:
     """`groups` > 1 splits the exits into groups that are trained in turn, each with the last exit."""
-    loss = partial(losses.grouped, groups=groups) if groups != 1 else losses.total
-    return Recipe("elasticbert", (Phase(loss, gradients="equilibrium", groups=groups),))
+    return Recipe("elasticbert", (balanced_phase(groups),))

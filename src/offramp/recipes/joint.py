@@ -5,8 +5,7 @@
 last phase, on stored features, can also use text without labels.
 """
 
-from offramp.recipes.base import Recipe, head_phase
-from offramp.recipes.elasticbert import elasticbert
+from offramp.recipes.base import Recipe, balanced_phase, head_phase
 
 
 def joint(
@@ -18,4 +17,4 @@ def joint(
 ) -> Recipe:
     """`groups` as in `elasticbert`, the others as in `mixed`: `head_epochs=0` leaves out the last phase."""
     last = (head_phase(head_epochs, head_rate, temperature, label_weight),) if head_epochs else ()
-    return Recipe("joint", (*elasticbert(groups).phases, *last))
+    return Recipe("joint", (balanced_phase(groups), *last))
