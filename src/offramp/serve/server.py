@@ -306,8 +306,10 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
     original: Future[Classifier] | None = None
     if audit is not None and (options.model / REFERENCE).is_dir():
         load_it = partial(load_reference, options, classifier.tokenizer.max_length)
-        original = in_background(load_it) if is_replacement else Future()
-        if not is_replacement:
+        if is_replacement:
+            original = in_background(load_it)
+        else:
+            original = Future()
             original.set_result(load_it())
     rank_ladder = Ladder(rules) if rules else None
     batcher = Batcher(classifier, Ladder(rungs), options.limits, audit, original, rank_ladder, list_audit)
