@@ -57,7 +57,7 @@ from offramp.retrofits.steps import Steps
 from offramp.retrofits.text_split import TextSet, TextSplit
 
 LIST = 100
-LEARN_QUESTIONS, LEARN_DOCUMENTS = 1000, 16
+LEARN_QUESTIONS, LEARN_DOCUMENTS = 1200, 40
 NEGATIVES = 3
 """For each train question: as many of its own, and as many of the best others by BM25."""
 TIMED = 20

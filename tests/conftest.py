@@ -2,6 +2,7 @@
 that never were."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -30,6 +31,7 @@ from transformers import (
 from offramp.model import ExitModel
 from offramp.onnx_export import export
 from offramp.policy import Certificate, Policy
+from offramp.serve.logs import LOGGING
 from offramp.trace import Trace
 
 torch.set_num_threads(1)
@@ -86,6 +88,17 @@ def make(auto: Any, model_type: str, **options: Any) -> PreTrainedModel:
     for parameter in model.parameters():  # biases and norms start alike in every layer; make each count
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_before() -> Iterator[None]:
+    """A server in the process of the tests sets up logging on a stream that pytest closes after the test."""
+    loggers = [logging.getLogger(name) for name in LOGGING["loggers"]]
+    before = [(each.handlers[:], each.filters[:], each.level, each.propagate) for each in loggers]
+    yield
+    for logger, (handlers, filters, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.filters, logger.propagate = handlers, filters, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

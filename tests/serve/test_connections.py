@@ -246,14 +246,9 @@ def test_connections_leave_enough_files_for_the_rest_or_the_limit_is_raised(
 
 
 def test_accept_errors_are_logged_once_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    logger = logging.getLogger("asyncio")
-    before = logger.handlers[:]
-    logging.config.dictConfig({**LOGGING, "loggers": {"asyncio": LOGGING["loggers"]["asyncio"]}})
-    try:
-        for _ in range(1000):
-            error = OSError(24, "Too many open files")
-            logger.error("socket.accept() out of system resource", exc_info=error)
-        [line] = capsys.readouterr().err.splitlines()
-        assert "Too many open files" in json.loads(line)["exception"]
-    finally:
-        logger.handlers, logger.filters, logger.propagate = before, [], True
+    logging.config.dictConfig(LOGGING)
+    for _ in range(1000):
+        error = OSError(24, "Too many open files")
+        logging.getLogger("asyncio").error("socket.accept() out of system resource", exc_info=error)
+    [line] = capsys.readouterr().err.splitlines()
+    assert "Too many open files" in json.loads(line)["exception"]
