@@ -1,9 +1,10 @@
 """Before training: do model, task, recipe and arguments fit together? Mistakes are reported before any work."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 from transformers import TrainingArguments
 
 from offramp.errors import BadOption, Incompatible, count
@@ -101,6 +102,19 @@ def prepare(model: ExitModel, task: Task, recipe: Recipe) -> Task:
         model.add_gate()
     model.config.policy = model.config.rank_rule = None  # chosen for the old weights
     return task
+
+
+@torch.no_grad()
+def start_at_mean(model: ExitModel, labels: Any) -> None:
+    """Let the new exits of a regression, whose biases are zero, predict the mean label.
+
+    Otherwise all of them push the backbone towards that mean at first, and it may learn to map every text to the same
+    vector.
+    """
+    for classifier in model.heads.classifiers:
+        bias = cast(nn.Linear, classifier).bias
+        if not bias.any():
+            bias.copy_(torch.as_tensor(labels, dtype=bias.dtype).mean(0))
 
 
 def match_labels(model: ExitModel, task: Task) -> Task:

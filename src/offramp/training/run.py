@@ -51,7 +51,7 @@ from offramp.training.features import (
     collect_features,
     measure_scaling,
 )
-from offramp.training.preflight import check, check_labels, prepare
+from offramp.training.preflight import check, check_labels, prepare, start_at_mean
 from offramp.training.run_dir import claim, identity, last_complete_checkpoint
 from offramp.training.trainer import PhaseTrainer
 
@@ -132,6 +132,8 @@ def train(
         rows = load_splits(task, unlabelled)
         data = tokenize_splits(rows, tokenizer, max_length, model.max_length)
         check_labels(task, recipe, data)
+        if task.problem_type == REGRESSION and not model.config.fine_tuned:
+            start_at_mean(model, data["train"]["labels"][:])
         model.config.trained_length = text_limit(tokenizer, max_length, model.max_length)
         model.config.trained_on_pairs = "text_pair" in task.text_columns
         run = identity(model, recipe, args, data, task=task.name, early_stopping=early_stopping)
