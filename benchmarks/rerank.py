@@ -421,7 +421,7 @@ def time_in_turns(rankers: Sequence[Callable[[Question], Any]], questions: Seque
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     header = ["", "MRR@10", "MAP", "nDCG@10", "overlap@10 with transformers", "with offramp at full depth"]
-    header += ["mean layer", "ms a query"]
+    header += ["mean layer", "ms per query"]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for each in results:
         cells = [f"{100 * each[key]:.1f}" for key in ("mrr", "map", "ndcg")]

@@ -83,6 +83,7 @@ def test_without_a_rule_the_order_is_that_of_full_depth(reranker: Reranker, top_
 def test_a_k_beyond_the_list_gives_all_documents_in_the_order_of_full_depth(reranker: Reranker) -> None:
     found = reranker.rank(QUERY, DOCUMENTS, top_k=99)
     assert_same(found, Reranker(reranker.classifier).rank(QUERY, DOCUMENTS, top_k=99))
+    assert_same(found, reranker.rank(QUERY, DOCUMENTS, top_k=10**30))
     assert len(found) == len(DOCUMENTS)
 
 
@@ -118,6 +119,26 @@ def test_past_its_deadline_a_document_keeps_the_score_of_its_last_exit(reranker:
     found = reranker.rank(QUERY, DOCUMENTS, top_k=99, deadline_ms=0)
     assert {each.layer for each in found} == {0}
     assert len(found) == len(DOCUMENTS)
+
+
+def test_past_its_deadline_a_list_without_a_rule_has_the_order_of_the_last_exit(reranker: Reranker) -> None:
+    classifier = reranker.classifier
+    logits, _ = classifier.engine.trace(classifier.tokenizer([(QUERY, document) for document in DOCUMENTS]))
+    found = Reranker(classifier).rank(QUERY, DOCUMENTS, top_k=99, deadline_ms=0)
+    assert_same(found, best_first(relevance(logits[:, 0]), np.zeros(len(logits), int)))
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        ((" ", ["a"]), "query 1: the query is empty"),
+        (("a", ["b", 7]), "query 1: document 1 is int 7"),
+        ("a", "query 1: it is str 'a', not a query with its documents"),
+    ],
+)
+def test_an_error_names_the_query_among_several(reranker: Reranker, second: Any, reason: str) -> None:
+    with pytest.raises(BadData, match=reason):
+        reranker.rank_many([QUERIES[0], second])
 
 
 @pytest.mark.parametrize(

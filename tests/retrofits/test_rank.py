@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from offramp import RankGuarantee, Reranker
 from offramp.cli import app
-from offramp.errors import BadData, Incompatible
+from offramp.errors import BadData, BadOption, Incompatible
 from offramp.policy.ranking import RankRule
 from offramp.retrofits import retrofit_reranker
 from offramp.retrofits.text_split import split_queries
@@ -66,7 +66,9 @@ def test_a_reranker_gets_exits_and_a_certificate_about_its_own_top_k(
     assert reranker.classifier.stages.model.heads.poolings == [*["pair"] * 4, "first"]
     assert done.results["comparison"][1]["overlap"] == 0, "full depth is the original"
     assert "times faster than mine" in str(done)
-    assert "Reranking" in (done.folder / "README.md").read_text()
+    card = (done.folder / "README.md").read_text()
+    assert "\n# out\n" in card
+    assert 'reranker.rank("a query"' in card
     again = retrofit_reranker(original, pairs, tmp_path / "out", TARGET, runtime="torch", data="pairs.csv")
     assert again == done
 
@@ -86,6 +88,15 @@ def test_too_few_queries_are_refused_before_any_work(
         retrofit_reranker(original, pairs, tmp_path / "out", 0.01)
     with pytest.raises(BadData, match="single text"):
         retrofit_reranker(original, ["a", "b"], tmp_path / "out", 0.3)  # type: ignore[list-item]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("ladder", [[1.5], [0.2], [0.5, 0.4]])
+def test_a_ladder_that_does_not_rise_from_the_guarantee_is_refused_before_any_work(
+    ladder: list[float], original: Path, pairs: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    with pytest.raises(BadOption):
+        retrofit_reranker(original, pairs, tmp_path / "out", TARGET, ladder=ladder)
     assert not (tmp_path / "out").exists()
 
 

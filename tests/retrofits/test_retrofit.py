@@ -92,7 +92,9 @@ def test_the_certificate_names_the_model_that_it_protects(original: Path, done: 
         f"With 95 % confidence, at most 10 % of predictions differ from {original.name} (on data like logs.csv)."
     )
     assert certificate.summary in str(done)
-    assert certificate.summary in (done.folder / "README.md").read_text()
+    card = (done.folder / "README.md").read_text()
+    assert certificate.summary in card
+    assert f"\n# {done.folder.parent.name}\n" in card
     assert certificate.summary.split("(")[0] in (done.folder.parent / "report" / "report.html").read_text()
 
 

@@ -97,6 +97,23 @@ def test_under_load_lists_are_ranked_by_a_looser_rule(start: Callable[..., Batch
         assert reply.policy == str(rules[rung])
 
 
+def test_a_huge_k_of_one_client_does_not_fail_the_lists_of_others(start: Callable[..., Batcher]) -> None:
+    batcher = start([RULE])
+    together = [batcher.submit(ranked(top_k=k)) for k in (2, 10**30, 1, 2**63) for _ in range(4)]
+    assert all(len(each.result(30).predictions) == len(DOCUMENTS) for each in together)
+
+
+def test_without_a_safe_rule_a_late_list_still_has_the_scores_of_its_exits(
+    start: Callable[..., Batcher],
+) -> None:
+    batcher = start([RULE])
+    assert batcher.rank_ladder is not None
+    batcher.rank_ladder.forbid(0)
+    late = batcher.submit(ranked(deadline_ms=0.0)).result(30)
+    assert late.rung == FULL_DEPTH
+    assert len({each.score for each in late.predictions}) > 1
+
+
 def test_a_rung_that_is_not_certified_or_exits_later_is_refused() -> None:
     with pytest.raises(BadPolicy, match="no certificate"):
         Ladder([RULE, RULE])

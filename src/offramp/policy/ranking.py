@@ -1,9 +1,9 @@
 """RankRule: which documents of a list need more depth to find its top k. A policy decides for single examples.
 
 After each exit every document of a query has a probability of being among the best k at full depth, from its margin
-to the k-th best and its place in the list. A document is dropped when it is unlikely to be among them. One that is
-almost certain to be among them stops too, unless their exact order is asked for. Live and offline decisions run the
-same code: the engine calls `RankDecider.step` as logits appear, `Ranking.decide` calls it over a whole array.
+to the border of the top k and its place in the list. A document is dropped when it is unlikely to be among them. One
+that is almost certain to be among them stops too, unless their exact order is asked for. Live and offline decisions
+run the same code: the engine calls `RankDecider.step` as logits appear, `Ranking.decide` calls it over a whole array.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,9 +79,8 @@ class RankRule:
 
     @classmethod
     def full_depth(cls, exits: int, top_k: int = 10) -> Self:
-        """Runs every document to the last exit."""
-        last = (*[0.0] * (exits - 1), 1.0)
-        return cls(top_k, 0.0, last, (0.0,) * exits, ((0.0, 0.0, 0.0),) * (exits - 1))
+        """Runs every document to the last exit; one that a deadline stops keeps its score."""
+        return cls(top_k, 0.0, (1.0,) * exits, (0.0,) * exits, ((0.0, 0.0, 0.0),) * (exits - 1))
 
     def __str__(self) -> str:
         """The text form; the fitted numbers are not part of it.
@@ -130,7 +129,7 @@ class RankRule:
 
 
 class Settled(NamedTuple):
-    """(documents,) what needs no more depth to know the top k."""
+    """(documents,) which documents need no more layers."""
 
     dropped: Array
     certain: Array

@@ -30,7 +30,7 @@ FIT_SHARE = 1 / 5
 
 @dataclass(frozen=True)
 class RankGuarantee:
-    """Fewest layers such that the mean loss of a query is at most epsilon, with probability at least 1 - delta."""
+    """Fewest layers such that the mean loss per query is at most epsilon, with probability at least 1 - delta."""
 
     epsilon: float
     delta: float = 0.05
@@ -170,11 +170,11 @@ def no_safe_threshold(target: RankGuarantee, losses: Array, delta: float) -> NoS
     """Why nothing was proven, and how many queries would have been enough."""
     needed = examples_to_bet_on(losses, target.epsilon, delta)
     wanted = f"a mean loss ({target.of}) of at most {target.epsilon:g} with confidence {1 - delta:g}"
-    seen = f"that of the safest threshold is {losses.mean():.4f}"
+    seen = f"the loss at the safest threshold is {losses.mean():.4f}"
     advice = (
         "More queries do not help; allow a larger loss, or train the exits further."
         if needed is None
-        else f"If that is the true one, about {needed} are needed, besides those that the rule is fitted on."
+        else f"If that is the true loss, about {needed} are needed, besides those that the rule is fitted on."
     )
     return NoSafeThreshold(f"{count(len(losses), 'query')} cannot prove {wanted}: {seen}. {advice}", needed)
 

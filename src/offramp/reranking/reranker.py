@@ -1,6 +1,7 @@
 """Reranker: a query and documents in, the best documents out, each with the layer that its score comes from."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, Self
@@ -66,7 +67,8 @@ class Reranker:
             query: a text that is not empty.
             documents: at least one text. If there are no more than `top_k`, all run to full depth.
             top_k: how many documents to find; by default as the rule was calibrated, or 10.
-            exact_top: run the documents that may be among the best to full depth, for their exact order.
+            exact_top: run the documents that may be among the best to full depth, for their exact order. The others
+                keep their estimates.
             deadline_ms: milliseconds after which documents keep the score of the last exit they passed.
         """
         options: dict[str, Any] = {"exact_top": exact_top, "deadline_ms": deadline_ms}
@@ -95,22 +97,45 @@ class Reranker:
     ) -> list[list[Ranked]]:
         """Like `rank_many`, with all documents of each query; beyond `top_k`, their order is a guess."""
         deadline = deadline_from_now(deadline_ms)
-        if top_k < 1:
-            raise BadOption(f"top_k={top_k} must be at least 1.")
-        pairs = [make_pairs(*each) for each in queries]
+        if type(top_k) is not int or top_k < 1:
+            raise BadOption(f"top_k={top_k!r} must be a whole number from 1.")
+        pairs = read_queries(queries)
         if not pairs:
             return []
         sizes = np.array([len(each) for each in pairs])
         texts = self.classifier.check_texts([pair for each in pairs for pair in each])
         tokens = self.classifier.tokenizer([*texts])
-        ranking = Ranking(self.rule, sizes, np.full(len(sizes), top_k), exact_top)
+        ranking = Ranking(self.rule, sizes, np.minimum(sizes, min(top_k, int(sizes.max()))), exact_top)
         *_, decision = self.classifier.engine.run_lists(tokens, ranking, deadline)
         scores, layers = ranking.scores(decision), np.asarray(self.classifier.stages.layers)[decision.exits]
         ends = ranking.sizes.cumsum()
-        return [
-            best_first(scores[end - size : end], layers[end - size : end])
-            for size, end in zip(ranking.sizes.tolist(), ends.tolist(), strict=True)
-        ]
+        found = []
+        for query, (size, end) in enumerate(zip(sizes.tolist(), ends.tolist(), strict=True)):
+            with naming(query, len(pairs)):
+                found.append(best_first(scores[end - size : end], layers[end - size : end]))
+        return found
+
+
+def read_queries(queries: Iterable[Any]) -> list[list[tuple[str, str]]]:
+    """The texts of each query, one for each of its documents."""
+    given, found = [*queries], []
+    for query, each in enumerate(given):
+        with naming(query, len(given)):
+            if isinstance(each, str) or not isinstance(each, Sequence) or len(each) != 2:
+                raise BadData(f"it is {describe(each)}, not a query with its documents.")
+            found.append(make_pairs(*each))
+    return found
+
+
+@contextmanager
+def naming(query: int, queries: int) -> Iterator[None]:
+    """Say which of several queries an error is about."""
+    try:
+        yield
+    except (BadData, NotFinite) as error:
+        if queries == 1:
+            raise
+        raise type(error)(f"query {query}: {error}") from error
 
 
 def make_pairs(query: Any, documents: Any) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from offramp.atomic import atomic_folder, write_files
 from offramp.calibration.bounds import examples_to_bet_on
 from offramp.classifier.texts import check_texts
-from offramp.errors import BadData, NoSafeThreshold, count
+from offramp.errors import BadData, BadOption, NoSafeThreshold, count
 from offramp.policy.ranking import RankRule, check_reranker
 from offramp.problems import REGRESSION, SINGLE_LABEL, is_regression
 from offramp.reports.table import format_table
@@ -51,7 +51,7 @@ class RankRetrofit(Retrofit):
     """A finished retrofit of a reranker."""
 
     def __str__(self) -> str:
-        header = ["", "missed %", "nDCG lost %", "mean layer", "ms a query", "times"]
+        header = ["", "missed %", "nDCG lost %", "mean layer", "ms per query", "speedup"]
         body = [
             [
                 row["name"],
@@ -89,7 +89,8 @@ def retrofit_reranker(
 
     Args:
         model: the folder or hub name of a `...ForSequenceClassification` with one output, or two classes.
-        pairs: a query and a document each, with as many documents for a query as there will be; no labels are needed.
+        pairs: a query and a document each, with about as many documents per query as in production; no labels are
+            needed.
         out: the folder to create; the faster model is in `out/model`.
         guarantee: the largest mean share of the top 10 that may be missed, with 95 % confidence.
         ladder: larger bounds, for rules that a server uses under load; `out/rung-1.json` is the first of them.
@@ -99,6 +100,7 @@ def retrofit_reranker(
     target = guarantee if isinstance(guarantee, RankGuarantee) else RankGuarantee(guarantee)
     runtime = choose_runtime(runtime, precision)
     precisions = [precision] if precision != "auto" else ["fp32"] if runtime == "torch" else ["fp32", "int8"]
+    rungs = looser_targets(target, ladder)
     texts: list[Any] = [*check_texts(pairs, pairs=True)]
     check_enough_queries(texts, target, len(precisions))
     original = load_original(model)
@@ -130,13 +132,23 @@ def retrofit_reranker(
         variant, rule = choose(calibrate(steps, variants, target), by_query(split.calibration), log)
         results = measure(steps, variant, rule, target)
         results |= {"runtime": runtime, "tuned": tune, "seed": seed}
-        for rung, epsilon in enumerate(ladder, 1):
-            looser = rule_for(steps, variant, replace(target, epsilon=epsilon), len(variants))
-            write_files({home / f"rung-{rung}.json": json.dumps(looser.to_json(), indent=1)})
+        for number, rung in enumerate(rungs, 1):
+            looser = rule_for(steps, variant, rung, len(variants))
+            write_files({home / f"rung-{number}.json": json.dumps(looser.to_json(), indent=1)})
         with atomic_folder(home / "model") as half:
             steps.write_model(half, variant, results)
             store_rank_rule(half, rule)
     return RankRetrofit(home / "model", json.loads(finished.read_text(encoding="utf-8")))
+
+
+def looser_targets(target: RankGuarantee, ladder: Sequence[float]) -> list[RankGuarantee]:
+    """The guarantees of the rungs of a ladder."""
+    bounds = [target.epsilon, *ladder]
+    if bounds != sorted({*bounds}):
+        raise BadOption(
+            f"ladder={[*ladder]}: give increasing bounds, all above the guarantee of {target.epsilon:g}."
+        )
+    return [replace(target, epsilon=epsilon) for epsilon in ladder]
 
 
 def check_enough_queries(pairs: Sequence[tuple[str, str]], target: RankGuarantee, choices: int) -> None:
@@ -255,7 +267,7 @@ def verdict(row: Mapping[str, Any], original: str, rule: RankRule, queries: int,
     assert rule.certificate is not None
     return [
         f"{row['times_faster']:.1f} times faster than {original} in transformers, one query at a time",
-        f"missed on {count(queries, 'test query')}: {100 * row['overlap']:.1f} % of the top {rule.top_k}",
+        f"on {count(queries, 'test query')}, {100 * row['overlap']:.1f} % of the top {rule.top_k} was missed",
         f"certificate: {rule.certificate.summary}",
         f"{row['mean_layer']:.2f} of {layers} layers on average",
     ]

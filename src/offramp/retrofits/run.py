@@ -172,5 +172,5 @@ def open_output(home: Path, settings: dict[str, Any]) -> None:
     changed = [name for name, value in json.loads(json.dumps(settings)).items() if found.get(name) != value]
     if changed:
         raise OutputExists(
-            f"{home} holds a retrofit with other {', '.join(changed)}; choose another folder, or delete it."
+            f"{home} holds a retrofit with a different {', '.join(changed)}; choose another folder, or delete it."
         )

@@ -78,7 +78,7 @@ class Auditor:
         if broken is not None:
             ladder.forbid(broken)
             log.error(
-                "rung %d (%s) differs from the reference more often than its certificate allows; "
+                "rung %d (%s) loses more than its certificate allows; "
                 "it and all rungs below it are no longer used",
                 broken,
                 ladder.rungs[broken],

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class Batcher:
     ) -> None:
         self.classifier = classifier
         self.rank_ladder = rank_ladder
-        self._rank_rules = with_full_depth(rank_ladder, classifier) if rank_ladder else ()
+        self._rank_rules = with_full_depth(rank_ladder) if rank_ladder else ()
         self._list_runs: deque[ListRun] = deque()
         self.ladder = ladder
         self.limits = limits
@@ -354,7 +354,9 @@ class Batcher:
         rule = tickets[0].rank_rule  # all were taken on the same rung
         assert rule is not None
         sizes = np.array([len(ticket.tokens) for ticket in tickets])
-        ranking = Ranking(rule, sizes, np.array([ticket.top_k for ticket in tickets]))
+        # a client may ask for more than there are, and for more than fits an integer
+        top_k = [min(cast(int, ticket.top_k), len(ticket.tokens)) for ticket in tickets]
+        ranking = Ranking(rule, sizes, np.array(top_k))
         tokens = [each for ticket in tickets for each in ticket.tokens]
         until = np.repeat([ticket.until for ticket in tickets], sizes)
         return ListRun(tickets, ranking, self.classifier.engine.run_lists(tokens, ranking, until))
@@ -429,8 +431,8 @@ class Batcher:
         return all(exit.finite for exit in prediction.exits)
 
 
-def with_full_depth(ladder: Ladder[RankRule], classifier: Classifier) -> tuple[RankRule, ...]:
-    return *ladder.rungs, RankRule.full_depth(len(classifier.stages.layers), ladder.rungs[0].top_k)
+def with_full_depth(ladder: Ladder[RankRule]) -> tuple[RankRule, ...]:
+    return *ladder.rungs, replace(ladder.rungs[0], threshold=0.0, certificate=None)
 
 
 def check_request(request: Request, pairs: bool | None) -> list[Text]:

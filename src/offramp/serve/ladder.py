@@ -105,8 +105,8 @@ def check_rungs(rungs: Sequence[Policy | RankRule]) -> None:
     for number, policy in enumerate(rungs):
         if number and not policy.certificate:
             raise BadPolicy(
-                f"rung {number}, {policy}, has no certificate; only certified policies may be used under load. "
-                "Create one with `offramp calibrate`."
+                f"rung {number}, {policy}, has no certificate; only certified ones may be used under load. "
+                "`offramp calibrate` issues them, and for rank rules `offramp retrofit --rank --ladder`."
             )
     for number, (above, below) in enumerate(pairwise(policy.certificate for policy in rungs), 1):
         if above and below and above.data == below.data and above.mean_layer < below.mean_layer:

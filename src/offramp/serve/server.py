@@ -348,7 +348,7 @@ def rank_rungs(classifier: Classifier, folder: Path, loaded: Sequence[RankRule])
     does not hold here."""
     stored = ModelInfo.read(find_model(str(folder))).rank_rule
     if stored is None and loaded:
-        raise BadPolicy(f"--ladder has {loaded[0]}, but the model ranks by no rule; see docs/reranking.md.")
+        raise BadPolicy(f"--ladder has {loaded[0]}, but the model has no rank rule; see docs/reranking.md.")
     for each in loaded:
         if stored and each.top_k != stored.top_k:
             raise BadPolicy(f"--ladder has {each}, but the model's own rule finds the top {stored.top_k}.")

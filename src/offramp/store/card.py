@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from offramp.atomic import write_files
+from offramp.atomic import SUFFIX, write_files
 from offramp.curves import sweep
 from offramp.curves.measure import measure
 from offramp.errors import count
@@ -107,10 +107,9 @@ def curve_for_card(trace: Trace, policy: Policy) -> dict[str, Any]:
 def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
+    task = "text-ranking" if info.rank_rule else "text-classification"
     metadata = ModelCardData(
-        library_name="offramp",
-        pipeline_tag="text-classification",
-        tags=["early-exit", "text-classification", info.backbone],
+        library_name="offramp", pipeline_tag=task, tags=["early-exit", task, info.backbone]
     )
     scores = read_optional(folder / SCORES)
     parts = [f"# {title(folder.resolve())}", summary(info)]
@@ -119,13 +118,14 @@ def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
     parts += [policy_section(info.policy)] if info.policy else []
     parts += [rank_section(info.rank_rule)] if info.rank_rule else []
     parts += [curve_section(curve)] if "points" in curve else []
-    body = "\n\n".join([*parts, USAGE])
+    body = "\n\n".join([*parts, RANK_USAGE if info.rank_rule else USAGE])
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
 
 
 def title(folder: Path) -> str:
-    """The name of the folder, or of its training run."""
-    return folder.parent.name if folder.name == "model" else folder.name
+    """The name of the folder, or of its training run; a folder being written is inside one with a random name."""
+    *others, name = [part for part in folder.parts if not part.endswith(SUFFIX)]
+    return others[-1] if name == "model" else name
 
 
 def summary(info: ModelInfo) -> str:
@@ -139,10 +139,12 @@ def summary(info: ModelInfo) -> str:
         "problem": info.problem_type,
         "labels": ", ".join(info.labels),
     }
-    return (
-        "A text classifier with early exits: each text leaves the model at the first exit that is sure enough.\n\n"
-        + table(["", ""], [[key, value] for key, value in rows.items()])
+    what = (
+        "A reranker with early exits: documents that cannot be among the best leave the model early."
+        if info.rank_rule
+        else "A text classifier with early exits: each text leaves the model at the first exit that is sure enough."
     )
+    return f"{what}\n\n" + table(["", ""], [[key, value] for key, value in rows.items()])
 
 
 def retrofit_section(results: Mapping[str, Any]) -> str:
@@ -196,6 +198,15 @@ from offramp import Classifier
 
 classifier = Classifier.from_pretrained("FOLDER")  # the folder of this file
 print(classifier.predict("a text"))
+```"""
+RANK_USAGE = """\
+## Use
+
+```python
+from offramp import Reranker
+
+reranker = Reranker.from_pretrained("FOLDER")  # the folder of this file
+print(reranker.rank("a query", ["a document", "another"]))
 ```"""
 
 
