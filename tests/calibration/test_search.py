@@ -11,6 +11,7 @@ from offramp.calibration.targets import Target
 from offramp.criteria.agreement import Agreement
 from offramp.curves.measure import measure
 from offramp.errors import BadOption, ReusedData
+from offramp.policy import Policy
 from offramp.trace import Trace
 
 Make = Callable[..., Trace]
@@ -39,6 +40,13 @@ def test_a_rule_that_learns_is_fitted_on_some_examples_and_calibrated_on_the_oth
     assert found.policy.criterion == Agreement.fit(trace[fitted_on])
     others = find_policy(trace, "agreement", target, seed=4).trace.ids
     assert set(others) != set(found.trace.ids)
+
+
+def test_a_certificate_never_rests_on_examples_that_the_rule_was_fitted_on(make_trace: Make) -> None:
+    trace = make_trace(900)
+    found = find_policy(trace, Policy(Agreement.fit(trace)), Guarantee(0.1))
+    assert found.policy.certificate is not None
+    assert (found.policy.certificate.fitted_on, found.policy.certificate.examples) == (300, 600)
 
 
 @pytest.mark.parametrize("target", REACHED)

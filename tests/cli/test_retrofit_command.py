@@ -76,6 +76,20 @@ def test_labels_in_the_file_give_scores(run: Run, workplace: Path, monkeypatch: 
     assert all("acc" in row["scores"] for row in found["comparison"])
 
 
+@pytest.mark.parametrize("header", [("text", "label"), ("text", "label", "score"), ("text", "score")])
+def test_columns_that_are_no_labels_of_the_model_are_ignored(
+    header: tuple[str, ...], run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offramp.retrofits.comparison.REPEATS", 1)
+    texts = (workplace / "logs.txt").read_text(encoding="utf-8").splitlines()
+    with (workplace / "other.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *((text, "0.57", "pos")[: len(header)] for text in texts)])
+    found = retrofit(run, workplace, "--json", texts="other.csv", out=f"other-{len(header)}-{header[-1]}")
+    assert found.exit_code == 0, found.stderr
+    assert "the file has no labels of the model" in found.stderr
+    assert all(not row["scores"] for row in json.loads(found.stdout)["comparison"])
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,9 +143,9 @@ def interrupt(*_: Any, **__: Any) -> None:
 
 def test_other_texts_or_another_seed_do_not_mix_with_a_retrofit(original: Path, done: Any) -> None:
     out = done.folder.parent
-    with pytest.raises(OfframpError, match="other texts"):
+    with pytest.raises(OfframpError, match="texts differ"):
         retrofit(original, make_texts(seed=1), out, 0.1, runtime="torch")
-    with pytest.raises(OfframpError, match="other seed"):
+    with pytest.raises(OfframpError, match="seed differ"):
         retrofit(original, make_texts(), out, 0.1, runtime="torch", seed=1)
 
 
@@ -249,23 +250,74 @@ def test_labels_only_add_scores(original: Path, done: Any, tmp_path: Path) -> No
         (["same text"] * TEXTS, "all 600 texts are the same"),
         (make_texts(40), "40 texts are too few: .* in all"),
         ([*make_texts(599), 7], "item 599 is int 7"),
+        ([], "there are no texts"),
     ],
 )
-def test_useless_texts_are_refused_before_the_model_is_loaded(
-    texts: list[Any], message: str, tmp_path: Path
+def test_useless_texts_are_refused_before_any_work(
+    texts: list[Any], message: str, original: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(OfframpError, match=message):
-        retrofit(tmp_path / "no-model", texts, tmp_path / "out", 0.1, runtime="torch")
+        retrofit(original, texts, tmp_path / "out", 0.1, runtime="torch")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "entrpy"}, "entropy"),
+        ({"rule": "gate"}, "this model has no gate"),
+        ({"guarantee": Guarantee({"yes": 0.1, "noo": 0.1})}, "noo"),
+        ({"guarantee": Guarantee({"yes": 0.1})}, "no bound for no"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_options_that_do_not_fit_the_model_are_refused_before_any_work(
+    options: dict[str, Any], message: str, original: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OfframpError, match=message):
+        retrofit(
+            original, make_texts(), tmp_path / "out", **{"guarantee": 0.1, "runtime": "torch", **options}
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_after_a_refusal_another_guarantee_continues_in_the_same_folder(
+    original: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(NoSafeThreshold):
+        retrofit(original, make_texts(), tmp_path / "out", 0.03, runtime="torch", rule="layer")
+    lines: list[str] = []
+    found = retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch", log=lines.append)
+    assert "running every exit on the calibration texts in fp32" not in lines
+    assert found.results["certificate"]["epsilon"] == 0.2
+    shutil.rmtree(tmp_path / "out" / "work")
+    assert retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch") == found
+    with pytest.raises(OfframpError, match="guarantee differ"):
+        retrofit(original, make_texts(), tmp_path / "out", 0.1, runtime="torch")
 
 
 def test_enough_texts_are_those_that_prove_the_bound_without_errors() -> None:
     # ln(0.05) / ln(0.9) = 28.4, so 29 to calibrate on, which are three tenths of 97
     texts = [str(number) for number in range(98)]
-    check_enough(texts, Guarantee(0.1), tests=1)
+    check_enough(texts, Guarantee(0.1), ["entropy"], 1)
     with pytest.raises(OfframpError, match="takes 29 to calibrate on, so 98 in all"):
-        check_enough(texts[:97], Guarantee(0.1), tests=1)
+        check_enough(texts[:97], Guarantee(0.1), ["entropy"], 1)
     assert len(split_texts(texts, None, seed=0).calibration) >= 29
+
+
+@pytest.mark.parametrize(
+    ("bound", "rule", "message"),
+    [
+        (0.1, "agreement", "takes 44 to calibrate on"),  # it is fitted on a third of them
+        ({"yes": 0.1, "no": 0.1}, "entropy", "takes 58 to calibrate on"),  # 29 of each class
+        (0.0002, "entropy", "at most 12000 are used"),
+    ],
+)
+def test_what_a_bound_needs_allows_for_fitting_classes_and_the_split(
+    bound: Any, rule: str, message: str
+) -> None:
+    with pytest.raises(OfframpError, match=message):
+        check_enough([str(number) for number in range(98)], Guarantee(bound), [rule], 1)
 
 
 def test_models_that_cannot_be_retrofitted_are_refused_by_cause(
@@ -279,9 +331,11 @@ def test_models_that_cannot_be_retrofitted_are_refused_by_cause(
         if change:
             (tmp_path / name / "config.json").write_text(json.dumps(config | change))
             tokenizer.save_pretrained(tmp_path / name)
+    shutil.copytree(original, tmp_path / "untokenized", ignore=shutil.ignore_patterns("*token*", "vocab*"))
     for folder, message in {
-        tmp_path / "encoder": "BertModel without a classifier",
+        tmp_path / "encoder": "BertModel, not a sequence classifier",
         tmp_path / "gpt2": "gpt2",
+        tmp_path / "untokenized": "has no tokenizer",
         tmp_path / "empty": "empty",
         done.folder: "has exits already",
     }.items():

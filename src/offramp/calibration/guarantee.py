@@ -207,15 +207,18 @@ def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
     if trace.problem_type != SINGLE_LABEL:
         raise BadOption("bounds by class need a single-label problem; give one bound for all")
     names = trace.label_names or tuple(map(str, range(trace.logits.shape[-1])))
-    classes = class_indices(target.epsilon, names)
+    of = trace.reference_predictions() if target.of == "disagreement" else trace.labels
+    bounds = class_bounds(target.epsilon, names)
+    return [Part(names[index], np.asarray(of == index), epsilon) for index, epsilon in bounds.items()]
+
+
+def class_bounds(bounds: Mapping[str, float], names: Sequence[str]) -> dict[int, float]:
+    """The bound of each class, by its index."""
+    classes = class_indices(bounds, names)
     unbounded = [name for index, name in enumerate(names) if index not in classes]
     if unbounded:
         raise BadOption(f"no bound for {', '.join(unbounded)}; give one for every class")
-    of = trace.reference_predictions() if target.of == "disagreement" else trace.labels
-    return [
-        Part(names[index], np.asarray(of == index), epsilon)
-        for index, epsilon in zip(classes, target.epsilon.values(), strict=True)
-    ]
+    return dict(zip(classes, bounds.values(), strict=True))
 
 
 def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeThreshold:

@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from offramp.calibration.guarantee import certify, check_target
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
 from offramp.calibration.temperatures import Temperatures
 from offramp.criteria import CRITERIA
+from offramp.criteria.base import FITTED, Criterion
 from offramp.curves import Curve, Point, Sweep, sweep
 from offramp.curves.curve import parse_rule
 from offramp.curves.learned_rules import default_tolerance, fit_rule
@@ -48,8 +50,8 @@ def calibrate(
     `rule` is a name, or a policy or its text, whose threshold is replaced; None tries those of agreement, entropy,
     confidence, margin and layer that work for this problem. Of several rules the best for the target is returned;
     a guarantee pays for that choice by splitting delta among them, other targets warn. A rule that learns is fitted
-    on a third of the examples, drawn with `seed`, and its threshold is calibrated on the others; a policy whose
-    rule is already fitted keeps its fit, which must be to other examples.
+    on a third of the examples, drawn with `seed`, and its threshold is calibrated on the others. A policy whose
+    rule is already fitted keeps its fit, but not with a guarantee, because it may be to these examples.
     `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` is the trace, or the name
     of the data, that the rule and its options were chosen on. A warning says if the rule or the temperatures were
     chosen on examples of this trace. Texts that the model was trained on are refused, if there are more than a few,
@@ -133,6 +135,7 @@ def find_policy(
     if isinstance(target, Guarantee):
         check_target(trace, target)
         tolerance = target.tolerance
+        policies = [replace(policy, criterion=unfitted(policy.criterion)) for policy in policies]
     candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
     if isinstance(target, Guarantee):
         names = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
@@ -200,6 +203,12 @@ def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Can
         )
     fitted = fit_rule(policy, trace[np.sort(order[:number])], tolerance)
     return Candidate(fitted, trace[np.sort(order[number:])], number)
+
+
+def unfitted(criterion: Criterion) -> Criterion:
+    """The rule without what it was fitted to."""
+    learned = [field.name for field in fields(cast(Any, criterion)) if field.metadata == FITTED]
+    return replace(cast(Any, criterion), **dict.fromkeys(learned)) if learned else criterion
 
 
 def reach(candidates: Sequence[Candidate], target: MaxLoss | MinSpeedup | Budget) -> list[Found]:

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 SOURCE = "rotten_tomatoes"
 LABELS = ("negative", "positive")
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "sklearn", "scipy")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "sklearn",
+    "scipy",
+    "onnxruntime",
+    "onnx",
+    "onnxscript",
+)
 
 Sentence = tuple[str, int]
 """A text and the index of its label."""

@@ -58,6 +58,9 @@ def progress_callback(bars: Any) -> Any:
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             bars.update(self.bar, completed=state.global_step)
 
+        def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            bars.update(self.bar, visible=False)
+
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
             loss = f"loss {logs['loss']:.3f}" if "loss" in logs else ""
             scores = layer_scores(logs)

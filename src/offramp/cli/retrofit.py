@@ -11,7 +11,7 @@ from offramp.cli.options import TextOption, TextPairOption
 from offramp.cli.progress import in_terminal, training_progress
 from offramp.cli.rerank import read_lists
 from offramp.cli.rows import read_rows
-from offramp.errors import BadOption
+from offramp.errors import BadData, BadOption
 
 if TYPE_CHECKING:
     from offramp.classifier.texts import Text
@@ -23,7 +23,7 @@ def retrofit(
     texts: Annotated[
         Path,
         Option(
-            help="A txt (one text per line), csv, tsv, jsonl or parquet file of texts like those to come."
+            help="A txt (one text per line), csv, tsv, jsonl or parquet file of texts like those the model will see."
         ),
     ],
     out: Annotated[Path, Option(help="Folder to create; the faster model is in OUT/model.")],
@@ -59,7 +59,7 @@ def retrofit(
     rule: Annotated[
         list[str] | None, Option(help=f"Rule to choose when to exit; repeatable. {DEFAULT_RULES_HELP}")
     ] = None,
-    seed: Annotated[int, Option(help="Seed of the split of the texts, and of training.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the split of the texts, and of training.")] = 0,
     rank: Annotated[
         bool, Option("--rank", help="MODEL is a cross-encoder: guarantee the top documents of each query.")
     ] = False,
@@ -83,8 +83,8 @@ def retrofit(
     """Make a fine-tuned classifier faster, with a guarantee.
 
     Adds exits to the model, trains them on the texts with the model itself as teacher, exports it to ONNX
-    Runtime, and sets a policy under which, with 95 % confidence, at most GUARANTEE of the predictions differ
-    from those of MODEL as it was. No labels are needed. Run the same command again to resume.
+    Runtime, and sets a policy under which, with confidence 1 - DELTA, at most GUARANTEE of the predictions
+    differ from those of MODEL as it was. No labels are needed. Run the same command again to resume.
 
     \b
     Examples:
@@ -123,7 +123,7 @@ def retrofit(
     else:
         if ladder:
             raise BadOption("--ladder needs --rank; make looser policies with `offramp calibrate`.")
-        names = labels.split(",") if labels else None
+        names = [name.strip() for name in labels.split(",")] if labels else None
         found, truth = read_examples(model, texts, text, text_pair, label, names)
         target = Guarantee(parse_bounds(guarantee or "0.02"), delta, tolerance=tolerance)
         options |= {"labels": truth, "label_names": names, "rule": rule or None}
@@ -159,26 +159,31 @@ def read_examples(
     label: str | None,
     names: list[str] | None,
 ) -> tuple[list["Text"], Any]:
-    """The texts, and their labels as numbers in the order of the model's outputs if the file has any."""
-    from offramp.cli.data import texts_of
+    """The texts and, if the file has labels of the model, those as numbers in the order of its outputs."""
     from offramp.cli.train import load_config
     from offramp.problems import MULTI_LABEL, REGRESSION, problem_type_of
     from offramp.tasks import Task
 
+    texts = [row.text for row in read_rows(file, text, text_pair)]
     if file.suffix.lower() == ".txt":
-        return [row.text for row in read_rows(file, text, text_pair)], None
+        return texts, None
     config = load_config(model)
     problem = problem_type_of(config.num_labels, config.problem_type)
-    task = Task.from_files(
-        validation=file,
-        text=text,
-        text_pair=text_pair,
-        label=label,
-        labels=None if problem == REGRESSION else names or list(config.id2label.values()),
-        problem_type=problem,
-        separator="," if problem == MULTI_LABEL else None,
-        unlabelled=["validation"],
-        name=file.stem,
-    )
-    rows = task.load()["validation"]
-    return texts_of(rows), rows["label"][:] if "label" in rows.column_names else None
+    try:
+        rows = Task.from_files(
+            validation=file,
+            text=text,
+            text_pair=text_pair,
+            label=label,
+            labels=None if problem == REGRESSION else names or list(config.id2label.values()),
+            problem_type=problem,
+            separator="," if problem == MULTI_LABEL else None,
+            unlabelled=["validation"],
+            name=file.stem,
+        ).load()["validation"]
+    except (BadData, BadOption) as error:
+        if label is not None:
+            raise
+        log(f"there will be no scores, because the file has no labels of the model: {error}")
+        return texts, None
+    return texts, rows["label"][:] if "label" in rows.column_names else None

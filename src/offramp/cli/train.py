@@ -12,7 +12,7 @@ from typer import Argument, Option
 from offramp.cli.command import Result, log
 from offramp.cli.data import HUB, TASK, ColumnOptions, find_task
 from offramp.cli.options import check_writable
-from offramp.cli.progress import training_progress
+from offramp.cli.progress import in_terminal, training_progress
 from offramp.cli.rows import read_rows
 from offramp.cli.settings import parse_recipe, parse_settings, parse_training_arguments
 from offramp.errors import BadOption, count
@@ -137,6 +137,7 @@ def train(
             early_stopping=early_stopping,
             unlabelled=None if unlabelled is None else read_unlabelled(unlabelled, columns),
             callbacks=callbacks,
+            progress=in_terminal(),
         )
     write_card(trained.folder)
     values = {

@@ -36,7 +36,7 @@ def page(sections: Sequence[Section], lead: str = "") -> str:
 <body>
 <main>
 {paragraphs}{"".join(map(section_html, sections))}
-<footer>Scores are measured on the same data that the thresholds were chosen on.
+<footer>The thresholds of the curves are chosen on the data that they are scored on.
 For a guarantee on new data, calibrate on held-out examples.</footer>
 </main>
 <div id="tip" hidden></div>

@@ -68,14 +68,18 @@ def load_original(path: str | PathLike[str]) -> Original:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise CannotLoad(f"{path}: {error}") from error
+    if {*tokenizer.get_vocab()} <= {
+        *tokenizer.all_special_tokens
+    }:  # what transformers makes up without files
+        raise CannotLoad(f"{path} has no tokenizer; save it there with tokenizer.save_pretrained.")
     if config.model_type == "offramp":
         raise Incompatible(f"{path} has exits already; set its policy with `offramp calibrate`.")
     backbone_for(config.model_type)
     if not is_classifier(config.architectures or []):
         kind = (config.architectures or [config.model_type])[0]
         raise Incompatible(
-            f"{path} is a {kind} without a classifier, so it has no predictions to keep; fine-tune it first, or "
-            "use `offramp train`."
+            f"{path} is a {kind}, not a sequence classifier, so it has no predictions to keep; fine-tune it first, "
+            "or use `offramp train`."
         )
     model = load_encoder(str(path), {})
     limit = min(tokenizer.model_max_length, count_positions(model.base_model))

@@ -22,11 +22,15 @@ from transformers import TrainerCallback
 
 from offramp.atomic import write_files
 from offramp.calibration import Guarantee
+from offramp.calibration.guarantee import class_bounds
 from offramp.calibration.search import DEFAULT_RULES
 from offramp.classifier.texts import Text, check_texts
-from offramp.errors import BadOption, MissingExtra, OutputExists, count, install_hint
+from offramp.criteria import CRITERIA
+from offramp.curves.curve import parse_rule
+from offramp.errors import BadOption, MissingExtra, OutputExists, install_hint
 from offramp.json_files import read_json
-from offramp.problems import is_regression
+from offramp.policy.folds import check_criterion
+from offramp.problems import REGRESSION, is_regression, problem_type_of
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.steps import Log, Steps
 from offramp.retrofits.text_split import check_enough, digest, split_texts
@@ -35,6 +39,8 @@ from offramp.store.card import RETROFIT
 
 RUNTIMES, PRECISIONS = ("onnx", "torch"), ("auto", "fp32", "int8")
 SETTINGS = "settings.json"
+OF_CALIBRATION = ("guarantee", "rules", "rank_guarantee", "ladder")
+"""Settings that only the last steps depend on."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +100,18 @@ def retrofit(
     target = guarantee if isinstance(guarantee, Guarantee) else Guarantee(guarantee)
     runtime = choose_runtime(runtime, precision)
     precisions = [precision] if precision != "auto" else ["fp32"] if runtime == "torch" else ["fp32", "int8"]
-    rules = [*DEFAULT_RULES] if rule is None else [rule] if isinstance(rule, str) else [*rule]
     texts = [*check_texts(texts)]
     known = None if labels is None else np.asarray(labels)
-    check_enough(texts, target, tests=len(rules) * len(precisions))
     original = load_original(model)
-    check_problem(original, target, label_names)
+    check_problem(original, target, label_names, seed)
+    rules = rules_for(original, rule)
+    check_enough(texts, target, rules, len(precisions))
     home = Path(out)
     open_output(
         home,
         {
             "model": original.fingerprint(),
+            "label_names": label_names and [*label_names],
             "texts": digest(texts, known),
             "guarantee": asdict(target),
             "rules": rules,
@@ -118,14 +125,14 @@ def retrofit(
     if not finished.exists():
         split = split_texts(texts, known, seed)
         log(
-            ", ".join(f"{count(size, 'text')} for {part}" for part, size in split.sizes().items())
-            + f" (seed {seed})"
+            f"{len(split.learn)} texts to learn from, {len(split.calibration)} to calibrate on and "
+            f"{len(split.test)} to test on (seed {seed})"
         )
         steps = Steps(home / "work", original, split, data or "the texts", seed, progress, log, callbacks)
         exits = steps.train_exits(label_names, tune, epochs)
         variants = [steps.variant(exits, runtime, each) for each in precisions]
         calibrated = steps.calibrate(variants, target, None if rule is None else rules)
-        chosen, reason = steps.choose(calibrated)
+        chosen, reason = steps.choose(calibrated, len(variants))
         results = steps.test(precisions, runtime, target, chosen, exits, untouched=not tune)
         results |= {"kept_because": reason, "runtime": runtime, "tuned": tune, "seed": seed}
         steps.finish(home, chosen, results)
@@ -147,8 +154,24 @@ def choose_runtime(runtime: str | None, precision: str) -> str:
     return runtime
 
 
-def check_problem(original: Original, target: Guarantee, label_names: Sequence[str] | None) -> None:
+def rules_for(original: Original, rule: str | Sequence[str] | None) -> list[str]:
+    """The rules to choose from; one that cannot decide for such a model is an error."""
     config = original.model.config
+    problem = problem_type_of(config.num_labels or 1, config.problem_type)
+    if rule is None:
+        return [name for name in DEFAULT_RULES if problem != REGRESSION or CRITERIA[name].regression]
+    rules = [rule] if isinstance(rule, str) else [*rule]
+    for each in rules:
+        check_criterion(parse_rule(each).criterion, config.num_labels or 1, problem, has_gate=False)
+    return rules
+
+
+def check_problem(
+    original: Original, target: Guarantee, label_names: Sequence[str] | None, seed: int
+) -> None:
+    config = original.model.config
+    if seed < 0:
+        raise BadOption(f"seed={seed} must be 0 or more")
     if label_names and len(label_names) != config.num_labels:
         raise BadOption(f"{len(label_names)} label names for a model with {config.num_labels} outputs")
     regression = is_regression(config.num_labels or 1, config.problem_type)
@@ -158,19 +181,25 @@ def check_problem(original: Original, target: Guarantee, label_names: Sequence[s
         )
     if not regression and target.tolerance is not None:
         raise BadOption("the model predicts classes; leave out tolerance=...")
+    if isinstance(target.epsilon, Mapping):
+        class_bounds(target.epsilon, label_names or [*(config.id2label or {}).values()])
 
 
 def open_output(home: Path, settings: dict[str, Any]) -> None:
-    """Create the output folder, or check that it holds the same retrofit."""
-    file = home / "work" / SETTINGS
-    if not file.exists():
-        if home.exists() and any(home.iterdir()):
-            raise OutputExists(f"{home} is not empty; choose another folder.")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_files({file: json.dumps(settings, indent=1)})
-    found = read_json(file)
-    changed = [name for name, value in json.loads(json.dumps(settings)).items() if found.get(name) != value]
-    if changed:
-        raise OutputExists(
-            f"{home} holds a retrofit with a different {', '.join(changed)}; choose another folder, or delete it."
-        )
+    """Create the output folder, or check that it holds the same retrofit.
+
+    What a policy is calibrated for may change until there is one: the steps before do not depend on it.
+    """
+    file, settings = home / SETTINGS, json.loads(json.dumps(settings))
+    if file.exists():
+        found = read_json(file)
+        free = () if (home / "model").exists() else OF_CALIBRATION
+        changed = [name for name, value in settings.items() if found.get(name) != value and name not in free]
+        if changed:
+            raise OutputExists(
+                f"{home} holds another retrofit ({', '.join(changed)} differ); choose another folder, or delete it."
+            )
+    elif any(path.is_file() for path in home.rglob("*")):
+        raise OutputExists(f"{home} is not empty; choose another folder.")
+    home.mkdir(parents=True, exist_ok=True)
+    write_files({file: json.dumps(settings, indent=1)})

@@ -114,6 +114,7 @@ class Steps:
             tokenizer=self.original.tokenizer,
             max_length=self.original.max_length,
             callbacks=self.callbacks,
+            progress=self.progress,
         )
         return done.folder
 
@@ -177,16 +178,17 @@ class Steps:
                 found.append(Calibrated(each, policy))
             except NoSafeThreshold as refusal:
                 refusals.append(refusal)
-                self.log(f"{each.precision}: {refusal}")
         if not found:
             raise refusals[0]
+        for reason in map(str, refusals):
+            self.log(reason)
         return found
 
-    def choose(self, calibrated: Sequence[Calibrated]) -> tuple[Calibrated, str]:
+    def choose(self, calibrated: Sequence[Calibrated], tried: int) -> tuple[Calibrated, str]:
         """The faster one on calibration texts, and the reason in words."""
         best = calibrated[0]
         if len(calibrated) == 1:
-            return best, f"{best.variant.precision} is the only one with a safe policy"
+            return best, f"the only precision {'tried' if tried == 1 else 'with a safe policy'}"
         self.log("timing " + " and ".join(each.variant.precision for each in calibrated))
         speeds = compare_speed(
             {each.variant.precision: predictor(each.variant.folder, each.policy) for each in calibrated},
@@ -234,7 +236,8 @@ class Steps:
             for name, (_, of, under) in contenders.items()
         ]
         decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
-        certificate = policy.certificate
+        certificate, cut = policy.certificate, chosen.found.static_cut
+        reference = self.reference_model(chosen.variant, runtime, tuned=not untouched)
         return {
             "date": str(date.today()),
             "original": self.original.name,
@@ -242,6 +245,7 @@ class Steps:
             "texts": self.split.sizes(),
             "precision": chosen.variant.precision,
             "policy": str(policy),
+            "static_cut": cut and cut.policy.threshold,
             "certificate": None if certificate is None else certificate.to_json(),
             "layers": list(trace.layers),
             "exits": (np.bincount(decision.exits, minlength=len(trace.layers)) / len(trace)).tolist(),
@@ -250,6 +254,7 @@ class Steps:
             "full_depth_bit_equal": same_bits,
             "megabytes": {
                 "offramp": megabytes(chosen.variant.folder),
+                "reference": 0 if reference is None else megabytes(reference),
                 "original": original_megabytes(self.original),
             },
         }
@@ -269,9 +274,13 @@ class Steps:
     def write_model(self, folder: Path, variant: Variant, results: Mapping[str, Any]) -> None:
         """The chosen variant with the results, and the original where full depth is not the same."""
         shutil.copytree(variant.folder, folder, dirs_exist_ok=True)
-        if variant.precision != "fp32" or results["tuned"]:  # for the server's audit
-            shutil.copytree(self.plain(folder, results["runtime"], "fp32"), folder / REFERENCE)
+        if reference := self.reference_model(variant, results["runtime"], results["tuned"]):
+            shutil.copytree(reference, folder / REFERENCE)
         write_files({folder / RETROFIT: json.dumps(results, indent=1)})
+
+    def reference_model(self, variant: Variant, runtime: str, tuned: bool) -> Path | None:
+        """The folder of the original for the server's audit, where full depth is not the same."""
+        return self.plain(variant.folder, runtime, "fp32") if tuned or variant.precision != "fp32" else None
 
     def plain(self, exits: Path, runtime: str, precision: str) -> Path:
         """The original with its last exit alone, in one graph: the fastest way to run all of it."""

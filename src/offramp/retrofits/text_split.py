@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from offramp.calibration.bounds import examples_needed
+from offramp.calibration.search import FIT_MOST, FIT_SHARE
 from offramp.calibration.targets import Guarantee
 from offramp.classifier.texts import Text
+from offramp.curves.curve import parse_rule
 from offramp.errors import BadData, count
 from offramp.problems import Array
 from offramp.tasks.files import text_columns
@@ -75,19 +77,27 @@ def split_queries(pairs: Sequence[tuple[str, str]], seed: int) -> TextSplit:
     return TextSplit(learn=TextSet(rows[2]), calibration=TextSet(rows[1]), test=TextSet(rows[0]))
 
 
-def check_enough(texts: Sequence[Text], target: Guarantee, tests: int) -> None:
-    """Too few texts to prove the guarantee, even without errors, are an error; `tests` share its delta."""
+def check_enough(texts: Sequence[Text], target: Guarantee, rules: Sequence[str], precisions: int) -> None:
+    """Too few texts to prove the guarantee, even without errors, are an error."""
+    if not texts:
+        raise BadData("there are no texts.")
     if len(set(texts)) < 2:
         raise BadData(
-            f"all {count(len(texts), 'text')} are the same; a retrofit needs texts like those to come."
+            f"all {count(len(texts), 'text')} are the same; a retrofit needs texts like those the model will see."
         )
     bounds = target.epsilon.values() if isinstance(target.epsilon, Mapping) else [target.epsilon]
-    proof = examples_needed(min(bounds), target.delta / tests) or 0
+    delta = target.delta / (len(rules) * precisions)  # they share it
+    proof = sum(examples_needed(bound, delta) or MOST_CALIBRATION for bound in bounds)
+    if all(not parse_rule(rule).criterion.is_fitted for rule in rules):
+        proof = min(ceil(proof * FIT_SHARE / (FIT_SHARE - 1)), proof + FIT_MOST)
+    wanted = f"a bound of {min(bounds):g} takes {proof} to calibrate on"
+    if proof > MOST_CALIBRATION:
+        raise BadData(f"{wanted}, and at most {MOST_CALIBRATION} are used. Allow a larger bound.")
     needed = ceil(proof / CALIBRATION) + 1
     if len(texts) < needed:
         raise BadData(
-            f"{count(len(texts), 'text')} are too few: a bound of {min(bounds):g} takes {proof} to calibrate on, "
-            f"so {needed} in all, and more if predictions change. Add texts, or allow a larger bound."
+            f"{count(len(texts), 'text')} are too few: {wanted}, so {needed} in all, and more if predictions change. "
+            "Add texts, or allow a larger bound."
         )
 
 

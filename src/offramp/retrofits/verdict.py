@@ -11,6 +11,7 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     """The verdict in words, as lines; `comparison_table` has the numbers of all contenders."""
     row, texts, size = results["comparison"][-1], results["texts"]["test"], results["megabytes"]
     times, (low, high) = row["times_faster"], results["changed_interval"]
+    audit = f", and {size['reference']:.0f} MB for the server's audit" if size["reference"] else ""
     lines = [
         f"{times['one_text']:.1f} times faster than {results['original']} in transformers for one text, "
         f"{times['in_batches']:.1f} times in batches",
@@ -19,8 +20,10 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
         f"certificate: {Certificate.from_json(results['certificate']).summary}",
         f"exits: {exit_text(results)}; {row['mean_layer']:.2f} of {results['layers'][-1]} layers on average",
         f"policy: {short(results['policy'])} in {results['precision']}; {results['kept_because']}",
-        f"size: {size['offramp']:.0f} MB; the original's weights have {size['original']:.0f} MB",
+        f"size: {size['offramp']:.0f} MB{audit}; the original's weights are {size['original']:.0f} MB",
     ]
+    if results["static_cut"] is not None:
+        lines.append(f"a static cut at layer {results['static_cut']:g} is as good: consider --rule layer")
     if results["full_depth_bit_equal"] is not None:
         lines.append(
             f"full depth in PyTorch is {'' if results['full_depth_bit_equal'] else 'NOT '}bit-equal to "

@@ -99,6 +99,7 @@ def train(
     early_stopping: int | None = None,
     unlabelled: Any = None,
     callbacks: Sequence[TrainerCallback] = (),
+    progress: bool | None = None,
 ) -> Trained:
     """Trains the exits of a model on a task, in place.
 
@@ -119,6 +120,7 @@ def train(
         unlabelled: further text without labels, a `datasets.Dataset` with the columns `text` and maybe `text_pair`,
             for recipes that can use it (`joint`, `frozen`, `mixed`).
         callbacks: transformers' TrainerCallbacks.
+        progress: show a bar while the frozen backbone runs over the texts; by default unless `args.disable_tqdm`.
     """
     recipe = recipe or default_recipe(model.config.fine_tuned)
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
@@ -142,7 +144,8 @@ def train(
         if (home / "model" / SCORES).exists():  # written last
             return load_finished(model, home / "model")
         stopping = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
-        training = Training(model, task, args, tokenizer, data, [*callbacks, *stopping])
+        shown = not args.disable_tqdm if progress is None else progress
+        training = Training(model, task, args, tokenizer, data, [*callbacks, *stopping], shown)
         for number, phase in enumerate(recipe.phases, start=1):
             training.run(phase, home / f"phase-{number}")
         scores = training.save(recipe.phases[-1], home / "model", training_hashes(rows))
@@ -162,6 +165,7 @@ class Training:
     tokenizer: PreTrainedTokenizerBase
     data: Mapping[str, Any]
     callbacks: Sequence[TrainerCallback]
+    progress: bool
 
     def run(self, phase: Phase, folder: Path) -> None:
         """Runs or resumes a phase, and loads its final weights."""
@@ -243,10 +247,6 @@ class Training:
     @property
     def collator(self) -> DataCollatorWithPadding:
         return DataCollatorWithPadding(self.tokenizer)
-
-    @property
-    def progress(self) -> bool:
-        return not self.args.disable_tqdm
 
     @property
     def batch_size(self) -> int:
