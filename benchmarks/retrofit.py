@@ -4,7 +4,7 @@
 
 A plain transformers classifier is fine-tuned on 8,000 labelled rows of the train file; `offramp retrofit` gets some
 of the other rows without labels. Both are measured on the development set (872 sentences), which is harder than the
-phrases of the train file, so the certificate does not speak of it. Rivals, all in ONNX Runtime, scales from the same
+phrases of the train file, so the certificate does not cover it. Rivals, all in ONNX Runtime, scales from the same
 texts: the classifier at full depth; the encoder cut at --cut layers and SMALL_ENCODER, fine-tuned on the same rows.
 With --tune there is a second retrofit, which trains the backbone too. Contenders are timed in turns. Finished steps
 in --out are reused. Writes retrofit.json and retrofit.svg, and prints Markdown.

@@ -43,7 +43,7 @@ def test_training_starts_with_what_it_understood(trained: Path, tmp_path: Path, 
         "columns": "text 'sentence', label 'stars'",
         "labels": "high 3, low 6",
         "recipe": "pabee: 3 steps of 4 rows (all)",
-        "exits": "after layers 0, 2, 4",
+        "exits": "at layers 0, 2, 4",
         "texts": "up to 128 tokens",
     }
 

@@ -53,7 +53,7 @@ def import_checkpoint(
         "dropped": imported.dropped,
         "fresh": imported.fresh,
     }
-    lines = [f"{out}: {imported.system}, exits after layers {', '.join(map(str, config.exits))}"]
+    lines = [f"{out}: {imported.system}, exits at layers {', '.join(map(str, config.exits))}"]
     lines += [f"unused weights: {', '.join(imported.dropped)}"] if imported.dropped else []
     lines += [f"newly initialized, to be trained: {', '.join(imported.fresh)}"] if imported.fresh else []
     return Result(values, "\n".join(lines))

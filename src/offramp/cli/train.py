@@ -175,7 +175,7 @@ def describe(task: "Task", recipe: "Recipe", args: Any, exits: list[int], max_le
         "columns": ", ".join(f"{role} {column!r}" for role, column in columns.items()),
         "labels": class_counts(task, train),
         "recipe": f"{recipe.name}: {', '.join(phase_steps(recipe, args, len(train)))}",
-        "exits": f"after layers {', '.join(map(str, exits))}",
+        "exits": f"at layers {', '.join(map(str, exits))}",
         "texts": f"up to {max_length} tokens",
     }
     return "\n".join(f"{name:9}{value}" for name, value in lines.items())

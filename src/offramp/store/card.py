@@ -133,7 +133,7 @@ def summary(info: ModelInfo) -> str:
     origin = f" ({Path(source).name if is_path(source) else source})" if source else ""
     rows = {
         "encoder": f"{info.backbone}{origin}, {count(info.exits[-1], 'layer')}",
-        "exits": f"after layers {', '.join(map(str, info.exits))}",
+        "exits": f"at layers {', '.join(map(str, info.exits))}",
         "head": f"{head['pooling']} pooling, pooler {head['pooler']}, classifier {head['classifier']}"
         + (", with a gate" if head["gate"] else ""),
         "problem": info.problem_type,
