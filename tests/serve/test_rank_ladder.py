@@ -300,7 +300,7 @@ def test_a_rank_rule_that_cannot_be_a_rung_is_refused(
 def test_a_rung_for_lists_needs_a_model_that_ranks_for_the_same_k(folder: Path) -> None:
     file = folder.parent / "rung.json"
     file.write_text(json.dumps(certified(**about(folder)).to_json()))
-    with pytest.raises(BadPolicy, match="ranks by no rule"):
+    with pytest.raises(BadPolicy, match="has no rank rule"):
         load(ServerOptions(folder, "mine", ladder=(file,)))
     store_rank_rule(folder, replace(RULE, top_k=3))
     with pytest.raises(BadPolicy, match="finds the top 3"):
