@@ -97,7 +97,7 @@ class Reranker:
     ) -> list[list[Ranked]]:
         """Like `rank_many`, with all documents of each query; beyond `top_k`, their order is a guess."""
         deadline = deadline_from_now(deadline_ms)
-        if type(top_k) is not int or top_k < 1:
+        if not isinstance(top_k, int | np.integer) or top_k < 1:
             raise BadOption(f"top_k={top_k!r} must be a whole number from 1.")
         pairs = read_queries(queries)
         if not pairs:

@@ -68,9 +68,8 @@ def load_original(path: str | PathLike[str]) -> Original:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise CannotLoad(f"{path}: {error}") from error
-    if {*tokenizer.get_vocab()} <= {
-        *tokenizer.all_special_tokens
-    }:  # what transformers makes up without files
+    special = {*tokenizer.all_special_tokens}
+    if {*tokenizer.get_vocab()} <= special:  # without files, transformers makes up a tokenizer
         raise CannotLoad(f"{path} has no tokenizer; save it there with tokenizer.save_pretrained.")
     if config.model_type == "offramp":
         raise Incompatible(f"{path} has exits already; set its policy with `offramp calibrate`.")

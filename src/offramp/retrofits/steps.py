@@ -171,17 +171,17 @@ class Steps:
     ) -> list[Calibrated]:
         """A policy for each variant that has a safe one; the guarantee allows for the choice among them."""
         self.log("calibrating")
-        found, refusals = [], []
+        found, refusals = [], {}
         for each in variants:
             try:
                 policy = find_policy(each.trace, rules, target, seed=self.seed, choices=len(variants))
                 found.append(Calibrated(each, policy))
             except NoSafeThreshold as refusal:
-                refusals.append(refusal)
+                refusals[each.precision] = refusal
         if not found:
-            raise refusals[0]
-        for reason in map(str, refusals):
-            self.log(reason)
+            raise next(iter(refusals.values()))
+        for precision, reason in refusals.items():
+            self.log(f"{precision}: {reason}")
         return found
 
     def choose(self, calibrated: Sequence[Calibrated], tried: int) -> tuple[Calibrated, str]:
