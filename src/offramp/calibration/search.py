@@ -179,15 +179,20 @@ def rules_to_try(trace: Trace, rule: Rules, target: Target) -> Sequence[str | Po
 
 
 def default_rules(trace: Trace, target: Target) -> list[str]:
-    """Those of `DEFAULT_RULES` that work for this problem; agreement also needs examples to be fitted on."""
-    rules = [*DEFAULT_RULES]
+    """Those of this problem; agreement also needs a tolerance in regression, and examples to be fitted on."""
+    rules = rules_of(trace.problem_type)
     if len(trace) < 2 * FIT_SHARE:
         rules.remove("agreement")
     if trace.problem_type != REGRESSION:
         return rules
     tolerance = target.tolerance if isinstance(target, Guarantee) else default_tolerance(trace)
     options = {"agreement": f"agreement:0,tolerance={tolerance}"} if tolerance else {"agreement": ""}
-    return [text for name in rules if CRITERIA[name].regression and (text := options.get(name, name))]
+    return [text for name in rules if (text := options.get(name, name))]
+
+
+def rules_of(problem_type: str) -> list[str]:
+    """Those of `DEFAULT_RULES` that work for a problem type."""
+    return [name for name in DEFAULT_RULES if problem_type != REGRESSION or CRITERIA[name].regression]
 
 
 def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Candidate:

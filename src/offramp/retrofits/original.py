@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from offramp.backbones import backbone_for
 from offramp.classifier.texts import Text
 from offramp.errors import CannotLoad, Incompatible
 from offramp.model import ExitModel, count_positions, is_classifier, load_encoder
 from offramp.problems import Array
-from offramp.store import check_reachable
+from offramp.store import check_reachable, load_tokenizer
 
 BATCH = 32
 
@@ -65,12 +65,8 @@ def load_original(path: str | PathLike[str]) -> Original:
     check_reachable(str(path))
     try:
         config = AutoConfig.from_pretrained(path)
-        tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise CannotLoad(f"{path}: {error}") from error
-    special = {*tokenizer.all_special_tokens}
-    if {*tokenizer.get_vocab()} <= special:  # without files, transformers makes up a tokenizer
-        raise CannotLoad(f"{path} has no tokenizer; save it there with tokenizer.save_pretrained.")
     if config.model_type == "offramp":
         raise Incompatible(f"{path} has exits already; set its policy with `offramp calibrate`.")
     backbone_for(config.model_type)
@@ -80,6 +76,7 @@ def load_original(path: str | PathLike[str]) -> Original:
             f"{path} is a {kind}, not a sequence classifier, so it has no predictions to keep; fine-tune it first, "
             "or use `offramp train`."
         )
+    tokenizer = load_tokenizer(path)
     model = load_encoder(str(path), {})
     limit = min(tokenizer.model_max_length, count_positions(model.base_model))
     name = Path(path).resolve().name if Path(path).exists() else str(path)

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 from offramp.atomic import atomic_folder, write_files
 from offramp.calibration.bounds import examples_to_bet_on
 from offramp.classifier.texts import check_texts
-from offramp.errors import BadData, BadOption, NoSafeThreshold, count
+from offramp.errors import BadData, BadOption, count
 from offramp.policy.ranking import RankRule, check_reranker
 from offramp.problems import REGRESSION, SINGLE_LABEL, is_regression
 from offramp.reports.table import format_table
@@ -129,7 +129,8 @@ def retrofit_reranker(
         steps = Steps(home / "work", original, split, data or "the pairs", seed, progress, log, callbacks)
         exits = steps.train_exits(None, tune, epochs)
         variants = [steps.variant(exits, runtime, each) for each in precisions]
-        variant, rule = choose(calibrate(steps, variants, target), by_query(split.calibration), log)
+        safe = steps.safe(variants, lambda each: rule_for(steps, each, target, len(variants)))
+        variant, rule = choose(safe, by_query(split.calibration), log)
         results = measure(steps, variant, rule, target)
         results |= {"runtime": runtime, "tuned": tune, "seed": seed}
         for number, rung in enumerate(rungs, 1):
@@ -168,23 +169,6 @@ def by_query(part: TextSet) -> list[Query]:
     for pair in part.texts:
         found.setdefault(pair[0], []).append(pair[1])
     return [*found.items()]
-
-
-def calibrate(
-    steps: Steps, variants: Sequence[Variant], target: RankGuarantee
-) -> list[tuple[Variant, RankRule]]:
-    """A rule for each variant that has a safe one; the guarantee allows for the choice among them."""
-    steps.log("calibrating")
-    found, refusals = [], []
-    for each in variants:
-        try:
-            found.append((each, rule_for(steps, each, target, len(variants))))
-        except NoSafeThreshold as refusal:
-            refusals.append(refusal)
-            steps.log(f"{each.precision}: {refusal}")
-    if not found:
-        raise refusals[0]
-    return found
 
 
 def rule_for(steps: Steps, variant: Variant, target: RankGuarantee, choices: int) -> RankRule:

@@ -23,14 +23,13 @@ from transformers import TrainerCallback
 from offramp.atomic import write_files
 from offramp.calibration import Guarantee
 from offramp.calibration.guarantee import class_bounds
-from offramp.calibration.search import DEFAULT_RULES
+from offramp.calibration.search import rules_of
 from offramp.classifier.texts import Text, check_texts
-from offramp.criteria import CRITERIA
 from offramp.curves.curve import parse_rule
 from offramp.errors import BadOption, MissingExtra, OutputExists, install_hint
 from offramp.json_files import read_json
 from offramp.policy.folds import check_criterion
-from offramp.problems import REGRESSION, is_regression, problem_type_of
+from offramp.problems import is_regression, problem_type_of
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.steps import Log, Steps
 from offramp.retrofits.text_split import check_enough, digest, split_texts
@@ -159,7 +158,7 @@ def rules_for(original: Original, rule: str | Sequence[str] | None) -> list[str]
     config = original.model.config
     problem = problem_type_of(config.num_labels or 1, config.problem_type)
     if rule is None:
-        return [name for name in DEFAULT_RULES if problem != REGRESSION or CRITERIA[name].regression]
+        return rules_of(problem)
     rules = [rule] if isinstance(rule, str) else [*rule]
     for each in rules:
         check_criterion(parse_rule(each).criterion, config.num_labels or 1, problem, has_gate=False)

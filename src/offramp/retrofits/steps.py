@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from datasets import Dataset
@@ -46,6 +46,7 @@ SAME_BITS = 256
 """Texts on which full depth is compared with the original bit by bit."""
 
 Log = Callable[[str], None]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -170,12 +171,21 @@ class Steps:
         self, variants: Sequence[Variant], target: Guarantee, rules: Sequence[str] | None
     ) -> list[Calibrated]:
         """A policy for each variant that has a safe one; the guarantee allows for the choice among them."""
+
+        def calibrate(variant: Variant) -> Calibration:
+            return find_policy(variant.trace, rules, target, seed=self.seed, choices=len(variants))
+
+        return [Calibrated(*each) for each in self.safe(variants, calibrate)]
+
+    def safe(
+        self, variants: Sequence[Variant], calibrate: Callable[[Variant], Result]
+    ) -> list[tuple[Variant, Result]]:
+        """The variants for which something can be proven; if there is none, `NoSafeThreshold`."""
         self.log("calibrating")
         found, refusals = [], {}
         for each in variants:
             try:
-                policy = find_policy(each.trace, rules, target, seed=self.seed, choices=len(variants))
-                found.append(Calibrated(each, policy))
+                found.append((each, calibrate(each)))
             except NoSafeThreshold as refusal:
                 refusals[each.precision] = refusal
         if not found:

@@ -242,9 +242,14 @@ def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
     except Exception as error:  # transformers and tokenizers raise many types
         raise CannotLoad(f"{path}: no tokenizer found ({error})") from error
+    if {*tokenizer.get_vocab()} <= {
+        *tokenizer.all_special_tokens
+    }:  # transformers made it up, without any file
+        raise CannotLoad(f"{path} has no tokenizer; save it there with tokenizer.save_pretrained.")
+    return tokenizer
 
 
 def no_exits(path: str | PathLike[str], kind: str | None) -> CannotLoad:
