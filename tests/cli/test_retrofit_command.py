@@ -3,12 +3,18 @@
 import csv
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedModel
+
+from offramp import Classifier
+from offramp.store import load_model
+from offramp.trace import Trace
 
 Run = Callable[..., Any]
 WORDS = ["good", "bad", "film", *"abcdefgh"]
@@ -55,6 +61,8 @@ def test_retrofit_prints_a_verdict_and_the_next_commands(shown: Any, workplace: 
         assert part in shown.stdout
     assert f"offramp predict {workplace / 'out'}" in shown.stdout
     assert "(on data like logs.txt)" in shown.stdout
+    card = (workplace / "out" / "model" / "README.md").read_text(encoding="utf-8")
+    assert ", with `entropy:" in card  # a policy that is stored later was not compared
 
 
 def test_the_next_commands_take_the_output_folder(shown: Any, run: Run, workplace: Path) -> None:
@@ -68,6 +76,35 @@ def test_a_second_run_prints_the_same_as_json(shown: Any, run: Run, workplace: P
     again = json.loads(retrofit(run, workplace, "--json").stdout)
     assert again["verdict"][1] in shown.stdout
     assert again["model"] == str(workplace / "out" / "model")
+
+
+def test_a_retrofitted_model_is_calibrated_again_against_the_original(
+    shown: Any, run: Run, workplace: Path, tmp_path: Path
+) -> None:
+    assert shown.exit_code == 0
+    model = Path(shutil.copytree(workplace / "out" / "model", tmp_path / "model"))
+    original, tokenizer = load_model(model)
+    with torch.no_grad():  # so that every prediction of full depth is another one
+        original.heads.classifiers[-1].weight.neg_()
+        original.heads.classifiers[-1].bias.neg_()
+    original.config.policy = None
+    original.save_pretrained(model / "reference")
+    tokenizer.save_pretrained(model / "reference")
+
+    draw = random.Random(1)
+    texts = [" ".join(draw.choices(WORDS, k=9)) for _ in range(200)]
+    (tmp_path / "new.csv").write_text("\n".join(["text", *texts]), encoding="utf-8")
+    traced = run("trace", model, "--data", tmp_path / "new.csv", "--out", tmp_path / "new.trace")
+    assert "running mine" in traced.stderr, traced.stderr
+    trace = Trace.load(tmp_path / "new.trace")
+    names = Classifier.from_pretrained(model).stages.labels
+    expected = Classifier.from_pretrained(model / "reference", "never").predict(texts)
+    assert [names[each] for each in trace.reference_predictions()] == [each.label for each in expected]
+    assert trace.reference_name == "mine"
+
+    refused = run("calibrate", model, tmp_path / "new.trace", "--guarantee", 0.5)
+    assert refused.exit_code == 3
+    assert "the safest threshold that saves anything has an observed risk of" in refused.stderr
 
 
 def test_labels_in_the_file_give_scores(run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """offramp trace: the logits of every exit for a dataset, saved as one file."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from offramp.cli.data import ColumnOptions, DataOptions
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
 from offramp.cli.progress import in_terminal
 from offramp.errors import count
+from offramp.json_files import read_json
 
 if TYPE_CHECKING:
     from offramp.trace import Trace
@@ -34,7 +36,8 @@ def trace(
     """Run every exit once over a dataset, and save the logits.
 
     `offramp curve` and `offramp calibrate` work from this file. Labels are optional, but needed to measure
-    accuracy.
+    accuracy. If the model was retrofitted and differs from the original at full depth (int8, or --tune), the
+    original runs too: its predictions are those to keep.
 
     \b
     Examples:
@@ -67,9 +70,14 @@ def collect_trace(
     batch_tokens: int | None = None,
     chosen: Sequence[int] | None = None,
 ) -> "Trace":
-    """Collect a trace of all rows or the chosen ones, in PyTorch, or in ONNX Runtime for an exported model."""
+    """Collect a trace of all rows or the chosen ones, in PyTorch, or in ONNX Runtime for an exported model.
+
+    If the folder contains the model whose predictions are to be kept, the trace has its logits too.
+    """
     from offramp.collector import collect
     from offramp.store import ModelInfo
+    from offramp.store.card import RETROFIT
+    from offramp.store.folder import REFERENCE
 
     task = data.load_task(ModelInfo.read(folder), columns)
     rows = task.load(data.split_name)[data.split_name]
@@ -77,6 +85,13 @@ def collect_trace(
     name = f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name
     classifier = runtime.load(folder, "never", batch_tokens=batch_tokens)
     found = collect(classifier, rows, metrics=task.metrics, data=name, progress=in_terminal())
+    if (folder / REFERENCE).is_dir():
+        original = read_json(folder / RETROFIT)["original"]
+        log(f"running {original}, whose predictions are to be kept")
+        same_length = replace(runtime, max_length=classifier.tokenizer.max_length)
+        reference = same_length.load(folder / REFERENCE, "never", batch_tokens=batch_tokens)
+        logits = collect(reference, rows, progress=in_terminal()).logits[:, -1]
+        found = replace(found, reference=logits, reference_name=original)
     warn_about_swapped_labels(found)
     return found
 

@@ -149,7 +149,10 @@ def summary(info: ModelInfo) -> str:
 
 def retrofit_section(results: Mapping[str, Any]) -> str:
     lines = "\n".join(f"- {line}" for line in results["verdict"])
-    return f"## Compared with {results['original']}\n\nMeasured on {results['date']}.\n\n{lines}"
+    rule = results["rank_rule"] if "rank_rule" in results else short(Policy.parse(results["policy"]))
+    return (
+        f"## Compared with {results['original']}\n\nMeasured on {results['date']}, with `{rule}`.\n\n{lines}"
+    )
 
 
 def exits_section(scores: Mapping[str, Any]) -> str:
