@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -74,7 +75,7 @@ def main() -> None:
         print(json.dumps({name: ATTACKS[name](options.model, load)}), flush=True)
 
 
-def silent(model: str, _: list[bytes]) -> dict[str, Any]:
+def silent(model: str, load: list[bytes]) -> dict[str, Any]:
     """Connections that send nothing; those that the server closes are opened again every second."""
     files = ["sh", "-c", f'ulimit -n {OPEN_FILES}; exec "$0" "$@"']
     with start_server([*files, *SERVE, model]) as server, health(server) as asked:
@@ -94,7 +95,7 @@ def silent(model: str, _: list[bytes]) -> dict[str, Any]:
         return {"opened": opened, "log_bytes": log_size(server) - before, "health": asked}
 
 
-def unfinished(model: str, _: list[bytes]) -> dict[str, Any]:
+def unfinished(model: str, load: list[bytes]) -> dict[str, Any]:
     """Bodies that lack their last byte."""
     fields = ["Host: localhost", "Content-Type: application/json", f"Content-Length: {BODY}"]
     head = "\r\n".join(["POST /predict HTTP/1.1", *fields, "", ""])
@@ -214,16 +215,16 @@ def damages_of(file: Path) -> Iterator[Callable[[Path], object]]:
     """Functions that write a damaged version of a file."""
     content = file.read_bytes()
     for damaged in (content[: len(content) // 2], b"", content * 2, random.Random(1).randbytes(1000)):
-        yield lambda path, damaged=damaged: path.write_bytes(damaged)
-    yield lambda path: path.mkdir()
+        yield partial(Path.write_bytes, data=damaged)
+    yield Path.mkdir
     if file.suffix == ".json":
         record = json.loads(content)
         for key in record:
-            for value in (None, -1, [1, 2, 99], "../other", {"x": []}):
-                yield lambda path, key=key, value=value: path.write_text(json.dumps(record | {key: value}))
-            yield lambda path, key=key: path.write_text(
-                json.dumps({other: record[other] for other in record if other != key})
-            )
+            others = {other: record[other] for other in record if other != key}
+            wrong: tuple[Any, ...] = (None, -1, [1, 2, 99], "../other", {"x": []})
+            for damaged_record in ({**record, key: value} for value in wrong):
+                yield partial(Path.write_text, data=json.dumps(damaged_record))
+            yield partial(Path.write_text, data=json.dumps(others))
 
 
 def begin_load(server: Server, load: list[bytes]) -> None:

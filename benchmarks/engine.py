@@ -17,6 +17,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,7 @@ class Bench:
         stages = copy.copy(self.stages)
         stages.adapter = copy.copy(stages.adapter)
         stages.adapter.layer = timed("layers", stages.adapter.layer)  # type: ignore[method-assign]
-        stages.heads = [timed("heads", head) for head in stages.heads]  # type: ignore[misc]
+        stages.heads = [timed("heads", head) for head in stages.heads]  # type: ignore[misc, arg-type]
         stages.embed = timed("embedding", stages.embed)  # type: ignore[method-assign]
         stages.keep = timed("packing", stages.keep)  # type: ignore[method-assign]
         stages.merge = timed("packing", stages.merge)  # type: ignore[method-assign]
@@ -215,15 +216,13 @@ class Bench:
 
     def sizes(self, budgets: list[int], overheads: list[int]) -> dict[str, Any]:
         """Times for several micro-batch settings, from which the defaults were chosen."""
-        runs = {}
+        runs: dict[str, Callable[[], Any]] = {}
         for budget in budgets:
             for overhead in overheads:
                 stages = copy.copy(self.stages)
                 stages.overhead = overhead
                 engine = Engine(stages, batch_tokens=budget)
-                runs[f"budget {budget}, overhead {overhead}"] = lambda engine=engine: engine.run(
-                    self.tokens, self.policy
-                )
+                runs[f"budget {budget}, overhead {overhead}"] = partial(engine.run, self.tokens, self.policy)
         seconds = self.compare(runs)
         return {name: summary(np.array(s) / len(self.tokens) * 1e3) for name, s in seconds.items()}
 
@@ -295,7 +294,7 @@ class Bench:
                 logits = stages.heads[exit](adapter.norm(stages.backbone, hidden), mask)[0]
                 odds = torch.exp(logits)
                 entropy = torch.log(odds.sum(1)) - (logits * odds).sum(1) / odds.sum(1)
-                if entropy.item() < self.policy.threshold:
+                if entropy.item() < float(np.max(self.policy.threshold)):
                     break
         return layer + 1
 
@@ -313,7 +312,7 @@ def policy_for(speedup: float, logits: np.ndarray, layers: tuple[int, ...]) -> P
 
 
 def ratio(left: list[float], right: list[float]) -> np.ndarray:
-    return np.array(left) / np.array(right)
+    return np.asarray(np.array(left) / np.array(right))
 
 
 def summary(values: np.ndarray) -> dict[str, float]:

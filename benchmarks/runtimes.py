@@ -524,9 +524,10 @@ def transformers(
     from offramp.model import ExitModel
 
     torch.set_num_threads(threads)
-    model = ExitModel.from_pretrained(job["model"]).eval()
+    model = ExitModel.from_pretrained(job["model"])
+    model.train(False)
     if precision == "bf16":
-        model = model.to(torch.bfloat16)
+        model.bfloat16()
     head = model.heads.head_of(len(model.config.exits) - 1)
 
     @torch.inference_mode()

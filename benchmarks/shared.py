@@ -38,4 +38,5 @@ def last_exit_only(model: Any) -> Any:
     if last.hidden is not None:
         plain.heads.hidden[0] = last.hidden
     plain.heads.classifiers[0] = last.classifier
-    return plain.eval()
+    plain.train(False)
+    return plain

@@ -36,7 +36,8 @@ def measure_in_process(size: str) -> dict[str, float]:
         text=True,
         check=True,
     )
-    return json.loads(done.stdout)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
 def measure(examples: int) -> dict[str, float]:

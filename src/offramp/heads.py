@@ -168,7 +168,7 @@ class Head(NamedTuple):
     gate: nn.Module | None
 
     def __call__(
-        self, hidden: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
+        self, hidden: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         return self.classify(pool(hidden, attention_mask, self.pooling, token_type_ids))
 

@@ -96,12 +96,17 @@ def check_labels(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> None:
 def prepare(model: ExitModel, task: Task, recipe: Recipe) -> Task:
     """Adds what the recipe needs to the model and removes its policy; returns the task in the model's label order."""
     task = match_labels(model, task)
+    add_needs(model, recipe)
+    model.config.policy = model.config.rank_rule = None  # chosen for the old weights
+    return task
+
+
+def add_needs(model: ExitModel, recipe: Recipe) -> None:
+    """Adds the parts that the recipe trains and the model does not have yet."""
     if "weights" in recipe.needs:
         model.add_exit_weights()
     if "gate" in recipe.needs:
         model.add_gate()
-    model.config.policy = model.config.rank_rule = None  # chosen for the old weights
-    return task
 
 
 @torch.no_grad()
