@@ -298,13 +298,12 @@ def applied(calibration: Trace, test: Trace, target: str) -> dict[str, float]:
 
 def measured(policy: Policy, trace: Trace, tolerance: float | None) -> dict[str, float]:
     decision = policy.decide(trace.logits, layers=trace.layers, problem_type=trace.problem_type)
-    kept = np.stack([trace.agreement(exit, tolerance) for exit in range(len(trace.layers))])
     reached = score(trace, decode(decision.logits, trace.problem_type))
     return {
         "mean_layer": float(np.asarray(trace.layers)[decision.exits].mean()),
         "score": reached,
         "lost": exit_scores(trace)[-1] - reached,
-        "changed": 100 * float(1 - kept[decision.exits, np.arange(len(trace))].mean()),
+        "changed": 100 * float(1 - trace.agrees(decision.logits, tolerance).mean()),
     }
 
 

@@ -103,7 +103,7 @@ class ExitConfig(PreTrainedConfig):
     @property
     def label_names(self) -> list[str]:
         """In the order of the logits."""
-        return [name for _, name in sorted((self.id2label or {}).items())]
+        return names_in_order(self)
 
     def rename_labels(self, names: Sequence[str]) -> None:
         if len(names) != len(self.label_names):
@@ -114,6 +114,11 @@ class ExitConfig(PreTrainedConfig):
     @property
     def head_config(self) -> HeadConfig:
         return HeadConfig.from_dict(self.head)
+
+
+def names_in_order(config: PreTrainedConfig) -> list[str]:
+    """The label names in the order of the logits; transformers saves them in the order of "0", "1", "10", "2"."""
+    return [name for _, name in sorted((config.id2label or {}).items())]
 
 
 def check_exits(exits: list[int], layers: int) -> list[int]:

@@ -103,9 +103,9 @@ class Trace:
         logits = self.logits[:, -1] if self.reference is None else self.reference
         return decode(logits, self.problem_type)
 
-    def agreement(self, exit: int, tolerance: float | None = None) -> Array:
-        """(examples,) whether the prediction of this exit is the reference's, in every label."""
-        predictions, reference = decode(self.logits[:, exit], self.problem_type), self.reference_predictions()
+    def agrees(self, logits: Array, tolerance: float | None = None) -> Array:
+        """(examples,) whether logits (examples, classes) give the reference's prediction, in every label."""
+        predictions, reference = decode(logits, self.problem_type), self.reference_predictions()
         if self.problem_type == REGRESSION:
             return np.asarray(np.abs(predictions - reference) <= (tolerance or 0.0))
         same = np.asarray(predictions == reference)

@@ -94,6 +94,19 @@ def test_a_fine_tuned_model_keeps_its_backbone_unless_a_recipe_is_named(home: Pa
     assert all(name.startswith("heads.") and ".4." not in name for name in moved)  # 4 is the last exit
 
 
+def test_a_classifier_without_its_upper_layers_is_trained(
+    home: Path, run: Run, tiny_classifier: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    tiny_classifier("bert").save_pretrained(tmp_path / "classifier")
+    tokenizer.save_pretrained(tmp_path / "classifier")
+    data = ["--train", home / "train.csv", "--layers", 2, "--out", tmp_path / "exits", "--epochs", 1]
+    done = run("train", tmp_path / "classifier", *data)
+    assert done.exit_code == 0, done.output
+    assert "recipe   joint" in done.stderr
+    refused = run("train", tmp_path / "classifier", *data, "--recipe", "frozen")
+    assert "has no trained classifier" in refused.stderr
+
+
 @pytest.mark.parametrize("recipe", ["frozen", "deebert:fine_tune=false"])
 def test_a_plain_encoder_has_no_classifier_that_could_stay_as_it_is(
     recipe: str, home: Path, run: Run

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from offramp import Classifier
+from offramp.cli.retrofit import read_examples
 from offramp.store import load_model
 from offramp.trace import Trace
 
@@ -113,6 +114,17 @@ def test_labels_in_the_file_give_scores(run: Run, workplace: Path, monkeypatch: 
     assert all("acc" in row["scores"] for row in found["comparison"])
 
 
+def test_labels_are_numbered_as_the_outputs_are(
+    tiny_classifier: Callable[..., PreTrainedModel], tokenizer: Any, tmp_path: Path
+) -> None:
+    names = [f"class {number}" for number in range(12)]  # saved in the order of "0", "1", "10", "11", "2"
+    tiny_classifier("bert", id2label=dict(enumerate(names)), label2id={}).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "logs.csv").write_text("text,label\n" + "".join(f"good film,{name}\n" for name in names))
+    _, labels = read_examples(str(tmp_path), tmp_path / "logs.csv", None, None, None, None)
+    assert labels == list(range(12))
+
+
 @pytest.mark.parametrize("header", [("text", "label"), ("text", "label", "score"), ("text", "score")])
 def test_columns_that_are_no_labels_of_the_model_are_ignored(
     header: tuple[str, ...], run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,14 +135,14 @@ def test_columns_that_are_no_labels_of_the_model_are_ignored(
         csv.writer(file).writerows([header, *((text, "0.57", "pos")[: len(header)] for text in texts)])
     found = retrofit(run, workplace, "--json", texts="other.csv", out=f"other-{len(header)}-{header[-1]}")
     assert found.exit_code == 0, found.stderr
-    assert "the file has no labels of the model" in found.stderr
+    assert "the file's labels are not the model's" in found.stderr
     assert all(not row["scores"] for row in json.loads(found.stdout)["comparison"])
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--guarantee", "0.001"], "500 texts are too few"),
+        (["--guarantee", "0.001"], "not enough texts (500)"),
         (["--guarantee", "yes"], "--guarantee yes: expected a number"),
         (["--tolerance", "0.1"], "leave out --tolerance"),
         (["--precision", "int8"], "--precision int8 needs --runtime onnx"),

@@ -49,7 +49,7 @@ def test_the_estimated_probability_is_how_often_full_depth_agrees(problem_type: 
     rule = Agreement.fit(trace_of(problem_type, 4000, seed=1), tolerance)
     fresh = trace_of(problem_type, 20_000, seed=2)
     probability = estimates(rule, fresh)[:, 1:4].ravel()
-    same = np.stack([fresh.agreement(exit, tolerance) for exit in (1, 2, 3)], axis=1).ravel()
+    same = np.stack([fresh.agrees(fresh.logits[:, exit], tolerance) for exit in (1, 2, 3)], axis=1).ravel()
     for low in (0.7, 0.8, 0.9):  # below, no policy would let an example leave
         inside = (probability >= low) & (probability < low + 0.1)
         assert inside.sum() > 500
@@ -139,7 +139,7 @@ def test_promises_of_a_learned_rule_are_broken_no_more_often_than_delta(problem_
         rows = np.random.default_rng(seed).integers(len(population), size=600)
         policy = calibrate(population[rows], "agreement", target)
         exits = policy.exits(population.logits, layers=population.layers, problem_type=problem_type)
-        kept = np.stack([population.agreement(exit, tolerance) for exit in range(5)])
+        kept = np.stack([population.agrees(population.logits[:, exit], tolerance) for exit in range(5)])
         broken += 1 - kept[exits, np.arange(len(exits))].mean() > target.epsilon
     assert broken <= 13  # 60 draws at 0.1: more has a probability of 0.1 %
 

@@ -33,6 +33,7 @@ def test_every_exit_has_the_logits_of_deebert(
     imported = import_weights(old.weights, old.config)
     assert imported.system == "deebert"
     assert imported.model.config.exits == [1, 2, 3, 4]
+    assert imported.model.config.fine_tuned
     assert_close(exits_of(imported.model, inputs), expected(old, inputs), rtol=1e-4, atol=1e-5)
 
 

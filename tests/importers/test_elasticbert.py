@@ -107,4 +107,5 @@ def test_pretraining_weights_need_the_number_of_labels(old: Callable[..., Any]) 
     model = checkpoint(old, layers=4, outputs=4)
     with pytest.raises(CannotLoad, match="pass num_labels="):
         import_weights(model.weights, model.config)
-    assert import_weights(model.weights, model.config, num_labels=5).model.config.num_labels == 5
+    config = import_weights(model.weights, model.config, num_labels=5).model.config
+    assert (config.num_labels, config.fine_tuned) == (5, False)

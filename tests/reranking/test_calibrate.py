@@ -1,5 +1,6 @@
 """The guarantee about the top k, on made-up traces."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,8 +125,17 @@ def test_too_few_queries_are_an_error_that_says_how_many_are_needed() -> None:
     with pytest.raises(NoSafeThreshold, match=r"24 queries cannot prove .* about \d+ are needed") as caught:
         calibrate_ranking(trace, queries, RankGuarantee(0.02))
     assert caught.value.examples_needed is not None
-    with pytest.raises(BadData, match="too few"):
+    with pytest.raises(BadData, match="not enough queries"):
         calibrate_ranking(*made_up(1), RankGuarantee(0.1))
+
+
+def test_pairs_that_the_model_was_trained_on_are_refused() -> None:
+    trace, queries = made_up(300)
+    known = replace(trace, trained_on=np.ones(len(trace), bool))
+    with pytest.raises(BadOption, match="was trained on"):
+        calibrate_ranking(known, queries, RankGuarantee(0.1))
+    with pytest.warns(UserWarning, match="was trained on"):
+        assert calibrate_ranking(known, queries, RankGuarantee(0.1), allow_training_rows=True)
 
 
 def test_not_a_number_in_a_trace_is_named() -> None:

@@ -84,10 +84,12 @@ def test_pairs_of_a_query_stay_together(pairs: list[tuple[str, str]]) -> None:
 def test_too_few_queries_are_refused_before_any_work(
     original: Path, pairs: list[tuple[str, str]], tmp_path: Path
 ) -> None:
-    with pytest.raises(BadData, match="90 queries are too few"):
+    with pytest.raises(BadData, match=r"not enough queries \(90\)"):
         retrofit_reranker(original, pairs, tmp_path / "out", 0.01)
     with pytest.raises(BadData, match="single text"):
         retrofit_reranker(original, ["a", "b"], tmp_path / "out", 0.3)  # type: ignore[list-item]
+    with pytest.raises(BadOption, match="seed=-1"):
+        retrofit_reranker(original, pairs, tmp_path / "out", 0.3, seed=-1)
     assert not (tmp_path / "out").exists()
 
 

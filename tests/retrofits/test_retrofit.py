@@ -15,8 +15,10 @@ from transformers import PreTrainedModel
 import offramp.training.run
 from offramp import Classifier, ExitModel, Guarantee, OfframpError, retrofit
 from offramp.errors import NoSafeThreshold
+from offramp.policy import Policy
 from offramp.retrofits import comparison, steps
 from offramp.retrofits.text_split import check_enough, split_texts
+from offramp.trace import Trace
 
 TEXTS = 600
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film"]
@@ -248,9 +250,10 @@ def test_labels_only_add_scores(original: Path, done: Any, tmp_path: Path) -> No
     ("texts", "message"),
     [
         (["same text"] * TEXTS, "all 600 texts are the same"),
-        (make_texts(40), "40 texts are too few: .* in all"),
+        (make_texts(40), r"not enough texts \(40\): .* in all"),
         ([*make_texts(599), 7], "item 599 is int 7"),
         ([], "there are no texts"),
+        ("a single text", "put it into a list"),
     ],
 )
 def test_useless_texts_are_refused_before_any_work(
@@ -269,6 +272,8 @@ def test_useless_texts_are_refused_before_any_work(
         ({"guarantee": Guarantee({"yes": 0.1, "noo": 0.1})}, "noo"),
         ({"guarantee": Guarantee({"yes": 0.1})}, "no bound for no"),
         ({"seed": -1}, "seed=-1"),
+        ({"labels": [0, 1]}, "2 labels for 600 texts"),
+        ({"labels": [0] * 599 + [2]}, "row 599 has the label 2, expected 0 to 1"),
     ],
 )
 def test_options_that_do_not_fit_the_model_are_refused_before_any_work(
@@ -290,6 +295,9 @@ def test_after_a_refusal_another_guarantee_continues_in_the_same_folder(
     found = retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch", log=lines.append)
     assert "running every exit on the calibration texts in fp32" not in lines
     assert found.results["certificate"]["epsilon"] == 0.2
+    fresh = retrofit(original, make_texts(), tmp_path / "fresh", 0.2, runtime="torch")
+    tried = [each.results["certificate"]["rules_tried"] for each in (fresh, found)]
+    assert tried[1] == 2 * tried[0]  # both attempts share delta
     shutil.rmtree(tmp_path / "out" / "work")
     assert retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch") == found
     with pytest.raises(OfframpError, match="guarantee differ"):
@@ -369,3 +377,20 @@ def test_unknown_runtimes_and_precisions_are_refused(options: dict[str, str], tm
 
 def test_an_untouched_model_needs_no_copy_of_the_original(done: Any) -> None:
     assert not (done.folder / "reference").exists()
+
+
+def test_changed_predictions_are_those_that_the_policy_returns() -> None:
+    draw = np.random.default_rng(0)
+    trace = Trace(
+        draw.normal(size=(300, 3, 2)).astype(np.float32),
+        (1, 2, 3),
+        None,
+        np.ones(300, int),
+        np.arange(300),
+        reference=draw.normal(size=(300, 2)).astype(np.float32),
+        reference_name="mine",
+    )
+    policy, speed = Policy.parse("ensemble:0.7"), comparison.Speed(1.0, 1.0)  # returns a mean of exits
+    returned = policy.decide(trace.logits, layers=trace.layers).logits.argmax(-1)
+    found = comparison.measure_contender("exits", trace, policy, None, speed, speed)
+    assert found.changed == (returned != trace.reference.argmax(-1)).sum()  # type: ignore[union-attr]

@@ -692,7 +692,7 @@ def test_usage_errors_are_raised_at_once(
 
 
 def test_a_bare_string_is_refused(make: Make) -> None:
-    with pytest.raises(BadData, match="must be a list"):
+    with pytest.raises(BadData, match="put it into a list"):
         make().batcher.submit(Request("abc"))
 
 

@@ -31,6 +31,8 @@ def check_texts(texts: Any, pairs: bool | None = None, mixed: bool = False) -> I
 
     `pairs` is whether the model was trained on pairs, if that is known; the other kind is refused.
     """
+    if isinstance(texts, str):
+        raise BadData("expected a list of texts, not a single text; put it into a list.")
     if (
         not isinstance(texts, Iterable)
         or isinstance(texts, Mapping | bytes)

@@ -161,6 +161,7 @@ def read_examples(
 ) -> tuple[list["Text"], Any]:
     """The texts and, if the file has labels of the model, those as numbers in the order of its outputs."""
     from offramp.cli.train import load_config
+    from offramp.config import names_in_order
     from offramp.problems import MULTI_LABEL, REGRESSION, problem_type_of
     from offramp.tasks import Task
 
@@ -175,7 +176,7 @@ def read_examples(
             text=text,
             text_pair=text_pair,
             label=label,
-            labels=None if problem == REGRESSION else names or list(config.id2label.values()),
+            labels=None if problem == REGRESSION else names or names_in_order(config),
             problem_type=problem,
             separator="," if problem == MULTI_LABEL else None,
             unlabelled=["validation"],
@@ -184,6 +185,6 @@ def read_examples(
     except (BadData, BadOption) as error:
         if label is not None:
             raise
-        log(f"there will be no scores, because the file has no labels of the model: {error}")
+        log(f"no scores: the file's labels are not the model's ({error})")
         return texts, None
     return texts, rows["label"][:] if "label" in rows.column_names else None

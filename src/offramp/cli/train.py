@@ -100,8 +100,9 @@ def train(
         raise BadOption(f"--out {out} is a file; choose a folder.")
     check_writable(out)
     config = load_config(encoder)
-    keeps_backbone = recipe is None and is_fine_tuned(config)
-    method = parse_recipe(recipe or default_recipe(is_fine_tuned(config)))
+    # without its upper layers, a classifier loses the trained one
+    keeps_last = is_fine_tuned(config) and (layers is None or config.model_type == "offramp")
+    method = parse_recipe(recipe or default_recipe(keeps_last))
     if train is None and validation is None:
         chosen = find_task(task, data, hub, columns)
     elif task or data or hub:
@@ -119,11 +120,12 @@ def train(
     args = training_arguments(out, device, flags | parse_training_arguments(argument or []))
     set_seed(args.seed)
     if all(phase.trainable == "exits" for phase in method.phases):
-        check_classifier(encoder, config, chosen)
+        check_classifier(encoder, config.num_labels if keeps_last else None, chosen)
     model, tokenizer = load_or_add_exits(encoder, config.model_type, chosen, exits, head)
     if layers is not None:
         model = model.truncate(layers)
-    if keeps_backbone:
+        model.config.fine_tuned = keeps_last
+    if recipe is None and keeps_last:
         log(f"{encoder} is fine-tuned: its backbone stays as it is (--recipe joint trains it too)")
     print(describe(chosen, method, args, model.config.exits, max_length), file=sys.stderr)
     with training_progress() as callbacks:
@@ -217,16 +219,16 @@ def is_fine_tuned(config: Any) -> bool:
     return bool(getattr(config, "fine_tuned", False)) or is_classifier(config.architectures or [])
 
 
-def check_classifier(encoder: str, config: Any, task: "Task") -> None:
+def check_classifier(encoder: str, trained_outputs: int | None, task: "Task") -> None:
     """A model whose last exit stays as it is must be trained, and for this task."""
     outputs = len(task.labels) if task.labels else 1
-    if not is_fine_tuned(config):
+    if trained_outputs is None:
         raise BadOption(
             f"{encoder} has no trained classifier that could stay as it is; use --recipe joint to train one."
         )
-    if config.num_labels != outputs:
+    if trained_outputs != outputs:
         raise BadOption(
-            f"the model has {config.num_labels} outputs and {task.name} needs {outputs}; use --recipe joint to train "
+            f"the model has {trained_outputs} outputs and {task.name} needs {outputs}; use --recipe joint to train "
             "it for this task."
         )
 
@@ -258,11 +260,11 @@ def task_from_files(
 
 def labels_of(config: Any) -> dict[str, Any]:
     """Labels and problem type of a trained model, as arguments of `Task.from_files`."""
+    from offramp.config import names_in_order
     from offramp.problems import REGRESSION, problem_type_of
 
     problem = problem_type_of(config.num_labels, config.problem_type)
-    names = [name for _, name in sorted(config.id2label.items())]
-    return {"problem_type": problem} | ({} if problem == REGRESSION else {"labels": names})
+    return {"problem_type": problem} | ({} if problem == REGRESSION else {"labels": names_in_order(config)})
 
 
 def load_or_add_exits(

@@ -87,7 +87,7 @@ class Agreement(Criterion):
         for exit in range(len(trace.layers)):
             logits = as_choices(trace.logits[:, exit], trace.problem_type)
             state, features = rule.observe(state or rule.start(logits.shape[:2]), logits)
-            rows.append(fit_exit(features.T, trace.agreement(exit, tolerance)))
+            rows.append(fit_exit(features.T, trace.agrees(trace.logits[:, exit], tolerance)))
         return cls(rule.tolerance, tuple(rows))
 
     def check(self, exits: int) -> None:

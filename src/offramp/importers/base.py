@@ -160,6 +160,7 @@ def build_empty(plan: ImportPlan, names: dict[int, str]) -> ExitModel:
         head=plan.head.to_dict(),
         initializer_range=plan.encoder.initializer_range,
         id2label=names,
+        fine_tuned=plan.source("heads.classifiers.0.weight") is not None,
     )
     try:
         return ExitModel(config)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from offramp.calibration.bounds import betting, examples_to_bet_on
+from offramp.calibration.search import check_held_out
 from offramp.calibration.targets import require
 from offramp.criteria.agreement import fit_exit
 from offramp.errors import BadData, NoSafeThreshold, count
@@ -77,7 +78,13 @@ class QuerySet:
 
 
 def calibrate_ranking(
-    trace: Trace, queries: Sequence[Any], target: RankGuarantee, *, seed: int = 0, choices: int = 1
+    trace: Trace,
+    queries: Sequence[Any],
+    target: RankGuarantee,
+    *,
+    seed: int = 0,
+    choices: int = 1,
+    allow_training_rows: bool = False,
 ) -> RankRule:
     """The loosest rule that keeps the guarantee, with its certificate; or `NoSafeThreshold`.
 
@@ -87,7 +94,9 @@ def calibrate_ranking(
         target: what to guarantee.
         seed: of the split into queries that the rule is fitted on and the others.
         choices: the number of such calls among whose results one is chosen: all of them share delta.
+        allow_training_rows: accept a trace of pairs that the model was trained on.
     """
+    check_held_out(trace, allow_training_rows)
     check_reranker(trace.label_names or [""] * trace.logits.shape[-1], trace.problem_type)
     every = QuerySet.group(trace, queries)
     fit_on, test_on = split(every, seed)
@@ -112,7 +121,7 @@ def split(queries: QuerySet, seed: int) -> tuple[QuerySet, QuerySet]:
     """Queries to fit the rule on, and to set its threshold on."""
     fitted = round(FIT_SHARE * len(queries))
     if not 0 < fitted < len(queries):
-        raise BadData(f"{len(queries)} queries are too few to calibrate on.")
+        raise BadData(f"not enough queries to calibrate on ({len(queries)}).")
     chosen = np.zeros(len(queries), bool)
     chosen[np.random.default_rng(seed).permutation(len(queries))[:fitted]] = True
     return queries.select(chosen), queries.select(~chosen)

@@ -10,7 +10,6 @@ import numpy as np
 from scipy.stats import binomtest
 
 from offramp.policy import Policy
-from offramp.problems import Array
 from offramp.tasks.metrics import score_logits
 from offramp.trace import Trace
 
@@ -81,16 +80,10 @@ def measure_contender(
     if policy is not None:
         decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
         logits, mean_layer = decision.logits, float(np.asarray(trace.layers)[decision.exits].mean())
-        changed = int((~kept(trace, decision.exits, tolerance)).sum())
+        changed = int((~trace.agrees(logits, tolerance)).sum())
     scores = score_logits(trace.metrics, trace.labels, logits, trace.problem_type)
     times = Speed(original.one_text / speed.one_text, original.in_batches / speed.in_batches)
     return Contender(name, changed, scores, mean_layer, speed, times)
-
-
-def kept(trace: Trace, exits: Array, tolerance: float | None) -> Array:
-    """(examples,) whether leaving at these exits gives the reference's prediction."""
-    each = np.stack([trace.agreement(exit, tolerance) for exit in range(len(trace.layers))])
-    return np.asarray(each[exits, np.arange(len(trace))])
 
 
 def interval(changed: int, texts: int) -> tuple[float, float]:

@@ -20,8 +20,9 @@ from offramp.atomic import atomic_folder, write_files
 from offramp.calibration.bounds import examples_to_bet_on
 from offramp.classifier.texts import check_texts
 from offramp.errors import BadData, BadOption, count
+from offramp.json_files import read_json
 from offramp.policy.ranking import RankRule, check_reranker
-from offramp.problems import REGRESSION, SINGLE_LABEL, is_regression
+from offramp.problems import problem_type_of
 from offramp.reports.table import format_table
 from offramp.reranking import Reranker
 from offramp.reranking.calibrate import (
@@ -34,7 +35,8 @@ from offramp.reranking.calibrate import (
 )
 from offramp.retrofits.comparison import Speed, compare_speed
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.run import Retrofit, choose_runtime, open_output
+from offramp.retrofits.output_folder import open_output, remembering_refusal
+from offramp.retrofits.run import Retrofit, check_seed, choose_runtime, precisions_to_try
 from offramp.retrofits.steps import EXITS, ORIGINAL, Log, Steps, Variant
 from offramp.retrofits.text_split import CALIBRATION, TextSet, digest, split_queries
 from offramp.store import store_rank_rule
@@ -99,18 +101,16 @@ def retrofit_reranker(
     """
     target = guarantee if isinstance(guarantee, RankGuarantee) else RankGuarantee(guarantee)
     runtime = choose_runtime(runtime, precision)
-    precisions = [precision] if precision != "auto" else ["fp32"] if runtime == "torch" else ["fp32", "int8"]
+    precisions = precisions_to_try(runtime, precision)
+    check_seed(seed)
     rungs = looser_targets(target, ladder)
     texts: list[Any] = [*check_texts(pairs, pairs=True)]
     check_enough_queries(texts, target, len(precisions))
     original = load_original(model)
-    config = original.model.config
-    regression = is_regression(config.num_labels or 1, config.problem_type)
-    check_reranker(
-        [""] * (config.num_labels or 1), REGRESSION if regression else config.problem_type or SINGLE_LABEL
-    )
+    outputs = original.model.config.num_labels or 1
+    check_reranker([""] * outputs, problem_type_of(outputs, original.model.config.problem_type))
     home = Path(out)
-    open_output(
+    attempts = open_output(
         home,
         {
             "model": original.fingerprint(),
@@ -129,17 +129,19 @@ def retrofit_reranker(
         steps = Steps(home / "work", original, split, data or "the pairs", seed, progress, log, callbacks)
         exits = steps.train_exits(None, tune, epochs)
         variants = [steps.variant(exits, runtime, each) for each in precisions]
-        safe = steps.safe(variants, lambda each: rule_for(steps, each, target, len(variants)))
+        choices = len(variants) * attempts
+        with remembering_refusal(home):
+            safe = steps.safe(variants, lambda each: rule_for(steps, each, target, choices))
         variant, rule = choose(safe, by_query(split.calibration), log)
         results = measure(steps, variant, rule, target)
         results |= {"runtime": runtime, "tuned": tune, "seed": seed}
         for number, rung in enumerate(rungs, 1):
-            looser = rule_for(steps, variant, rung, len(variants))
+            looser = rule_for(steps, variant, rung, choices)
             write_files({home / f"rung-{number}.json": json.dumps(looser.to_json(), indent=1)})
-        with atomic_folder(home / "model") as half:
-            steps.write_model(half, variant, results)
-            store_rank_rule(half, rule)
-    return RankRetrofit(home / "model", json.loads(finished.read_text(encoding="utf-8")))
+        with atomic_folder(home / "model") as draft:
+            steps.write_model(draft, variant, results)
+            store_rank_rule(draft, rule)
+    return RankRetrofit(home / "model", read_json(finished))
 
 
 def looser_targets(target: RankGuarantee, ladder: Sequence[float]) -> list[RankGuarantee]:
@@ -159,7 +161,7 @@ def check_enough_queries(pairs: Sequence[tuple[str, str]], target: RankGuarantee
     needed = ceil((proof + 1) / (1 - FIT_SHARE) / CALIBRATION) + 1
     if queries < needed:
         raise BadData(
-            f"{count(queries, 'query')} are too few: a bound of {target.epsilon:g} takes {proof} to calibrate on, so "
+            f"not enough queries ({queries}): a bound of {target.epsilon:g} takes {proof} to calibrate on, so "
             f"{needed} in all, and more if documents are missed. Add queries, or allow a larger bound."
         )
 

@@ -9,7 +9,6 @@ The steps; an interrupted run resumes at the one where it stopped:
 5. it is compared with the original on texts that nothing was chosen on (`comparison.py`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -20,26 +19,25 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
-from offramp.atomic import write_files
 from offramp.calibration import Guarantee
 from offramp.calibration.guarantee import class_bounds
 from offramp.calibration.search import rules_of
 from offramp.classifier.texts import Text, check_texts
+from offramp.collector import read_labels
+from offramp.config import names_in_order
 from offramp.curves.curve import parse_rule
-from offramp.errors import BadOption, MissingExtra, OutputExists, install_hint
+from offramp.errors import BadOption, MissingExtra, count, install_hint
 from offramp.json_files import read_json
 from offramp.policy.folds import check_criterion
-from offramp.problems import is_regression, problem_type_of
+from offramp.problems import Array, is_regression, problem_type_of
 from offramp.retrofits.original import Original, load_original
+from offramp.retrofits.output_folder import open_output, remembering_refusal
 from offramp.retrofits.steps import Log, Steps
 from offramp.retrofits.text_split import check_enough, digest, split_texts
 from offramp.retrofits.verdict import comparison_table
 from offramp.store.card import RETROFIT
 
 RUNTIMES, PRECISIONS = ("onnx", "torch"), ("auto", "fp32", "int8")
-SETTINGS = "settings.json"
-OF_CALIBRATION = ("guarantee", "rules", "rank_guarantee", "ladder")
-"""Settings that only the last steps depend on."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +96,16 @@ def retrofit(
     """
     target = guarantee if isinstance(guarantee, Guarantee) else Guarantee(guarantee)
     runtime = choose_runtime(runtime, precision)
-    precisions = [precision] if precision != "auto" else ["fp32"] if runtime == "torch" else ["fp32", "int8"]
+    precisions = precisions_to_try(runtime, precision)
+    check_seed(seed)
     texts = [*check_texts(texts)]
-    known = None if labels is None else np.asarray(labels)
     original = load_original(model)
-    check_problem(original, target, label_names, seed)
+    check_problem(original, target, label_names)
+    known = None if labels is None else check_labels(labels, len(texts), original)
     rules = rules_for(original, rule)
     check_enough(texts, target, rules, len(precisions))
     home = Path(out)
-    open_output(
+    attempts = open_output(
         home,
         {
             "model": original.fingerprint(),
@@ -130,7 +129,8 @@ def retrofit(
         steps = Steps(home / "work", original, split, data or "the texts", seed, progress, log, callbacks)
         exits = steps.train_exits(label_names, tune, epochs)
         variants = [steps.variant(exits, runtime, each) for each in precisions]
-        calibrated = steps.calibrate(variants, target, None if rule is None else rules)
+        with remembering_refusal(home):
+            calibrated = steps.calibrate(variants, target, None if rule is None else rules, attempts)
         chosen, reason = steps.choose(calibrated, len(variants))
         results = steps.test(precisions, runtime, target, chosen, exits, untouched=not tune)
         results |= {"kept_because": reason, "runtime": runtime, "tuned": tune, "seed": seed}
@@ -153,6 +153,17 @@ def choose_runtime(runtime: str | None, precision: str) -> str:
     return runtime
 
 
+def precisions_to_try(runtime: str, precision: str) -> list[str]:
+    if precision != "auto":
+        return [precision]
+    return ["fp32"] if runtime == "torch" else ["fp32", "int8"]
+
+
+def check_seed(seed: int) -> None:
+    if seed < 0:
+        raise BadOption(f"seed={seed} must be 0 or more")
+
+
 def rules_for(original: Original, rule: str | Sequence[str] | None) -> list[str]:
     """The rules to choose from; one that cannot decide for such a model is an error."""
     config = original.model.config
@@ -165,12 +176,8 @@ def rules_for(original: Original, rule: str | Sequence[str] | None) -> list[str]
     return rules
 
 
-def check_problem(
-    original: Original, target: Guarantee, label_names: Sequence[str] | None, seed: int
-) -> None:
+def check_problem(original: Original, target: Guarantee, label_names: Sequence[str] | None) -> None:
     config = original.model.config
-    if seed < 0:
-        raise BadOption(f"seed={seed} must be 0 or more")
     if label_names and len(label_names) != config.num_labels:
         raise BadOption(f"{len(label_names)} label names for a model with {config.num_labels} outputs")
     regression = is_regression(config.num_labels or 1, config.problem_type)
@@ -181,24 +188,14 @@ def check_problem(
     if not regression and target.tolerance is not None:
         raise BadOption("the model predicts classes; leave out tolerance=...")
     if isinstance(target.epsilon, Mapping):
-        class_bounds(target.epsilon, label_names or [*(config.id2label or {}).values()])
+        class_bounds(target.epsilon, label_names or names_in_order(config))
 
 
-def open_output(home: Path, settings: dict[str, Any]) -> None:
-    """Create the output folder, or check that it holds the same retrofit.
-
-    What a policy is calibrated for may change until there is one: the steps before do not depend on it.
-    """
-    file, settings = home / SETTINGS, json.loads(json.dumps(settings))
-    if file.exists():
-        found = read_json(file)
-        free = () if (home / "model").exists() else OF_CALIBRATION
-        changed = [name for name, value in settings.items() if found.get(name) != value and name not in free]
-        if changed:
-            raise OutputExists(
-                f"{home} holds another retrofit ({', '.join(changed)} differ); choose another folder, or delete it."
-            )
-    elif any(path.is_file() for path in home.rglob("*")):
-        raise OutputExists(f"{home} is not empty; choose another folder.")
-    home.mkdir(parents=True, exist_ok=True)
-    write_files({file: json.dumps(settings, indent=1)})
+def check_labels(labels: Sequence[Any], texts: int, original: Original) -> Array | None:
+    """Labels as an array; None if all are missing."""
+    config = original.model.config
+    outputs = config.num_labels or 1
+    if len(labels) != texts:
+        raise BadOption(f"{count(len(labels), 'label')} for {count(texts, 'text')}; give one for each")
+    rows = {"label": np.asarray(labels).tolist()}
+    return read_labels(rows, 0, problem_type_of(outputs, config.problem_type), outputs)

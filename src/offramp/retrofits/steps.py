@@ -168,13 +168,15 @@ class Steps:
         return found
 
     def calibrate(
-        self, variants: Sequence[Variant], target: Guarantee, rules: Sequence[str] | None
+        self, variants: Sequence[Variant], target: Guarantee, rules: Sequence[str] | None, attempts: int
     ) -> list[Calibrated]:
-        """A policy for each variant that has a safe one; the guarantee allows for the choice among them."""
+        """A policy for each variant that has a safe one; the guarantee allows for the choice among them, and for
+        earlier attempts."""
 
         def calibrate(variant: Variant) -> Calibration:
-            return find_policy(variant.trace, rules, target, seed=self.seed, choices=len(variants))
+            return find_policy(variant.trace, rules, target, seed=self.seed, choices=choices)
 
+        choices = len(variants) * attempts
         return [Calibrated(*each) for each in self.safe(variants, calibrate)]
 
     def safe(

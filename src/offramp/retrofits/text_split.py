@@ -13,7 +13,7 @@ from offramp.calibration.search import FIT_MOST, FIT_SHARE
 from offramp.calibration.targets import Guarantee
 from offramp.classifier.texts import Text
 from offramp.curves.curve import parse_rule
-from offramp.errors import BadData, count
+from offramp.errors import BadData
 from offramp.problems import Array
 from offramp.tasks.files import text_columns
 
@@ -81,9 +81,9 @@ def check_enough(texts: Sequence[Text], target: Guarantee, rules: Sequence[str],
     """Too few texts to prove the guarantee, even without errors, are an error."""
     if not texts:
         raise BadData("there are no texts.")
-    if len(set(texts)) < 2:
+    if len(texts) > len(set(texts)) == 1:
         raise BadData(
-            f"all {count(len(texts), 'text')} are the same; a retrofit needs texts like those the model will see."
+            f"all {len(texts)} texts are the same; a retrofit needs texts like those the model will see."
         )
     bounds = target.epsilon.values() if isinstance(target.epsilon, Mapping) else [target.epsilon]
     delta = target.delta / (len(rules) * precisions)  # they share it
@@ -96,7 +96,7 @@ def check_enough(texts: Sequence[Text], target: Guarantee, rules: Sequence[str],
     needed = ceil(proof / CALIBRATION) + 1
     if len(texts) < needed:
         raise BadData(
-            f"{count(len(texts), 'text')} are too few: {wanted}, so {needed} in all, and more if predictions change. "
+            f"not enough texts ({len(texts)}): {wanted}, so {needed} in all, and more if predictions change. "
             "Add texts, or allow a larger bound."
         )
 

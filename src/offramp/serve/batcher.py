@@ -23,7 +23,7 @@ from offramp.classifier import Classifier, Prediction
 from offramp.classifier.classifier import NEVER
 from offramp.classifier.prediction import predictions as predictions_of
 from offramp.classifier.texts import Text, check_texts
-from offramp.errors import BadData, BadOption, Draining, OfframpError, Overloaded, RunFailed
+from offramp.errors import BadOption, Draining, OfframpError, Overloaded, RunFailed
 from offramp.policy import Decision, Policy
 from offramp.policy.ranking import Ranking, RankRule
 from offramp.problems import Array
@@ -439,8 +439,6 @@ def check_request(request: Request, pairs: bool | None) -> list[Text]:
     """The request's texts, if they and its options are valid."""
     if request.trace and request.deadline_ms is not None:
         raise BadOption("a trace runs all layers, so it cannot have a deadline; drop one of the two.")
-    if isinstance(request.texts, str):
-        raise BadData("texts must be a list, even for a single text.")
     texts = [*check_texts(request.texts, pairs, request.mixed)]
     if not texts:
         raise BadOption("no texts; give at least one.")

@@ -325,6 +325,7 @@ def load_finished(model: ExitModel, folder: Path) -> Trained:
     load_weights(model, folder)
     with explain_damage(folder):
         saved = type(model.config).from_pretrained(folder)
-        model.config.policy, model.config.rank_rule = saved.policy, saved.rank_rule
+        for name in ("policy", "policy_target", "rank_rule", "fine_tuned"):
+            setattr(model.config, name, getattr(saved, name))
     scores = {name: values for name, values in read_json(folder / SCORES).items() if name != "layers"}
     return Trained(model, scores, folder)
