@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from offramp.errors import BadOption
+from offramp.errors import BadOption, did_you_mean
 
 POOLINGS = ("first", "mean", "pair")
 POOLERS = ("own", "shared", "none")
@@ -70,9 +70,10 @@ class HeadConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        unknown = set(values) - {field.name for field in fields(cls)}
-        if unknown:
-            raise BadOption(f"unknown head option {', '.join(sorted(unknown))}")
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise BadOption(f"heads have no option {did_you_mean(name, known)}")
         return cls(**values)
 
     def with_defaults(self, pooling: str) -> Self:

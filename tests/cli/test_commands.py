@@ -347,6 +347,12 @@ def test_predict_equals_the_classifier_for_every_file_format(
     assert [record["score"] for record in records] == pytest.approx([p.score for p in expected], abs=1e-5)
 
 
+def test_an_error_in_stdin_names_stdin(trained: Path, run: Run) -> None:
+    damaged = run("predict", trained / "films", "--input-format", "csv", stdin='text\n"a film')
+    assert damaged.exit_code == 1
+    assert "offramp: stdin, line 2: not CSV" in damaged.stderr
+
+
 @pytest.mark.parametrize("ending", ["txt", "csv", "jsonl"])
 def test_stdin_is_read_like_a_file(trained: Path, tmp_path: Path, run: Run, ending: str) -> None:
     file = tmp_path / f"texts.{ending}"

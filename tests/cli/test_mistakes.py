@@ -36,6 +36,13 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "train encoder --out x": ("no data", "--task"),
     "train encoder --task mrpc --train train.csv --out x": ("not both", "--task"),
     "train encoder --task mrcp --out x": ("'mrcp'", "mrpc"),
+    "train encoder --task mrpc --text-pair other --out x": ("--text-pair has no effect", "leave it out"),
+    "trace films --data dev.csv --problem regression --out x.trace": (
+        "--problem has no effect",
+        "single_label",
+    ),
+    "trace films --data dev.csv --labels yes,no --out x.trace": ("--labels has no effect", "no, yes"),
+    "predict films --input-format xml": ("--input-format xml", "jsonl"),
     "train encoder --task mrpc --data . --out x": ("no files of mrpc", "train.tsv"),
     "train encoder --train train.csv --recipe pabe --out x": ("'pabe'", "pabee"),
     "train encoder --train train.csv --recipe romebert:gama=1 --out x": ("'gama'", "gamma"),

@@ -46,6 +46,12 @@ def test_every_format_gives_the_same_examples(ending: str, tmp_path: Path) -> No
     assert task.problem_type == "single_label_classification"
 
 
+def test_a_header_of_csv_may_have_a_very_long_cell(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(f"text,label,{'x' * 200_000}\na good film,yes,1\na bad film,no,2\n")
+    assert Task.from_files(train=path).load()["train"]["text"][:] == ["a good film", "a bad film"]
+
+
 def test_csv_cells_may_span_lines_and_errors_name_the_first(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text('text,label\n"two\nlines",a\n"fine",b\nshort\n')

@@ -298,7 +298,8 @@ def fast_enough(found: Sweep, target: MinSpeedup) -> list[tuple[Curve, Point]]:
     if not allowed:
         most = max(ratio(point) for _, point in points)
         raise NoSafeThreshold(
-            f"no threshold reduces {target.of} {target.ratio:g} times; the most is {most:.2f} times."
+            f"no threshold reduces {target.of} {target.ratio:g} times; the most is {most:.2f} times. "
+            "Ask for less, or train earlier exits."
         )
     allowed.sort(key=lambda item: (-found.score(item[1]), -ratio(item[1])))
     return first_of_each(allowed)

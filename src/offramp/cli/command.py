@@ -199,7 +199,7 @@ def report_errors(flags: Mapping[str, str], debug: bool) -> Iterator[None]:
 
 def describe(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted; run the same command to resume"
+        return 130, "interrupted; run the same command again"
     if isinstance(error, NoSafeThreshold):
         return 3, one_line(error)
     if isinstance(error, ModuleNotFoundError) and (extra := extra_with(error.name)):

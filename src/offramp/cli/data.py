@@ -1,6 +1,7 @@
 """The data of a command: a known task, local files, or a dataset on the hub."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +41,12 @@ class ColumnOptions:
         Option(help="Incomplete rows: error or drop. By default error, but drop for known tasks on the hub."),
     ] = None
 
+    def refuse(self, names: Iterable[str], reason: str) -> None:
+        """An option that would have no effect is an error."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise BadOption(f"--{name.replace('_', '-')} has no effect: {reason}; leave it out.")
+
     def options(self) -> dict[str, Any]:
         """Arguments of `Task.from_files` and `Task.from_hub`."""
         return {
@@ -77,10 +84,12 @@ class DataOptions:
 
         if self.data is None or self.task or self.hub:
             return match_labels(find_task(self.task, self.data, self.hub, columns), model)
+        columns.refuse(["problem"], f"the model is for {model.problem_type}")
         options = columns.options() | {"problem_type": model.problem_type}
         if model.problem_type == REGRESSION:
-            options["labels"] = None
+            columns.refuse(["labels"], "the model predicts numbers")
         elif not has_default_names(model.labels):
+            columns.refuse(["labels"], f"the labels of the model are {', '.join(model.labels)}")
             options["labels"] = list(model.labels)
         task = Task.from_files(
             validation=self.data, **options, unlabelled=["validation"], name=self.data.stem
@@ -103,6 +112,8 @@ def find_task(name: str | None, folder: Path | None, hub: str | None, columns: C
         return Task.from_hub(path, config or None, **columns.options())
     if name is None:
         raise BadOption("no data given; use --task, --hub or a file.")
+    known = [each.name for each in fields(columns) if each.name != "bad_rows"]
+    columns.refuse(known, f"the columns and labels of {name} are known")
     return Task.named(name, folder, bad_rows=columns.bad_rows)
 
 

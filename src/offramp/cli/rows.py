@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from offramp.atomic import atomic_file
 from offramp.cli.command import Result
-from offramp.errors import BadOption, count
+from offramp.errors import BadData, BadOption, count
 
 PROBABILITIES = "probabilities"
+STDIN_FORMATS = ("txt", "csv", "tsv", "jsonl")
 
 
 class Row(NamedTuple):
@@ -46,6 +47,8 @@ def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[R
 
 def read_stdin(kind: str, text: str | None, text_pair: str | None) -> Iterator[Row]:
     """Streams lines of text; other formats are read whole."""
+    if kind not in STDIN_FORMATS:
+        raise BadOption(f"--input-format {kind}: choose {', '.join(STDIN_FORMATS)}.")
     if kind == "txt":
         from offramp.tasks.files import decode_lines
 
@@ -54,7 +57,10 @@ def read_stdin(kind: str, text: str | None, text_pair: str | None) -> Iterator[R
     with TemporaryDirectory() as folder:
         file = Path(folder) / f"stdin.{kind}"
         file.write_bytes(sys.stdin.buffer.read())
-        yield from read_rows(file, text, text_pair)
+        try:
+            yield from read_rows(file, text, text_pair)
+        except (BadData, BadOption) as error:
+            raise type(error)(str(error).replace(str(file), "stdin")) from None
 
 
 def input_columns(row: Row, taken: Collection[str]) -> dict[str, Any]:

@@ -116,5 +116,5 @@ def warn_about_swapped_labels(trace: "Trace") -> None:
         ]
         log(
             f"warning: the labels look swapped: most rows are labelled {', '.join(pairs)}. Check the order of the "
-            "model's label names (--labels)."
+            "model's label names."
         )

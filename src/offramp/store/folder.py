@@ -131,7 +131,8 @@ class ModelInfo:
         known, known_types = self.encoder.get("vocab_size"), self.encoder.get("type_vocab_size")
         if isinstance(known, int) and tokens >= known:
             raise CannotLoad(
-                f"{folder}: the tokenizer has the token {tokens}, the model only {known} tokens."
+                f"{folder}: the tokenizer has the token {tokens}, the model only {known} tokens; "
+                "save the model with its own tokenizer."
             )
         if uses_types and known_types and isinstance(known_types, int) and types >= known_types:
             raise CannotLoad(

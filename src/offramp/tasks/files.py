@@ -308,10 +308,10 @@ def _tsv(path: Path) -> Iterator[Record]:
 
 def _csv(path: Path) -> Iterator[Record]:
     content = _content(path)
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True, delimiter=_delimiter(content))
     first = 1  # a quoted cell may span lines; errors name the first
     limit = csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # a cell may be a whole book
     try:
+        reader = csv.reader(io.StringIO(content, newline=""), strict=True, delimiter=_delimiter(content))
         for cells in reader:
             if cells:
                 yield first, cells
