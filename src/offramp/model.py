@@ -247,11 +247,7 @@ class ExitModel(PreTrainedModel):
 
     def fingerprint(self) -> str:
         """A hash of weights, exits and head options. Traces and certificates store it to identify the model."""
-        digest = hashlib.sha256(repr((self.config.exits, self.config.head)).encode())
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return hash_weights(self, repr((self.config.exits, self.config.head)))
 
     def is_finite(self) -> bool:
         return all(bool(weight.isfinite().all()) for weight in self.state_dict().values())
@@ -417,6 +413,15 @@ def label_names(labels: Sequence[str] | None, source: Any, num_labels: int) -> d
     if len(labels) != num_labels:
         raise BadConfig(f"{count(len(labels), 'label name')} for num_labels={num_labels}")
     return dict(enumerate(labels))
+
+
+def hash_weights(model: nn.Module, more: str = "") -> str:
+    """Of all weights by name, after a text that also counts."""
+    digest = hashlib.sha256(more.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def copy_weights(target: Any, source: Any) -> None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,12 +13,13 @@ from offramp.calibration.guarantee import certify, check_target
 from offramp.calibration.targets import Budget, Guarantee, MaxLoss, MinSpeedup, Target
 from offramp.calibration.temperatures import Temperatures
 from offramp.criteria import CRITERIA
-from offramp.criteria.base import FITTED, Criterion
+from offramp.criteria.base import Criterion
 from offramp.curves import Curve, Point, Sweep, sweep
 from offramp.curves.curve import parse_rule
 from offramp.curves.learned_rules import default_tolerance, fit_rule
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData, count
 from offramp.policy import Policy
+from offramp.policy.text import fitted_names
 from offramp.problems import REGRESSION
 from offramp.trace import Trace
 
@@ -212,7 +213,7 @@ def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Can
 
 def unfitted(criterion: Criterion) -> Criterion:
     """The rule without what it was fitted to."""
-    learned = [field.name for field in fields(cast(Any, criterion)) if field.metadata == FITTED]
+    learned = fitted_names(type(criterion))
     return replace(cast(Any, criterion), **dict.fromkeys(learned)) if learned else criterion
 
 

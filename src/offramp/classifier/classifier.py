@@ -187,9 +187,7 @@ class Classifier:
 
     def resolve_policy(self, policy: Policy | str, max_layer: int | None = None) -> Policy:
         """Parse a policy, resolve class names, apply `max_layer`, and check it against this model."""
-        policy = Policy.parse(policy) if isinstance(policy, str) else policy
-        policy = policy.with_fit_of(self.stages.policy)
-        policy = policy.for_labels(self.stages.labels) if policy.class_thresholds else policy
+        policy = Policy.resolve(policy, self.stages.policy, self.stages.labels)
         if max_layer is not None:
             own = max_layer if policy.max_layer is None else policy.max_layer
             policy = replace(policy, max_layer=min(max_layer, own))

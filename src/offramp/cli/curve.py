@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from offramp.cli.command import Result
+from offramp.cli.key_values import parse_numbers
 from offramp.cli.options import ForceOption, check_output
-from offramp.cli.settings import parse_numbers
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:

@@ -14,24 +14,14 @@ from offramp.atomic import atomic_folder
 from offramp.cli.command import Result, log
 from offramp.cli.demo_assets import ENCODER, SENTENCES, fetch
 from offramp.cli.progress import in_terminal, training_progress
-from offramp.errors import MissingExtra, extra_with, install_hint
+from offramp.errors import EXTRAS, MissingExtra, extra_with, install_hint
 
 if TYPE_CHECKING:
     from offramp.retrofits import Retrofit
 
 SOURCE = "rotten_tomatoes"
 LABELS = ("negative", "positive")
-PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "sklearn",
-    "scipy",
-    "onnxruntime",
-    "onnx",
-    "onnxscript",
-)
+PACKAGES = [package for extra in ("train", "measure", "onnx", "export") for package in EXTRAS[extra].split()]
 
 Sentence = tuple[str, int]
 """A text and the index of its label."""

@@ -48,7 +48,7 @@ def rules() -> dict[str, str]:
 def recipes() -> dict[str, str]:
     from offramp.recipes import RECIPES
 
-    return {name: first_line(recipe) + with_settings(recipe) for name, recipe in RECIPES.items()}
+    return {name: first_line(recipe) + with_options(recipe) for name, recipe in RECIPES.items()}
 
 
 def tasks() -> dict[str, str]:
@@ -67,9 +67,9 @@ def first_line(thing: Any) -> str:
     return document.split("\n\n")[0].replace("\n", " ")
 
 
-def with_settings(recipe: Callable[..., Any]) -> str:
-    settings = [f"{each.name}={each.default}" for each in inspect.signature(recipe).parameters.values()]
-    return f" Settings: {', '.join(settings)}." if settings else ""
+def with_options(recipe: Callable[..., Any]) -> str:
+    options = [f"{each.name}={each.default}" for each in inspect.signature(recipe).parameters.values()]
+    return f" Options: {', '.join(options)}." if options else ""
 
 
 KINDS: dict[str, Callable[[], dict[str, str]]] = {

@@ -59,7 +59,7 @@ def serve(
     ] = 30.0,
     max_body: Annotated[int, Option(min=1, help="Bytes per request.")] = 2 << 20,
     audit_share: Annotated[
-        float, Option(min=0, max=1, help="Share of predictions to compare with full depth.")
+        float, Option(min=0, max=1, help="Share of predictions to compare with the reference.")
     ] = 0.01,
     api_key_env: Annotated[
         str | None, Option(help="Environment variable with the API key that requests must send.")

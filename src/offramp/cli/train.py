@@ -3,7 +3,7 @@
 import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +11,10 @@ from typer import Argument, Option
 
 from offramp.cli.command import Result, log
 from offramp.cli.data import HUB, TASK, ColumnOptions, find_task
+from offramp.cli.key_values import parse_key_values, parse_recipe, parse_training_arguments
 from offramp.cli.options import check_writable
 from offramp.cli.progress import in_terminal, training_progress
 from offramp.cli.rows import read_rows
-from offramp.cli.settings import parse_recipe, parse_settings, parse_training_arguments
 from offramp.errors import BadOption, count
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def train(
     recipe: Annotated[
         str | None,
         Option(
-            help="Recipe, with optional settings: romebert:kind=ta,gamma=0.5; by default joint, or frozen for a "
+            help="Recipe, with or without options: romebert:kind=ta,gamma=0.5; by default joint, or frozen for a "
             "model that is fine-tuned already."
         ),
     ] = None,
@@ -60,7 +60,7 @@ def train(
     ] = "1",
     layers: Annotated[int | None, Option(help="Keep only the first LAYERS layers of the encoder.")] = None,
     head: Annotated[
-        str | None, Option(help="Settings of the heads: pooling=first,pooler=shared,classifier=shared")
+        str | None, Option(help="Options of the heads: pooling=first,pooler=shared,classifier=shared")
     ] = None,
     epochs: Annotated[float | None, Option(help="Epochs of each phase; 3 by default.")] = None,
     learning_rate: Annotated[float | None, Option("--learning-rate", "--lr", help="5e-5 by default.")] = None,
@@ -127,7 +127,8 @@ def train(
         model.config.fine_tuned = keeps_last
     if recipe is None and keeps_last:
         log(f"{encoder} is fine-tuned: its backbone stays as it is (--recipe joint trains it too)")
-    print(describe(chosen, method, args, model.config.exits, max_length), file=sys.stderr)
+    more = None if unlabelled is None else read_unlabelled(unlabelled, columns)
+    print(describe(chosen, more, method, args, model.config.exits, max_length), file=sys.stderr)
     with training_progress() as callbacks:
         trained = train_model(
             model,
@@ -137,7 +138,7 @@ def train(
             tokenizer=tokenizer,
             max_length=max_length,
             early_stopping=early_stopping,
-            unlabelled=None if unlabelled is None else read_unlabelled(unlabelled, columns),
+            unlabelled=more,
             callbacks=callbacks,
             progress=in_terminal(),
         )
@@ -166,17 +167,22 @@ def training_arguments(out: Path, device: str | None, changes: dict[str, Any]) -
     return args
 
 
-def describe(task: "Task", recipe: "Recipe", args: Any, exits: list[int], max_length: int) -> str:
+def describe(
+    task: "Task", unlabelled: Any, recipe: "Recipe", args: Any, exits: list[int], max_length: int
+) -> str:
     """What the command understood, to be shown before it starts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # training loads the rows again, and warns then
         rows = {name: rows for name, rows in task.load().items() if name != "test"}
     columns, train = task.splits["train"].columns.roles(), rows["train"]
+    sizes = {name: len(each) for name, each in rows.items()}
+    if unlabelled is not None:
+        sizes["unlabelled"] = len(unlabelled)
     lines = {
-        "rows": ", ".join(f"{name} {len(each)}" for name, each in rows.items()),
+        "rows": ", ".join(f"{name} {size}" for name, size in sizes.items()),
         "columns": ", ".join(f"{role} {column!r}" for role, column in columns.items()),
         "labels": class_counts(task, train),
-        "recipe": f"{recipe.name}: {', '.join(phase_steps(recipe, args, len(train)))}",
+        "recipe": f"{recipe.name}: {', '.join(phase_steps(recipe, args, sizes))}",
         "exits": f"at layers {', '.join(map(str, exits))}",
         "texts": f"up to {max_length} tokens",
     }
@@ -193,8 +199,11 @@ def class_counts(task: "Task", rows: Any) -> str:
     return ", ".join(f"{name} {int(number)}" for name, number in zip(task.labels, counts, strict=True))
 
 
-def phase_steps(recipe: "Recipe", args: Any, rows: int) -> Iterator[str]:
+def phase_steps(recipe: "Recipe", args: Any, sizes: Mapping[str, int]) -> Iterator[str]:
     for phase in recipe.phases:
+        rows = sizes["train"]
+        if phase.unlabelled and phase.epochs is not None:  # other phases have no more updates with more text
+            rows += sizes.get("unlabelled", 0)
         size = phase.batch_size or args.per_device_train_batch_size
         epochs = args.num_train_epochs if phase.epochs is None else phase.epochs
         updates = math.ceil(rows / (size * args.gradient_accumulation_steps))
@@ -283,7 +292,7 @@ def load_or_add_exits(
         encoder,
         num_labels=len(task.labels) if task.labels else 1,
         exits=parse_exits(exits),
-        head=parse_settings(head.split(",")) if head else None,
+        head=parse_key_values(head.split(",")) if head else None,
         problem_type=task.problem_type,
         labels=task.labels,
     )

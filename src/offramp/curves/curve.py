@@ -21,7 +21,7 @@ class Point:
     threshold: float | None
     """In the rule's own units; None for a rule that takes none."""
     scores: Mapping[str, float]
-    """By metric, as fractions; `agreement` is the share of examples that get the prediction of full depth."""
+    """By metric, as fractions; `agreement` is the share of examples that get the reference's prediction."""
     cost: Cost
     exits: tuple[int, ...]
     """How many examples leave at each exit."""

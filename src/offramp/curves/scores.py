@@ -55,7 +55,7 @@ def cross_fit(trace: Trace, policy: Policy, seed: int) -> RuleOutput:
 
 
 def metric_names(trace: Trace) -> tuple[str, ...]:
-    """The metrics that a trace is scored by, the headline first: its own, then agreement with full depth."""
+    """The metrics that a trace is scored by, the headline first: its own, then agreement with the reference."""
     names: tuple[str, ...] = ()
     if trace.labels is not None:
         names = tuple(trace.metrics) or (DEFAULT_METRICS[trace.problem_type][0],)

@@ -79,6 +79,13 @@ class Policy:
         """The policy that a text form describes; unknown names and options are refused with the closest match."""
         return cls(**text.read(text_form))
 
+    @classmethod
+    def resolve(cls, policy: Self | str, stored: Self | None, labels: Sequence[str]) -> Self:
+        """A policy or its text form, with class names resolved and, if its rule learns, fitted as the stored one."""
+        policy = cls.parse(policy) if isinstance(policy, str) else policy
+        policy = policy.with_fit_of(stored)
+        return policy.for_labels(labels) if policy.class_thresholds else policy
+
     def __str__(self) -> str:
         return text.write(
             self.criterion, self.threshold, self.class_thresholds, self._limits, self.temperatures or ()

@@ -1,4 +1,4 @@
-"""Recipe and Phase: a published way to train exits, as data."""
+"""Recipe and Phase: a way to train exits, as data."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -206,12 +206,7 @@ def issue(
         mean_layer=float(layers.mean()),
         exits=tuple((np.bincount(exits, minlength=len(trace.layers)) / len(trace)).tolist()),
         top_k=target.top_k,
-        reference=trace.reference_name,
-        data=trace.data,
-        fingerprint=trace.fingerprint,
-        runtime=trace.runtime,
-        precision=trace.precision,
-        max_length=trace.max_length,
+        **trace.origin(),
         rules_tried=choices,
         fitted_on=fitted_on,
     )

@@ -1,6 +1,5 @@
 """The user's model before the retrofit: loading it, checking it, and its predictions."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -15,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from offramp.backbones import backbone_for
 from offramp.classifier.texts import Text
 from offramp.errors import CannotLoad, Incompatible
-from offramp.model import ExitModel, count_positions, is_classifier, load_encoder
+from offramp.model import ExitModel, count_positions, hash_weights, is_classifier, load_encoder
 from offramp.problems import Array
 from offramp.store import check_reachable, load_tokenizer
 
@@ -53,11 +52,7 @@ class Original:
 
     def fingerprint(self) -> str:
         """A hash of the weights."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()[:16]
+        return hash_weights(self.model)
 
 
 def load_original(path: str | PathLike[str]) -> Original:

@@ -2,9 +2,9 @@
 
 The steps; an interrupted run resumes at the one where it stopped:
 
-1. the predictions of the original model on held-out texts are the reference (`original.py`);
-2. the other texts train the exits (`offramp.training`);
-3. the model is exported, in one precision or in both (`offramp.onnx_export`);
+1. the texts are split, and some of them train the exits (`text_split.py`, `offramp.training`);
+2. the model is exported, in one precision or in both (`offramp.onnx_export`);
+3. the predictions of the original model on the others are the reference (`original.py`);
 4. a policy is calibrated for each, and the faster is kept (`offramp.calibration`);
 5. it is compared with the original on texts that nothing was chosen on (`comparison.py`).
 """

@@ -126,7 +126,7 @@ class Sampler(Generic[Sample]):
             return rung, self._samples[rung].popleft()
 
     def record(self, rung: int, comparison: Callable[["RungAudit"], None]) -> int | None:
-        """Has the account of a rung count a comparison. Returns the rung if this breaks its certificate."""
+        """Adds a comparison to the record of a rung. Returns the rung if this breaks its certificate."""
         audited = self._rungs[rung]
         with self._lock:
             was_broken = audited.broken

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from offramp.errors import BadOption
 
 ACCEPTED_AT_ONCE = 16
-"""Connections that are accepted before the next look at those that are open. As closing takes the event loop a few
+"""Connections that are accepted before the open ones are counted again. As closing takes the event loop a few
 turns, a few times this many may be open beyond the limit. asyncio uses it for the kernel's queue too, where more may
 wait."""
 BACKLOG = 2048

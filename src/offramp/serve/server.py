@@ -54,7 +54,7 @@ from offramp.store.folder import REFERENCE
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Names the folder in which prometheus-client keeps the files of several workers; read when it is imported."""
 RARE = 1000
-"""Collections of younger objects between two of all; Python's default is 10."""
+"""Collections of younger objects between two full ones; Python's default is 10."""
 RELOAD = 60.0
 """Seconds between two attempts of a worker to load the original model while it serves."""
 
@@ -203,7 +203,7 @@ def run_app(
 
 
 def keep_collections_short() -> None:
-    """A full collection of garbage stops the whole server: for 300 ms if it searches all that is loaded, torch above
+    """A full garbage collection stops the whole server: for 300 ms if it searches all that is loaded, torch above
     all, and for 100 ms if 512 requests wait. Requests leave hardly any garbage, so it can be rare."""
     gc.collect()
     gc.freeze()

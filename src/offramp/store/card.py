@@ -149,7 +149,7 @@ def summary(info: ModelInfo) -> str:
 
 def retrofit_section(results: Mapping[str, Any]) -> str:
     lines = "\n".join(f"- {line}" for line in results["verdict"])
-    rule = results["rank_rule"] if "rank_rule" in results else short(Policy.parse(results["policy"]))
+    rule = results["rank_rule"] if "rank_rule" in results else short(results["policy"])
     return (
         f"## Compared with {results['original']}\n\nMeasured on {results['date']}, with `{rule}`.\n\n{lines}"
     )

@@ -145,9 +145,7 @@ class ModelInfo:
 
         A policy that this model cannot run is an error.
         """
-        policy = Policy.parse(policy) if isinstance(policy, str) else policy
-        policy = policy.with_fit_of(self.policy)
-        policy = policy.for_labels(self.labels) if policy.class_thresholds else policy
+        policy = Policy.resolve(policy, self.policy, self.labels)
         policy.check(self.exits, self.problem_type, bool(self.head.get("gate")))
         return policy
 

@@ -1,4 +1,4 @@
-"""Recipes and their settings on the command line."""
+"""Recipes and their options on the command line."""
 
 import inspect
 from dataclasses import fields
@@ -8,7 +8,7 @@ import pytest
 from transformers import BertConfig, TrainingArguments
 
 from offramp import RECIPES
-from offramp.cli.settings import parse_recipe, parse_training_arguments
+from offramp.cli.key_values import parse_recipe, parse_training_arguments
 from offramp.cli.train import labels_of
 from offramp.errors import BadOption, UnknownName
 from offramp.recipes import Recipe

@@ -1,4 +1,4 @@
-"""Settings typed as `key=value`: of recipes (`name:key=value,key=value`), heads and training arguments."""
+"""Options typed as `key=value`: of recipes (`name:key=value,key=value`), heads and training arguments."""
 
 import inspect
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def parse_recipe(text: str) -> "Recipe":
-    """A recipe with its settings, such as `romebert:kind=ta,gamma=0.5`.
+    """A recipe with its options, such as `romebert:kind=ta,gamma=0.5`.
 
     >>> parse_recipe("elbert:weights=equal").phases[0].loss.__name__
     'total'
@@ -24,18 +24,18 @@ def parse_recipe(text: str) -> "Recipe":
     name, _, rest = text.partition(":")
     if name not in RECIPES:
         return recipe_named(name)  # raises, with the known names
-    settings = parse_settings(rest.split(",") if rest else [])
+    options = parse_key_values(rest.split(",") if rest else [])
     known = list(inspect.signature(RECIPES[name]).parameters)
-    for key in settings:
+    for key in options:
         if key not in known:
-            raise BadOption(f"{name} has no setting {did_you_mean(key, known) if known else repr(key)}")
-    return RECIPES[name](**settings)
+            raise BadOption(f"{name} has no option {did_you_mean(key, known) if known else repr(key)}")
+    return RECIPES[name](**options)
 
 
-def parse_settings(parts: Iterable[str]) -> dict[str, Any]:
+def parse_key_values(parts: Iterable[str]) -> dict[str, Any]:
     """Values by key.
 
-    >>> parse_settings(["rate=5e-5", "gate=true", "kind=ta"])
+    >>> parse_key_values(["rate=5e-5", "gate=true", "kind=ta"])
     {'rate': 5e-05, 'gate': True, 'kind': 'ta'}
     """
     return {key: parse_value(value) for key, value in split_pairs(parts)}
