@@ -38,7 +38,7 @@ from shared import processor
 from transformers import AutoTokenizer, set_seed
 
 from offramp import ExitModel, Task, Trace, collect, sweep, train
-from offramp.cli.settings import parse_recipe
+from offramp.cli.key_values import parse_recipe
 from offramp.criteria.agreement import Agreement
 from offramp.policy import Policy
 from offramp.problems import REGRESSION, decode

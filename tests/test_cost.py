@@ -65,6 +65,15 @@ def test_a_head_that_reads_four_vectors_of_a_pair_pays_for_all() -> None:
     assert four - one == 3 * 3 * 8 * 8
 
 
+def test_the_hidden_layer_of_a_head_is_counted() -> None:
+    shape = {"hidden": 8, "intermediate": 16, "heads": 2, "pooler": 1}
+    plain, deeper = (
+        int(macs({**shape, "head_hidden": width}, classes=3, length=5, layers=0)) for width in (0, 4)
+    )
+    assert plain == 2 * 5 * 8 + 8 * 8 + 8 * 3
+    assert deeper == 2 * 5 * 8 + 8 * 8 + 8 * 4 + 4 * 3
+
+
 def test_macs_grow_with_the_padded_length() -> None:
     real = macs(TINY, 2, [3, 5], 2)
     assert real.tolist() == [int(macs(TINY, 2, 3, 2)), 6_600]

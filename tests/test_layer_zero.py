@@ -36,6 +36,17 @@ def test_the_first_exit_reads_the_embeddings_that_transformers_computes(
     torch.testing.assert_close(model(**padded).exit_logits[:, 0], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", [None, "first"])
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_the_first_exit_depends_on_the_text(
+    backbone: str, pooling: str | None, tiny_encoder: Callable[..., Any], padded: dict[str, torch.Tensor]
+) -> None:
+    model = ExitModel.from_encoder(tiny_encoder(backbone), num_labels=3, head={"pooling": pooling})
+    padded["input_ids"][:, 0] = 2  # every text starts with [CLS]
+    with torch.no_grad():
+        assert (model(**padded).exit_logits[:, 0].std(0) > 1e-6).all()
+
+
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_the_first_exit_does_not_train_the_embeddings(
     backbone: str, tiny_encoder: Callable[..., Any], padded: dict[str, torch.Tensor]

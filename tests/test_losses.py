@@ -185,3 +185,18 @@ def test_kind_ta_ignores_the_momentum_teacher() -> None:
 def test_correctness_by_problem_type(problem: str, logits: Any, labels: Any, expected: Any) -> None:
     found = losses.correctness(torch.tensor(logits), torch.tensor(labels), problem)
     torch.testing.assert_close(found, torch.tensor(expected))
+
+
+def test_what_an_unlabelled_example_teaches_does_not_depend_on_its_batch() -> None:
+    logits = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([1, losses.UNLABELLED, losses.UNLABELLED, losses.UNLABELLED])
+
+    def gradient(*batches: slice) -> torch.Tensor:
+        """Of the mean over batches of equal size, as in data-parallel training."""
+        given = logits.clone().requires_grad_()
+        parts = [torch.stack(losses.taught(given[each], labels[each])).sum() for each in batches]
+        torch.stack(parts).mean().backward()
+        assert given.grad is not None
+        return given.grad
+
+    torch.testing.assert_close(gradient(slice(0, 4)), gradient(slice(0, 2), slice(2, 4)))

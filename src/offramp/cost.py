@@ -61,8 +61,9 @@ def cost(histogram: ArrayLike, layers: Sequence[int], depth: int, macs: float | 
 def macs(shape: Mapping[str, int], classes: int, length: ArrayLike, layers: int, heads: int = 1) -> Array:
     """Multiply-accumulates up to a prediction, as ElasticBERT counts them; FLOPs are twice as many.
 
-    `shape` has the sizes of a layer (hidden, intermediate, heads), and as `pooler` the number of vectors that the
-    pooler of a head reads: 1 by default, 4 for pairs, 0 without a pooler.
+    `shape` has the sizes of a layer (hidden, intermediate, heads), as `pooler` the number of vectors that the pooler
+    of a head reads (1 by default, 4 for pairs, 0 without a pooler), and as `head_hidden` the width of its hidden
+    layer, if it has one.
 
     *Reference*: Liu et al. 2022, arXiv:2110.07038, `FLOPs/flops_counter.py`. Per layer of length L, width H,
     inner width I, A heads of width d: 3LHH + A(2LL + 2LLd) + LHH + 2LH + 2LHI + 2LH; once 2LH for the norm of
@@ -80,5 +81,6 @@ def macs(shape: Mapping[str, int], classes: int, length: ArrayLike, layers: int,
     tokens, width = np.asarray(length, np.int64), shape["hidden"]
     attention = 4 * tokens * width**2 + 2 * tokens**2 * (shape["heads"] + width)  # A * 2LLd is 2LLH
     layer = attention + 2 * tokens * width * shape["intermediate"] + 4 * tokens * width
-    head = shape.get("pooler", 1) * width**2 + width * classes
+    inner = shape.get("head_hidden", 0)
+    head = shape.get("pooler", 1) * width**2 + width * inner + (inner or width) * classes
     return np.asarray(2 * tokens * width + layers * layer + heads * head)

@@ -33,6 +33,8 @@ class HeadConfig:
     pair, with q * d and |q - d|. The default depends on the backbone."""
     final_pooling: str | None = None
     """Pooling of the last exit if it differs, e.g. because a fine-tuned classifier keeps its own."""
+    embedding_pooling: str | None = None
+    """Pooling of the exit before the first layer if it differs: the first token is the same there for every text."""
     pooler: str = "own"
     """Dense layer and activation: "own" for each exit, one "shared" by all, or "none"."""
     activation: str | None = None
@@ -51,6 +53,7 @@ class HeadConfig:
     def __post_init__(self) -> None:
         check_choice("pooling", self.pooling, (None, *POOLINGS))
         check_choice("final_pooling", self.final_pooling, (None, *POOLINGS))
+        check_choice("embedding_pooling", self.embedding_pooling, (None, "mean"))
         check_choice("pooler", self.pooler, POOLERS)
         if "pair" in (self.pooling, self.final_pooling) and self.pooler != "own":
             raise BadOption(f"pooler={self.pooler!r}; with pooling='pair' choose 'own'")
@@ -81,7 +84,10 @@ class HeadConfig:
         return replace(self, pooling=self.pooling or pooling, activation=self.activation or "tanh")
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        if self.embedding_pooling is None:  # so that models saved before it existed keep their fingerprint
+            del values["embedding_pooling"]
+        return values
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
@@ -110,10 +116,14 @@ class Pooler(nn.Module):
 class Heads(nn.Module):
     """The heads of all exits; modules that exits share exist once."""
 
-    def __init__(self, head: HeadConfig, exits: int, width: int, labels: int) -> None:
+    def __init__(
+        self, head: HeadConfig, exits: int, width: int, labels: int, at_embeddings: bool = False
+    ) -> None:
         super().__init__()
         pooling = cast(str, head.pooling)
         self.poolings = [pooling] * (exits - 1) + [head.final_pooling or pooling]
+        if at_embeddings:
+            self.poolings[0] = head.embedding_pooling or self.poolings[0]
         self.sharing = {"own": 1, "shared": exits}.get(str(head.classifier)) or int(head.classifier)
         poolers = {"own": exits, "shared": 1, "none": 0}[head.pooler]
         self.widths = [pooled_width(each, width) for each in self.poolings]

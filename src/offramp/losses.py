@@ -192,11 +192,14 @@ def taught(
     target = teacher.unsqueeze(1).expand_as(students)
     outputs = students.shape[-1] if problem_type == SINGLE_LABEL else 1  # `divergence` divides by the classes
     distance = outputs * divergence(students, target, temperature, problem_type).sum()
-    if labels is None or not (known := labelled(labels)).any():
+    if labels is None:
         return (distance,)
+    taught_by_teacher = (1 - label_weight) * distance
+    if not (known := labelled(labels)).any():  # of a batch; others have labels
+        return (taught_by_teacher,)
     supervised = task_loss(students[known], labels[known], problem_type).sum()
     share = known.float().mean()  # so that unlabelled examples do not raise the weight of the others
-    return (label_weight * share * supervised, (1 - label_weight) * distance)
+    return (label_weight * share * supervised, taught_by_teacher)
 
 
 def labelled(labels: Tensor) -> Tensor:

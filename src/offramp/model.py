@@ -67,6 +67,7 @@ class ExitModel(PreTrainedModel):
             len(config.exits),
             config.encoder_config.hidden_size,
             cast(int, config.num_labels),
+            at_embeddings=config.exits[0] == 0,
         )
         if config.learned_weights:
             self.exit_weights = empty_exit_weights(config, self.device)
@@ -103,7 +104,7 @@ class ExitModel(PreTrainedModel):
         outputs: list[tuple[Tensor, Any]]
         if features is not None:
             outputs = [
-                self.heads.head_of(exit).classify(features[:, exit, :width])
+                self.heads.head_of(exit).classify(features[:, exit, :width].to(self.dtype))
                 for exit, width in enumerate(self.heads.widths)
             ]
         else:
@@ -174,10 +175,13 @@ class ExitModel(PreTrainedModel):
             num_labels = len(labels) if labels else int(source.config.num_labels or 2)
         if final is not None and final.classifier.out_features != num_labels:
             final = None  # fine-tuned for another task: only its encoder is used
+        options_of_heads = head_config(head, final)
+        if (options_of_heads.pooling or adapter.pooling) == "first":
+            options_of_heads = replace(options_of_heads, embedding_pooling="mean")
         values = {
             "encoder_config": copy.deepcopy(base.config),
             "exits": place_exits(exits, base.config.num_hidden_layers),
-            "head": head_config(head, final).to_dict(),
+            "head": options_of_heads.to_dict(),
             "problem_type": problem_type or (source.config.problem_type if final else None),
             "fine_tuned": final is not None,
             "initializer_range": getattr(base.config, "initializer_range", 0.02),
@@ -226,10 +230,14 @@ class ExitModel(PreTrainedModel):
 
         The policy is not copied: its thresholds and its certificate are valid only for the deeper model.
         """
-        if layers < 1 or layers not in self.config.exits:
+        if layers < 1:
+            raise BadConfig(f"layers={layers}; keep at least one layer")
+        if layers not in self.config.exits:
             raise BadConfig(f"layer {layers} has no exit; there are exits at {self.config.exits}")
         kept = [layer for layer in self.config.exits if layer <= layers]
         values = self.config.to_dict() | {"exits": kept, "policy": None, "rank_rule": None}
+        # of a classifier to which exits were added, only the last exit is trained
+        values["fine_tuned"] = self.config.fine_tuned and self.config.trained_length is not None
         values["encoder_config"] |= self.adapter.truncation(self.config.encoder_config, layers)
         values["head"]["final_pooling"] = self.heads.poolings[len(kept) - 1]
         attention = self.backbone.config._attn_implementation

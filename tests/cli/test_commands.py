@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, pipeline
 from typer.testing import Result
 
 import offramp
@@ -84,7 +84,10 @@ def test_training_flags_have_the_defaults_of_the_python_api(home: Path, ask: Ask
 def test_a_fine_tuned_model_keeps_its_backbone_unless_a_recipe_is_named(home: Path, run: Run) -> None:
     (home / "logs.csv").write_text("text\n" + "a very good plot\nnot a good plot\n" * 20)
     before = ExitModel.from_pretrained(home / "films/model").state_dict()
-    data = ["--train", home / "train.csv", "--unlabelled", home / "logs.csv", "--batch-size", 8]
+    data = ["--train", home / "train.csv", "--unlabelled", home / "logs.csv"]
+    refused = run("train", home / "films/model", *data, "--epochs", 5, "--out", home / "exits")
+    assert "--epochs has no effect" in refused.stderr
+    assert "--recipe frozen:epochs=" in refused.stderr
     done = run("train", home / "films/model", *data, "--out", home / "exits")
     assert done.exit_code == 0, done.output
     assert "its backbone stays as it is (--recipe joint trains it too)" in done.stderr
@@ -92,6 +95,22 @@ def test_a_fine_tuned_model_keeps_its_backbone_unless_a_recipe_is_named(home: Pa
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved
     assert all(name.startswith("heads.") and ".4." not in name for name in moved)  # 4 is the last exit
+
+
+def test_a_classifier_keeps_the_order_of_its_labels(
+    home: Path, run: Run, tiny_classifier: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    # the labels of the file are taken in alphabetical order: no, yes
+    tiny_classifier("bert", id2label={0: "yes", 1: "no"}, label2id={}).save_pretrained(
+        tmp_path / "classifier"
+    )
+    tokenizer.save_pretrained(tmp_path / "classifier")
+    data = ["--train", home / "train.csv", "--out", tmp_path / "exits"]
+    done = run("train", tmp_path / "classifier", *data)
+    assert done.exit_code == 0, done.output
+    plain = pipeline("text-classification", str(tmp_path / "classifier"), device="cpu")
+    found = Classifier.from_pretrained(tmp_path / "exits/model", "never").predict(TEXTS)
+    assert [each.label for each in found] == [plain(text)[0]["label"] for text in TEXTS]
 
 
 def test_a_classifier_without_its_upper_layers_is_trained(
@@ -103,7 +122,7 @@ def test_a_classifier_without_its_upper_layers_is_trained(
     done = run("train", tmp_path / "classifier", *data)
     assert done.exit_code == 0, done.output
     assert "recipe   joint" in done.stderr
-    refused = run("train", tmp_path / "classifier", *data, "--recipe", "frozen")
+    refused = run("train", tmp_path / "classifier", *data[:-2], "--recipe", "frozen")
     assert "has no trained classifier" in refused.stderr
 
 

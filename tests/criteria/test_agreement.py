@@ -11,7 +11,7 @@ from offramp.calibration import Guarantee, calibrate
 from offramp.calibration.search import fit
 from offramp.criteria.agreement import Agreement
 from offramp.criteria.base import as_choices
-from offramp.errors import BadOption, Incompatible
+from offramp.errors import BadOption, BadPolicy, Incompatible
 from offramp.policy import Policy, fold
 from offramp.trace import Trace
 
@@ -148,3 +148,18 @@ def test_without_a_rule_the_best_of_five_shares_delta(make_trace: Make) -> None:
     policy = calibrate(make_trace(3000), None, Guarantee(0.1))
     assert policy.certificate is not None
     assert policy.certificate.rules_tried == 5
+
+
+def test_a_threshold_typed_later_takes_the_temperatures_of_the_fit() -> None:
+    stored = Policy.parse("agreement:0.9,temperatures=4/4")
+    stored = replace(stored, criterion=Agreement(coefficients=((0, 1, 0, 0, 0, 0, 0),) * 2))
+    found = Policy.parse("agreement:0.8").with_fit_of(stored)
+    assert (found.threshold, found.temperatures, found.criterion) == (0.8, (4.0, 4.0), stored.criterion)
+    for typed in ("agreement:0.8,temperatures=2/2", "agreement:0.8,tolerance=0.5"):
+        with pytest.raises(BadPolicy, match="other options"):
+            Policy.parse(typed).with_fit_of(stored)
+
+
+def test_coefficients_that_are_not_numbers_are_refused() -> None:
+    with pytest.raises(BadPolicy, match="calibrate it again"):
+        Agreement(coefficients=((float("nan"), 1, 0, 0, 0, 0, 0),))

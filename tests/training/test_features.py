@@ -134,3 +134,9 @@ def test_exits_of_a_regression_start_at_the_mean_of_the_last(tiny_model: Make) -
     after = model(features=plain).exit_logits
     assert torch.equal(before[:, -1], after[:, -1])
     torch.testing.assert_close(after.mean(0), before[:, -1:].mean(0).expand(4, 1))
+
+
+def test_heads_of_a_model_in_bf16_are_trained_on_features(fit: Fit, tiny_model: Make) -> None:
+    model = tiny_model()
+    model.to(torch.bfloat16)
+    assert fit("frozen", model).model.heads.classifiers[0].weight.dtype == torch.bfloat16

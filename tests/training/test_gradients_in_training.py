@@ -104,3 +104,19 @@ def test_equilibrium_gives_each_layer_the_mean_of_the_exits_above(
     torch.testing.assert_close(found[query.format(3)], last[query.format(3)])
     head = "heads.classifiers.0.weight"
     torch.testing.assert_close(found[head], first[head])
+
+
+def test_an_exit_before_the_first_layer_changes_no_gradient_of_the_backbone(
+    tiny_model: Callable[..., ExitModel], quick: Quick, tmp_path: Path
+) -> None:
+    phase = Phase(losses.total, gradients="equilibrium")
+    without, with_it = tiny_model(layers=3, exits=[1, 2, 3]), tiny_model(layers=3, exits=[0, 1, 2, 3])
+    for exit in range(3):
+        for part, source in zip(with_it.heads.parts(exit + 1), without.heads.parts(exit), strict=True):
+            part.load_state_dict(source.state_dict())
+    expected = step_gradients(without, phase, tmp_path / "without", quick)
+    found = step_gradients(with_it, phase, tmp_path / "with", quick)
+    backbone = [name for name in expected if name.startswith("backbone.")]
+    assert backbone
+    for name in backbone:
+        torch.testing.assert_close(found[name], expected[name], msg=name)

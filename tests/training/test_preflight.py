@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from torch import Tensor
 from transformers import BertTokenizer
 
@@ -64,6 +65,30 @@ def test_a_max_length_without_room_for_text_is_refused(max_length: int, fit: Fit
 def test_unlabelled_text_needs_a_recipe_without_labels(fit: Fit, tiny_task: MakeTask) -> None:
     with pytest.raises(Incompatible, match="the recipe frozen"):
         fit("pabee", task=tiny_task(labelled=False))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows", "message"),
+    [
+        ("pabee", {"text": ["a film"]}, "pabee has no use for text without labels"),
+        ("frozen", {"text": ["a film"], "text_pair": ["a plot"]}, "has text and text_pair; films has text"),
+        ("frozen", {"sentence": ["a film"]}, "no column text"),
+        ("frozen", {"text": []}, "no rows"),
+    ],
+)
+def test_further_text_that_could_not_be_used_is_refused(
+    recipe: str, rows: dict[str, list[str]], message: str, fit: Fit
+) -> None:
+    with pytest.raises(BadOption, match=message):
+        fit(recipe, unlabelled=Dataset.from_dict(rows))
+    with pytest.raises(BadOption, match=r"must be a datasets\.Dataset"):
+        fit("frozen", unlabelled=["a film"])
+
+
+@pytest.mark.parametrize("teacher", [{"momentum": 0.9}, {"frozen_teacher": True}])
+def test_a_phase_on_stored_features_has_no_other_teacher(teacher: dict[str, Any]) -> None:
+    with pytest.raises(BadOption, match="taught by the last exit"):
+        Phase(losses.taught, trainable="exits", **teacher)
 
 
 def test_a_missing_tokenizer_is_reported_with_the_argument_to_pass(fit: Fit) -> None:

@@ -212,3 +212,12 @@ def test_rows_made_by_another_version_of_the_code_are_the_same_data() -> None:
     second = rows.map(lambda row: {"double": row["number"] + row["number"]}, writer_batch_size=2)
     assert table_bytes(first) == table_bytes(second)
     assert table_bytes(first) != table_bytes(rows)
+
+
+def test_another_trained_classifier_is_a_different_run(fit: Fit, tiny_model: Make) -> None:
+    first, second = tiny_model(), tiny_model()
+    first.config.fine_tuned = second.config.fine_tuned = True
+    second.heads.classifiers[-1].weight.data += 1  # type: ignore[operator]
+    fit("frozen", first)
+    with pytest.raises(BadOption, match="last_exit"):
+        fit("frozen", second)

@@ -217,7 +217,7 @@ def one_line(error: BaseException) -> str:
 
 
 ASSIGNMENT = re.compile(
-    r"(?<![\w/.,-])(?P<name>\w+)="  # after a comma it is an option of a policy
+    r"(?<![\w/.,:-])(?P<name>\w+)="  # after a colon or comma it is an option of a policy or recipe
     r"(?:\.\.\.|\[(?P<list>[^\]]*)\]|(?P<quote>['\"])(?P<quoted>.*?)(?P=quote)|(?P<bare>[^\s,;:()]*[^\s,;:().]))"
 )
 

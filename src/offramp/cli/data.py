@@ -80,7 +80,7 @@ class DataOptions:
         """The task, with its labels in the order of the model's logits."""
         from offramp.problems import REGRESSION
         from offramp.tasks import Task
-        from offramp.tasks.base import has_default_names
+        from offramp.tasks.checks import has_default_names
 
         if self.data is None or self.task or self.hub:
             return match_labels(find_task(self.task, self.data, self.hub, columns), model)

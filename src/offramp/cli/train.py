@@ -62,7 +62,9 @@ def train(
     head: Annotated[
         str | None, Option(help="Options of the heads: pooling=first,pooler=shared,classifier=shared")
     ] = None,
-    epochs: Annotated[float | None, Option(help="Epochs of each phase; 3 by default.")] = None,
+    epochs: Annotated[
+        float | None, Option(help="Epochs of each phase that trains the backbone; 3 by default.")
+    ] = None,
     learning_rate: Annotated[float | None, Option("--learning-rate", "--lr", help="5e-5 by default.")] = None,
     batch_size: Annotated[int | None, Option(help="32 by default.")] = None,
     seed: Annotated[int | None, Option(help="42 by default.")] = None,
@@ -103,6 +105,9 @@ def train(
     # without its upper layers, a classifier loses the trained one
     keeps_last = is_fine_tuned(config) and (layers is None or config.model_type == "offramp")
     method = parse_recipe(recipe or default_recipe(keeps_last))
+    trains_backbone = any(phase.trainable != "exits" for phase in method.phases)
+    if all(phase.epochs is not None for phase in method.phases):
+        refuse_training_flags(method.name, epochs, learning_rate, batch_size)
     if train is None and validation is None:
         chosen = find_task(task, data, hub, columns)
     elif task or data or hub:
@@ -119,12 +124,11 @@ def train(
     }
     args = training_arguments(out, device, flags | parse_training_arguments(argument or []))
     set_seed(args.seed)
-    if all(phase.trainable == "exits" for phase in method.phases):
+    if not trains_backbone:
         check_classifier(encoder, config.num_labels if keeps_last else None, chosen)
-    model, tokenizer = load_or_add_exits(encoder, config.model_type, chosen, exits, head)
+    model, tokenizer = load_or_add_exits(encoder, config, chosen, exits, head)
     if layers is not None:
         model = model.truncate(layers)
-        model.config.fine_tuned = keeps_last
     if recipe is None and keeps_last:
         log(f"{encoder} is fine-tuned: its backbone stays as it is (--recipe joint trains it too)")
     more = None if unlabelled is None else read_unlabelled(unlabelled, columns)
@@ -154,6 +158,18 @@ def train(
     if trained.scores:
         table = format_table(layer_rows(model.config.exits, trained.scores))
     return Result(values, f"{table}\n\nmodel: {trained.folder}")
+
+
+def refuse_training_flags(
+    recipe: str, epochs: float | None, learning_rate: float | None, batch_size: int | None
+) -> None:
+    flags = {"--epochs": epochs, "--learning-rate": learning_rate, "--batch-size": batch_size}
+    for flag, value in flags.items():
+        if value is not None:
+            raise BadOption(
+                f"{flag} has no effect: it is for phases that train the backbone. Options of the recipe are "
+                f"written as --recipe {recipe}:epochs=20,rate=0.001"
+            )
 
 
 def training_arguments(out: Path, device: str | None, changes: dict[str, Any]) -> Any:
@@ -277,24 +293,30 @@ def labels_of(config: Any) -> dict[str, Any]:
 
 
 def load_or_add_exits(
-    encoder: str, model_type: str, task: "Task", exits: str, head: str | None
+    encoder: str, config: Any, task: "Task", exits: str, head: str | None
 ) -> tuple[Any, Any]:
     """A model with exits, loaded or made from an encoder, and its tokenizer."""
+    from offramp.config import names_in_order
     from offramp.model import ExitModel
     from offramp.store import load_model, load_tokenizer
+    from offramp.tasks.checks import has_default_names
 
-    if model_type == "offramp":
+    if config.model_type == "offramp":
         if exits != "1" or head is not None:
             raise BadOption(f"{encoder} already has exits; leave out --exits and --head.")
         return load_model(encoder)
     tokenizer = load_tokenizer(encoder)
+    outputs = len(task.labels) if task.labels else 1
+    # a trained classifier keeps its names, because the task may have them in another order
+    keeps_names = is_fine_tuned(config) and config.num_labels == outputs
+    keeps_names = keeps_names and not has_default_names(names_in_order(config))
     model = ExitModel.from_encoder(
         encoder,
-        num_labels=len(task.labels) if task.labels else 1,
+        num_labels=outputs,
         exits=parse_exits(exits),
         head=parse_key_values(head.split(",")) if head else None,
         problem_type=task.problem_type,
-        labels=task.labels,
+        labels=None if keeps_names else task.labels,
     )
     return model, tokenizer
 

@@ -67,7 +67,7 @@ class Agreement(Criterion):
     def __post_init__(self) -> None:
         if self.coefficients is not None:
             rows = tuple(tuple(map(float, row)) for row in self.coefficients)
-            if {len(row) for row in rows} not in WIDTHS:
+            if {len(row) for row in rows} not in WIDTHS or not np.isfinite(rows).all():
                 raise BadPolicy("the coefficients of agreement are incomplete; calibrate it again.")
             object.__setattr__(self, "coefficients", rows)
 

@@ -13,7 +13,8 @@ from offramp.config import ExitConfig
 from offramp.errors import CannotLoad
 from offramp.heads import HeadConfig
 from offramp.model import ExitModel, check_weights, label_names
-from offramp.tasks.base import NLI_OF_ROBERTA, ROBERTAS, has_default_names
+from offramp.tasks.base import NLI_OF_ROBERTA, ROBERTAS
+from offramp.tasks.checks import has_default_names
 
 # The values of a checkpoint's config.json that are used. Not `pad_token_id`: older RoBERTa files have 0 or null, but
 # their code had 1 hard-coded and numbered positions from there.

@@ -4,7 +4,7 @@ import reprlib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -156,11 +156,20 @@ class Policy:
     def with_fit_of(self, other: Self | None) -> Self:
         """This policy with what the other's rule was fitted to, if it is the same rule and this one is not fitted.
 
-        So "agreement:0.95" works on a model that was calibrated at another threshold.
+        So "agreement:0.95" works on a model that was calibrated at another threshold. Temperatures are part of what
+        it was fitted to; other ones, or other options, are an error.
         """
-        if self.criterion.is_fitted or other is None or type(other.criterion) is not type(self.criterion):
+        kind = type(self.criterion)
+        if self.criterion.is_fitted or other is None or type(other.criterion) is not kind:
             return self
-        return replace(self, criterion=other.criterion)
+        fitted = {name: getattr(other.criterion, name) for name in text.fitted_names(kind)}
+        own = replace(cast(Any, self.criterion), **fitted)
+        differs = self.criterion != kind() and own != other.criterion
+        if differs or self.temperatures not in (None, other.temperatures):
+            raise BadPolicy(
+                f"{self} has other options than {other}, which the model was calibrated for; omit them."
+            )
+        return replace(self, criterion=other.criterion, temperatures=other.temperatures)
 
     def exits(
         self,

@@ -57,6 +57,10 @@ class Phase:
         check_number(
             "groups", self.groups, "a whole number of 1 or more", lambda x: isinstance(x, int) and x >= 1
         )
+        if self.trainable == "exits" and (self.momentum is not None or self.frozen_teacher):
+            raise BadOption(
+                "a phase with trainable='exits' is taught by the last exit; leave out other teachers"
+            )
         if self.batch_size is not None:
             check_number(
                 "batch_size", self.batch_size, "a whole number of 1 or more", lambda x: int(x) == x >= 1

@@ -36,7 +36,7 @@ from offramp.store import ModelInfo, load_model, megabytes, store_policy
 from offramp.store.card import RETROFIT
 from offramp.store.folder import REFERENCE
 from offramp.tasks import Task
-from offramp.tasks.base import has_default_names
+from offramp.tasks.checks import has_default_names
 from offramp.tasks.files import ColumnMap, LoadedSplit, RawTable, text_columns
 from offramp.trace import Trace
 from offramp.training import default_arguments, train

@@ -168,4 +168,5 @@ def backbone_shape(config: Any) -> dict[str, int]:
         "heads": encoder.num_attention_heads,
         "layers": encoder.num_hidden_layers,
         "pooler": 0 if config.head_config.pooler == "none" else pooled_width(config.head_config.pooling, 1),
+        "head_hidden": config.head_config.hidden,
     }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from offramp.errors import BadData, UnknownName, did_you_mean
 from offramp.problems import DEFAULT_METRICS, MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
-from offramp.tasks.checks import check_rows, infer_labels, infer_problem_type
+from offramp.tasks.checks import check_rows, has_default_names, infer_labels, infer_problem_type
 from offramp.tasks.files import (
     ColumnMap,
     HubSplit,
@@ -283,11 +283,6 @@ class Task:
         features |= {"label": label_types[self.problem_type]} if "label" in columns else {}
         features["idx"] = datasets.Value("int64")
         return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
-
-
-def has_default_names(names: Sequence[str]) -> bool:
-    """Whether these are transformers' placeholders, LABEL_0 and so on."""
-    return list(names) == [f"LABEL_{index}" for index in range(len(names))]
 
 
 def _normalize(name: str) -> str:

@@ -111,7 +111,8 @@ def _multi_hot(table: RawTable, number: int, found: Sequence[str], index: Mappin
 
 def _index(table: RawTable, number: int, label: str, index: Mapping[str, int]) -> int:
     if label not in index:
-        raise BadData(f"{table.where(number)}: label {label!r}, expected one of {', '.join(index)}")
+        names = "" if not has_default_names([*index]) else "; the model has no label names, give labels=..."
+        raise BadData(f"{table.where(number)}: label {label!r}, expected one of {', '.join(index)}{names}")
     return index[label]
 
 
@@ -202,3 +203,8 @@ def is_number(cell: Any) -> bool:
         return math.isfinite(float(cell))
     except (TypeError, ValueError):
         return False
+
+
+def has_default_names(names: Sequence[str]) -> bool:
+    """Whether these are transformers' placeholders, LABEL_0 and so on."""
+    return list(names) == [f"LABEL_{index}" for index in range(len(names))]

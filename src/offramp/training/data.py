@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import concatenate_datasets
+from datasets import Dataset, concatenate_datasets
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -16,6 +16,7 @@ from offramp.errors import BadOption
 from offramp.losses import UNLABELLED
 from offramp.model import ExitModel
 from offramp.problems import Array
+from offramp.recipes import Recipe
 from offramp.row_hashes import hash_batch
 from offramp.tasks import Task
 
@@ -35,6 +36,25 @@ def load_splits(task: Task, unlabelled: Any = None) -> dict[str, Any]:
     """The train and validation splits, and unlabelled text."""
     splits = [split for split in ("train", "validation") if split in task.splits]
     return dict(task.load(*splits)) | ({} if unlabelled is None else {"unlabelled": unlabelled})
+
+
+def check_unlabelled(rows: Any, task: Task, recipe: Recipe) -> Any:
+    """Text without labels, in the task's columns; text that the recipe could not use is an error."""
+    if rows is None:
+        return None
+    if not any(phase.unlabelled for phase in recipe.phases):
+        raise BadOption(f"{recipe.name} has no use for text without labels; leave out unlabelled=...")
+    if not isinstance(rows, Dataset):
+        raise BadOption("unlabelled=... must be a datasets.Dataset with a column text")
+    if not len(rows):
+        raise BadOption("unlabelled=... has no rows")
+    found, expected = [{*rows.column_names} & {"text", "text_pair"}, {*task.text_columns}]
+    if found != expected:
+        raise BadOption(
+            f"unlabelled=... has {' and '.join(sorted(found)) or 'no column text'}; {task.name} has "
+            f"{' and '.join(sorted(expected))}"
+        )
+    return rows.select_columns(sorted(expected))
 
 
 def tokenize_splits(

@@ -12,7 +12,7 @@ from offramp.model import ExitModel
 from offramp.problems import SINGLE_LABEL
 from offramp.recipes import Phase, Recipe
 from offramp.tasks import Task
-from offramp.tasks.base import has_default_names
+from offramp.tasks.checks import has_default_names
 from offramp.training.data import has_labels
 from offramp.training.trainer import trainable_parameters
 

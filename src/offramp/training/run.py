@@ -35,6 +35,7 @@ from offramp.tasks import Task
 from offramp.tasks.metrics import compute
 from offramp.training.data import (
     add_teacher,
+    check_unlabelled,
     default_tokenizer,
     has_labels,
     load_splits,
@@ -131,10 +132,10 @@ def train(
     try:
         check(model, task, recipe, args, early_stopping)
         task = prepare(model, task, recipe)
-        rows = load_splits(task, unlabelled)
+        rows = load_splits(task, check_unlabelled(unlabelled, task, recipe))
         data = tokenize_splits(rows, tokenizer, max_length, model.max_length)
         check_labels(task, recipe, data)
-        if task.problem_type == REGRESSION and not model.config.fine_tuned:
+        if task.problem_type == REGRESSION and not model.config.fine_tuned and has_labels(data, "train"):
             start_at_mean(model, data["train"]["labels"][:])
         model.config.trained_length = text_limit(tokenizer, max_length, model.max_length)
         model.config.trained_on_pairs = "text_pair" in task.text_columns

@@ -3,6 +3,7 @@
 Everything else (loop, schedule, checkpoints, mixed precision, processes, loggers) is Trainer's.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,7 +55,7 @@ class PhaseTrainer(Trainer):
         if self.phase.trainable == "exits":  # no dropout where frozen; Trainer calls train() before each step
             plain.backbone.eval()
             plain.heads.dropouts[-1].eval()
-        outputs = model(**inputs, tap=self.tap(len(plain.config.exits), step))
+        outputs = model(**inputs, tap=self.tap(plain.config.exits, step))
         logits = outputs.exit_logits
         terms = self.phase.loss(
             scale_by_depth(logits) if self.phase.gradients == "by_depth" else logits,
@@ -70,10 +71,13 @@ class PhaseTrainer(Trainer):
         loss = torch.stack(terms).sum()
         return (loss, outputs) if return_outputs else loss
 
-    def tap(self, exits: int, step: int | None) -> Tap | None:
+    def tap(self, exits: Sequence[int], step: int | None) -> Tap | None:
         if self.phase.gradients != "equilibrium":
             return None
-        return equilibrium(group_members(exits, self.phase.groups, step))
+        active = group_members(len(exits), self.phase.groups, step)
+        if exits[0] == 0:  # it sends no gradient to the embeddings
+            active[0] = False
+        return equilibrium(active)
 
     def accumulate_anchor_gradients(self, terms: tuple[Tensor, ...]) -> None:
         """Adds up the gradients of the anchor until the next update, as `.grad` does for the total."""
