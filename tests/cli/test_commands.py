@@ -20,6 +20,7 @@ import offramp
 from offramp import BACKBONES, CRITERIA, RECIPES, TASKS, Classifier, ExitModel, Guarantee, Policy, Trace
 from offramp.calibration import calibrate
 from offramp.cli import COMMANDS
+from offramp.cli.train import load_config
 from offramp.collector import collect
 from offramp.curves import sweep
 from offramp.tasks import Task
@@ -124,6 +125,14 @@ def test_a_classifier_without_its_upper_layers_is_trained(
     assert "recipe   joint" in done.stderr
     refused = run("train", tmp_path / "classifier", *data[:-2], "--recipe", "frozen")
     assert "has no trained classifier" in refused.stderr
+
+
+def test_a_model_that_an_older_version_trained_is_fine_tuned(home: Path) -> None:
+    file = home / "films/model/config.json"
+    config = json.loads(file.read_text())
+    del config["fine_tuned"]
+    file.write_text(json.dumps(config))
+    assert load_config(str(home / "films/model")).fine_tuned
 
 
 @pytest.mark.parametrize("recipe", ["frozen", "deebert:fine_tune=false"])

@@ -230,12 +230,16 @@ def phase_steps(recipe: "Recipe", args: Any, sizes: Mapping[str, int]) -> Iterat
 def load_config(encoder: str) -> Any:
     from transformers import AutoConfig
 
+    from offramp.json_files import SCORES
     from offramp.model import explain_damage
     from offramp.store import check_reachable
 
     check_reachable(encoder)
     with explain_damage(encoder):
-        return AutoConfig.from_pretrained(encoder)
+        config = AutoConfig.from_pretrained(encoder)
+    if config.model_type == "offramp" and (Path(encoder) / SCORES).is_file():
+        config.fine_tuned = True  # which older versions did not write
+    return config
 
 
 def is_fine_tuned(config: Any) -> bool:

@@ -112,9 +112,9 @@ def train(
         task: train and validation splits, labels and metrics.
         recipe: a name in `RECIPES`, or a `Recipe`. By default "joint", or "frozen" for a model that is fine-tuned
             already, whose backbone and last exit then stay as they are.
-        args: transformers' TrainingArguments, used for every phase; see `default_arguments`. The best checkpoint
-            is the one with the best headline metric, averaged over exits; pass
-            metric_for_best_model="eval_loss" to use the loss instead.
+        args: transformers' TrainingArguments, used for every phase that does not set its own; see
+            `default_arguments`. The best checkpoint is the one with the best headline metric, averaged over exits;
+            pass metric_for_best_model="eval_loss" to use the loss instead.
         tokenizer: by default loaded from where the encoder was loaded.
         max_length: longer texts are truncated to this number of tokens.
         early_stopping: end a phase after this number of evaluations without improvement.
