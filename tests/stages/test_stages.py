@@ -104,4 +104,11 @@ def test_about_identifies_model_and_runtime(load: Callable[[str, str], Any], run
     assert stages.has_gate
     assert about["fingerprint"] == model.fingerprint()
     assert about["runtime"].startswith({"torch": "torch ", "onnx": "onnxruntime "}[runtime])
-    assert about["shape"] == {"hidden": 16, "intermediate": 24, "heads": 2, "layers": 4, "pooler": 1}
+    assert about["shape"] == {
+        "hidden": 16,
+        "intermediate": 24,
+        "heads": 2,
+        "layers": 4,
+        "pooler": 1,
+        "head_hidden": 0,
+    }
