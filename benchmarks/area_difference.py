@@ -23,6 +23,11 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=200)
     options = parser.parse_args()
     ours, other = (Trace.load(file) for file in options.traces)
+    if not (
+        np.array_equal(ours.ids, other.ids)
+        and np.array_equal(np.asarray(ours.labels), np.asarray(other.labels))
+    ):
+        parser.error("the two traces are not of the same examples")
     draws = np.random.default_rng(0).integers(0, len(ours), (options.draws, len(ours)))
     found = [area(ours[rows]) - area(other[rows]) for rows in draws]
     low, high = np.percentile(found, [2.5, 97.5])

@@ -40,6 +40,8 @@ class ExitConfig(PreTrainedConfig):
     """How documents are ranked, as JSON: `RankRule`."""
     fine_tuned: bool = False
     """Whether the last exit is a trained classifier, which training keeps unless a recipe is named."""
+    inner_exits_trained: bool = False
+    """Whether the other exits are trained too."""
     trained_length: int | None = None
     """The number of tokens that texts were truncated to in training; None if unknown."""
     trained_on_pairs: bool | None = None

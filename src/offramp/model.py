@@ -176,11 +176,12 @@ class ExitModel(PreTrainedModel):
         if final is not None and final.classifier.out_features != num_labels:
             final = None  # fine-tuned for another task: only its encoder is used
         options_of_heads = head_config(head, final)
-        if (options_of_heads.pooling or adapter.pooling) == "first":
+        layers = place_exits(exits, base.config.num_hidden_layers)
+        if (options_of_heads.pooling or adapter.pooling) == "first" and (not layers or 0 in layers):
             options_of_heads = replace(options_of_heads, embedding_pooling="mean")
         values = {
             "encoder_config": copy.deepcopy(base.config),
-            "exits": place_exits(exits, base.config.num_hidden_layers),
+            "exits": layers,
             "head": options_of_heads.to_dict(),
             "problem_type": problem_type or (source.config.problem_type if final else None),
             "fine_tuned": final is not None,
@@ -236,8 +237,8 @@ class ExitModel(PreTrainedModel):
             raise BadConfig(f"layer {layers} has no exit; there are exits at {self.config.exits}")
         kept = [layer for layer in self.config.exits if layer <= layers]
         values = self.config.to_dict() | {"exits": kept, "policy": None, "rank_rule": None}
-        # of a classifier to which exits were added, only the last exit is trained
-        values["fine_tuned"] = self.config.fine_tuned and self.config.trained_length is not None
+        if kept != self.config.exits:
+            values["fine_tuned"] = self.config.fine_tuned and self.config.inner_exits_trained
         values["encoder_config"] |= self.adapter.truncation(self.config.encoder_config, layers)
         values["head"]["final_pooling"] = self.heads.poolings[len(kept) - 1]
         attention = self.backbone.config._attn_implementation
@@ -424,7 +425,7 @@ def label_names(labels: Sequence[str] | None, source: Any, num_labels: int) -> d
 
 
 def hash_weights(model: nn.Module, more: str = "") -> str:
-    """Of all weights by name, after a text that also counts."""
+    """A hash of `more` and of all weights, in the order of their names."""
     digest = hashlib.sha256(more.encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

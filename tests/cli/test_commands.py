@@ -20,7 +20,6 @@ import offramp
 from offramp import BACKBONES, CRITERIA, RECIPES, TASKS, Classifier, ExitModel, Guarantee, Policy, Trace
 from offramp.calibration import calibrate
 from offramp.cli import COMMANDS
-from offramp.cli.train import load_config
 from offramp.collector import collect
 from offramp.curves import sweep
 from offramp.tasks import Task
@@ -87,7 +86,7 @@ def test_a_fine_tuned_model_keeps_its_backbone_unless_a_recipe_is_named(home: Pa
     before = ExitModel.from_pretrained(home / "films/model").state_dict()
     data = ["--train", home / "train.csv", "--unlabelled", home / "logs.csv"]
     refused = run("train", home / "films/model", *data, "--epochs", 5, "--out", home / "exits")
-    assert "--epochs has no effect" in refused.stderr
+    assert "--epochs 5 has no effect" in refused.stderr
     assert "--recipe frozen:epochs=" in refused.stderr
     done = run("train", home / "films/model", *data, "--out", home / "exits")
     assert done.exit_code == 0, done.output
@@ -114,6 +113,23 @@ def test_a_classifier_keeps_the_order_of_its_labels(
     assert [each.label for each in found] == [plain(text)[0]["label"] for text in TEXTS]
 
 
+def test_a_classifier_that_is_trained_for_another_task_gets_its_labels(
+    home: Path, run: Run, tiny_classifier: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    tiny_classifier("bert", id2label={0: "BAD", 1: "GOOD"}, label2id={}).save_pretrained(
+        tmp_path / "classifier"
+    )
+    tokenizer.save_pretrained(tmp_path / "classifier")
+    data = ["--train", home / "train.csv", "--out", tmp_path / "exits", "--epochs", 1]
+    done = run("train", tmp_path / "classifier", *data, "--recipe", "final")
+    assert done.exit_code == 0, done.output
+    config = ExitModel.from_pretrained(tmp_path / "exits/model").config
+    assert config.label_names == ["no", "yes"]
+    assert (config.fine_tuned, config.inner_exits_trained) == (True, False)
+    refused = run("train", tmp_path / "classifier", *data[:-2], "--recipe", "frozen")
+    assert "expected one of BAD, GOOD" in refused.stderr
+
+
 def test_a_classifier_without_its_upper_layers_is_trained(
     home: Path, run: Run, tiny_classifier: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -125,14 +141,6 @@ def test_a_classifier_without_its_upper_layers_is_trained(
     assert "recipe   joint" in done.stderr
     refused = run("train", tmp_path / "classifier", *data[:-2], "--recipe", "frozen")
     assert "has no trained classifier" in refused.stderr
-
-
-def test_a_model_that_an_older_version_trained_is_fine_tuned(home: Path) -> None:
-    file = home / "films/model/config.json"
-    config = json.loads(file.read_text())
-    del config["fine_tuned"]
-    file.write_text(json.dumps(config))
-    assert load_config(str(home / "films/model")).fine_tuned
 
 
 @pytest.mark.parametrize("recipe", ["frozen", "deebert:fine_tune=false"])

@@ -37,6 +37,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "train encoder --task mrpc --train train.csv --out x": ("not both", "--task"),
     "train encoder --task mrcp --out x": ("'mrcp'", "mrpc"),
     "train encoder --task mrpc --text-pair other --out x": ("--text-pair has no effect", "leave it out"),
+    "train encoder --task mrpc --data . --unlabelled dev.csv --text text --out x": ("no files of mrpc",),
     "trace films --data dev.csv --problem regression --out x.trace": (
         "--problem has no effect",
         "single_label",

@@ -34,6 +34,7 @@ def test_every_exit_has_the_logits_of_deebert(
     assert imported.system == "deebert"
     assert imported.model.config.exits == [1, 2, 3, 4]
     assert imported.model.config.fine_tuned
+    assert imported.model.truncate(2).config.fine_tuned
     assert_close(exits_of(imported.model, inputs), expected(old, inputs), rtol=1e-4, atol=1e-5)
 
 

@@ -129,6 +129,7 @@ def test_a_finished_run_is_loaded_without_training(fit: Fit) -> None:
     assert same(first, second)
     assert second.scores == first.scores
     assert second.model.config.fine_tuned
+    assert second.model.config.inner_exits_trained
     assert json.loads((second.folder / "scores.json").read_text())["layers"] == [0, 1, 2, 3]
 
 

@@ -4,6 +4,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,7 +64,7 @@ def train(
         str | None, Option(help="Options of the heads: pooling=first,pooler=shared,classifier=shared")
     ] = None,
     epochs: Annotated[
-        float | None, Option(help="Epochs of each phase that trains the backbone; 3 by default.")
+        float | None, Option(help="Epochs of each phase that does not set its own; 3 by default.")
     ] = None,
     learning_rate: Annotated[float | None, Option("--learning-rate", "--lr", help="5e-5 by default.")] = None,
     batch_size: Annotated[int | None, Option(help="32 by default.")] = None,
@@ -102,14 +103,13 @@ def train(
         raise BadOption(f"--out {out} is a file; choose a folder.")
     check_writable(out)
     config = load_config(encoder)
-    # without its upper layers, a classifier loses the trained one
-    keeps_last = is_fine_tuned(config) and (layers is None or config.model_type == "offramp")
+    keeps_last = is_fine_tuned(config) and (layers is None or getattr(config, "inner_exits_trained", False))
     method = parse_recipe(recipe or default_recipe(keeps_last))
     trains_backbone = any(phase.trainable != "exits" for phase in method.phases)
-    if all(phase.epochs is not None for phase in method.phases):
-        refuse_training_flags(method.name, epochs, learning_rate, batch_size)
     if train is None and validation is None:
-        chosen = find_task(task, data, hub, columns)
+        # --text may be about the file of --unlabelled
+        others = columns if unlabelled is None or hub else replace(columns, text=None, text_pair=None)
+        chosen = find_task(task, data, hub, others)
     elif task or data or hub:
         raise BadOption("use either --train and --validation, or --task, --data and --hub, not both.")
     else:
@@ -122,11 +122,16 @@ def train(
         "per_device_train_batch_size": batch_size,
         "seed": seed,
     }
-    args = training_arguments(out, device, flags | parse_training_arguments(argument or []))
+    flags |= parse_training_arguments(argument or [])
+    if all(phase.epochs is not None for phase in method.phases):
+        refuse_training_arguments(method.name, flags)
+    args = training_arguments(out, device, flags)
     set_seed(args.seed)
     if not trains_backbone:
         check_classifier(encoder, config.num_labels if keeps_last else None, chosen)
-    model, tokenizer = load_or_add_exits(encoder, config, chosen, exits, head)
+    model, tokenizer = load_or_add_exits(
+        encoder, config, chosen, exits, head, keeps_labels=not trains_backbone
+    )
     if layers is not None:
         model = model.truncate(layers)
     if recipe is None and keeps_last:
@@ -160,15 +165,13 @@ def train(
     return Result(values, f"{table}\n\nmodel: {trained.folder}")
 
 
-def refuse_training_flags(
-    recipe: str, epochs: float | None, learning_rate: float | None, batch_size: int | None
-) -> None:
-    flags = {"--epochs": epochs, "--learning-rate": learning_rate, "--batch-size": batch_size}
-    for flag, value in flags.items():
-        if value is not None:
+def refuse_training_arguments(recipe: str, given: Mapping[str, Any]) -> None:
+    """Of a recipe whose phases all set their own."""
+    for name in ("num_train_epochs", "learning_rate", "per_device_train_batch_size"):
+        if given.get(name) is not None:
             raise BadOption(
-                f"{flag} has no effect: it is for phases that train the backbone. Options of the recipe are "
-                f"written as --recipe {recipe}:epochs=20,rate=0.001"
+                f"{name}={given[name]:g} has no effect: {recipe} sets its own. Its options are written as "
+                f"--recipe {recipe}:epochs=20,rate=0.001"
             )
 
 
@@ -230,16 +233,12 @@ def phase_steps(recipe: "Recipe", args: Any, sizes: Mapping[str, int]) -> Iterat
 def load_config(encoder: str) -> Any:
     from transformers import AutoConfig
 
-    from offramp.json_files import SCORES
     from offramp.model import explain_damage
     from offramp.store import check_reachable
 
     check_reachable(encoder)
     with explain_damage(encoder):
-        config = AutoConfig.from_pretrained(encoder)
-    if config.model_type == "offramp" and (Path(encoder) / SCORES).is_file():
-        config.fine_tuned = True  # which older versions did not write
-    return config
+        return AutoConfig.from_pretrained(encoder)
 
 
 def is_fine_tuned(config: Any) -> bool:
@@ -297,9 +296,13 @@ def labels_of(config: Any) -> dict[str, Any]:
 
 
 def load_or_add_exits(
-    encoder: str, config: Any, task: "Task", exits: str, head: str | None
+    encoder: str, config: Any, task: "Task", exits: str, head: str | None, keeps_labels: bool
 ) -> tuple[Any, Any]:
-    """A model with exits, loaded or made from an encoder, and its tokenizer."""
+    """A model with exits, loaded or made from an encoder, and its tokenizer.
+
+    With `keeps_labels`, a classifier keeps the names of its labels; otherwise it gets those of the task, unless they
+    are the same in another order.
+    """
     from offramp.config import names_in_order
     from offramp.model import ExitModel
     from offramp.store import load_model, load_tokenizer
@@ -311,16 +314,15 @@ def load_or_add_exits(
         return load_model(encoder)
     tokenizer = load_tokenizer(encoder)
     outputs = len(task.labels) if task.labels else 1
-    # a trained classifier keeps its names, because the task may have them in another order
-    keeps_names = is_fine_tuned(config) and config.num_labels == outputs
-    keeps_names = keeps_names and not has_default_names(names_in_order(config))
+    names = names_in_order(config) if is_fine_tuned(config) and config.num_labels == outputs else []
+    same_names = {*names} == {*(task.labels or ())} or (keeps_labels and not has_default_names(names))
     model = ExitModel.from_encoder(
         encoder,
         num_labels=outputs,
         exits=parse_exits(exits),
         head=parse_key_values(head.split(",")) if head else None,
         problem_type=task.problem_type,
-        labels=None if keeps_names else task.labels,
+        labels=None if names and same_names else task.labels,
     )
     return model, tokenizer
 

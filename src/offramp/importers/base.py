@@ -155,13 +155,15 @@ def saved_labels(plan: ImportPlan, config: Mapping[str, Any], count: int) -> lis
 
 
 def build_empty(plan: ImportPlan, names: dict[int, str]) -> ExitModel:
+    trained = plan.source("heads.classifiers.0.weight") is not None
     config = ExitConfig(
         encoder_config=plan.encoder,
         exits=plan.exits,
         head=plan.head.to_dict(),
         initializer_range=plan.encoder.initializer_range,
         id2label=names,
-        fine_tuned=plan.source("heads.classifiers.0.weight") is not None,
+        fine_tuned=trained,
+        inner_exits_trained=trained,
     )
     try:
         return ExitModel(config)

@@ -53,7 +53,7 @@ class Certificate:
     runtime: str = ""
     precision: str = ""
     rules_tried: int = 1
-    """The number of rules (times the number of precisions, if one was chosen) that shared delta."""
+    """The number of rules (times precisions and attempts, where there were several) that shared delta."""
     fitted_on: int = 0
     """For a rule that learns: the number of further examples of the same data that it was fitted on."""
     rule_chosen_on: str | None = None

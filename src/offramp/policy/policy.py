@@ -156,8 +156,8 @@ class Policy:
     def with_fit_of(self, other: Self | None) -> Self:
         """This policy with what the other's rule was fitted to, if it is the same rule and this one is not fitted.
 
-        So "agreement:0.95" works on a model that was calibrated at another threshold. Temperatures are part of what
-        it was fitted to; other ones, or other options, are an error.
+        So "agreement:0.95" works on a model that was calibrated at another threshold. Temperatures belong to
+        the fit; a policy that names different temperatures or options is an error.
         """
         kind = type(self.criterion)
         if self.criterion.is_fitted or other is None or type(other.criterion) is not kind:

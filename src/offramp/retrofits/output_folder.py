@@ -18,8 +18,9 @@ OF_CALIBRATION = ("guarantee", "rules", "rank_guarantee", "ladder")
 def open_output(home: Path, settings: Mapping[str, Any]) -> int:
     """Create the output folder, or check that it holds the same retrofit.
 
-    What a policy is calibrated for may change until there is one: the steps before do not depend on it. All such
-    attempts use the same texts, so they share delta. Returns their number, this one included.
+    What a policy is calibrated for may change until there is one: the steps before do not depend on it. Returns the
+    number of such attempts, this one included: they use the same texts, so any of them may be wrong with the
+    probability delta, and the guarantee of the last must allow for all.
     """
     file, settings = home / SETTINGS, json.loads(json.dumps(settings))
     refused: list[Any] = []
@@ -54,4 +55,4 @@ def remembering_refusal(home: Path) -> Iterator[None]:
 
 
 def of_calibration(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in OF_CALIBRATION if name in settings}
+    return {name: settings[name] for name in OF_CALIBRATION if name in settings and name != "ladder"}

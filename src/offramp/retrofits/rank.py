@@ -123,8 +123,11 @@ def retrofit_reranker(
             "seed": seed,
         },
     )
+    target = replace(target, delta=attempts * target.delta)
     finished = home / "model" / RETROFIT
     if not finished.exists():
+        if attempts > 1:
+            log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
         split = split_queries(texts, seed)
         steps = Steps(home / "work", original, split, data or "the pairs", seed, progress, log, callbacks)
         exits = steps.train_exits(None, tune, epochs)
@@ -136,7 +139,7 @@ def retrofit_reranker(
         results = measure(steps, variant, rule, target)
         results |= {"runtime": runtime, "tuned": tune, "seed": seed}
         for number, rung in enumerate(rungs, 1):
-            looser = rule_for(steps, variant, rung, choices)
+            looser = rule_for(steps, variant, replace(rung, delta=target.delta), choices)
             write_files({home / f"rung-{number}.json": json.dumps(looser.to_json(), indent=1)})
         with atomic_folder(home / "model") as draft:
             steps.write_model(draft, variant, results)

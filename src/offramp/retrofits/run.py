@@ -10,7 +10,7 @@ The steps; an interrupted run resumes at the one where it stopped:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -29,7 +29,7 @@ from offramp.curves.curve import parse_rule
 from offramp.errors import BadOption, MissingExtra, count, install_hint
 from offramp.json_files import read_json
 from offramp.policy.folds import check_criterion
-from offramp.problems import Array, is_regression, problem_type_of
+from offramp.problems import REGRESSION, Array, is_regression, problem_type_of
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import open_output, remembering_refusal
 from offramp.retrofits.steps import Log, Steps
@@ -110,7 +110,7 @@ def retrofit(
         {
             "model": original.fingerprint(),
             "label_names": label_names and [*label_names],
-            "texts": digest(texts, known),
+            "texts": digest(texts, None if labels is None else np.asarray(labels)),
             "guarantee": asdict(target),
             "rules": rules,
             "tune": epochs if tune else False,
@@ -119,8 +119,11 @@ def retrofit(
             "seed": seed,
         },
     )
+    target = replace(target, delta=attempts * target.delta)
     finished = home / "model" / RETROFIT
     if not finished.exists():
+        if attempts > 1:
+            log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
         split = split_texts(texts, known, seed)
         log(
             f"{len(split.learn)} texts to learn from, {len(split.calibration)} to calibrate on and "
@@ -196,6 +199,8 @@ def check_labels(labels: Sequence[Any], texts: int, original: Original) -> Array
     config = original.model.config
     outputs = config.num_labels or 1
     if len(labels) != texts:
-        raise BadOption(f"{count(len(labels), 'label')} for {count(texts, 'text')}; give one for each")
-    rows = {"label": np.asarray(labels).tolist()}
-    return read_labels(rows, 0, problem_type_of(outputs, config.problem_type), outputs)
+        raise BadOption(f"{count(len(labels), 'label')} for {count(texts, 'text')}; give one for each.")
+    values, problem = np.asarray(labels), problem_type_of(outputs, config.problem_type)
+    if problem != REGRESSION and values.dtype.kind == "f" and (values == values.round()).all():
+        values = values.astype(np.int64)  # classes in a column of floats
+    return read_labels({"label": values.tolist()}, 0, problem, outputs)

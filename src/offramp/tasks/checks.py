@@ -111,8 +111,12 @@ def _multi_hot(table: RawTable, number: int, found: Sequence[str], index: Mappin
 
 def _index(table: RawTable, number: int, label: str, index: Mapping[str, int]) -> int:
     if label not in index:
-        names = "" if not has_default_names([*index]) else "; the model has no label names, give labels=..."
-        raise BadData(f"{table.where(number)}: label {label!r}, expected one of {', '.join(index)}{names}")
+        hint = (
+            "; these are placeholders, pass the real names as labels=..."
+            if has_default_names([*index])
+            else ""
+        )
+        raise BadData(f"{table.where(number)}: label {label!r}, expected one of {', '.join(index)}{hint}")
     return index[label]
 
 

@@ -146,7 +146,8 @@ def train(
             return load_finished(model, home / "model")
         stopping = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
         shown = not args.disable_tqdm if progress is None else progress
-        training = Training(model, task, args, tokenizer, data, [*callbacks, *stopping], shown)
+        inner = any(phase.trainable != "final" for phase in recipe.phases)
+        training = Training(model, task, args, tokenizer, data, [*callbacks, *stopping], shown, inner)
         for number, phase in enumerate(recipe.phases, start=1):
             training.run(phase, home / f"phase-{number}")
         scores = training.save(recipe.phases[-1], home / "model", training_hashes(rows))
@@ -167,6 +168,7 @@ class Training:
     data: Mapping[str, Any]
     callbacks: Sequence[TrainerCallback]
     progress: bool
+    trains_inner_exits: bool
 
     def run(self, phase: Phase, folder: Path) -> None:
         """Runs or resumes a phase, and loads its final weights."""
@@ -237,7 +239,9 @@ class Training:
         scores = {}
         if has_labels(self.data, "validation"):
             scores = exit_scores(self.task, trainer.predict(self.data["validation"]))
-        self.model.config.fine_tuned = True
+        config = self.model.config
+        config.inner_exits_trained |= self.trains_inner_exits
+        config.fine_tuned = True
         trainer.save_model(str(folder))
         if trainer.is_world_process_zero():
             save_hashes(folder, hashes)
@@ -326,7 +330,7 @@ def load_finished(model: ExitModel, folder: Path) -> Trained:
     load_weights(model, folder)
     with explain_damage(folder):
         saved = type(model.config).from_pretrained(folder)
-        for name in ("policy", "policy_target", "rank_rule", "fine_tuned"):
+        for name in ("policy", "policy_target", "rank_rule", "fine_tuned", "inner_exits_trained"):
             setattr(model.config, name, getattr(saved, name))
     scores = {name: values for name, values in read_json(folder / SCORES).items() if name != "layers"}
     return Trained(model, scores, folder)

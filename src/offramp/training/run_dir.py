@@ -47,7 +47,8 @@ def identity(
     model: ExitModel, recipe: Recipe, args: TrainingArguments, data: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
     """Everything the weights depend on, as JSON, except new heads: they are random at every start."""
-    last = model.heads.parts(len(model.config.exits) - 1) if model.config.fine_tuned else []
+    last = model.heads.parts(len(model.config.exits) - 1)
+    trained = {"last_exit": digest(*(tensor_bytes(p) for part in last for p in part.state_dict().values()))}
     saving = ["save_strategy", "save_steps"] if args.load_best_model_at_end else []
     fields = {
         "recipe": recipe.name,
@@ -55,7 +56,7 @@ def identity(
         "exits": model.config.exits,
         "head": model.config.head,
         "encoder": digest(*map(tensor_bytes, model.backbone.state_dict().values())),
-        "last_exit": digest(*(tensor_bytes(p) for part in last for p in part.state_dict().values())),
+        **(trained if model.config.fine_tuned else {}),
         "data": {split: digest(table_bytes(rows)) for split, rows in data.items()},
         **{name: getattr(args, name) for name in [*ARGUMENTS_THAT_CHANGE_WEIGHTS, *saving]},
         **more,
