@@ -170,7 +170,7 @@ def refuse_training_arguments(recipe: str, given: Mapping[str, Any]) -> None:
     for name in ("num_train_epochs", "learning_rate", "per_device_train_batch_size"):
         if given.get(name) is not None:
             raise BadOption(
-                f"{name}={given[name]:g} has no effect: {recipe} sets its own. Its options are written as "
+                f"{name}={given[name]} has no effect: {recipe} sets its own. Its options are written as "
                 f"--recipe {recipe}:epochs=20,rate=0.001"
             )
 
