@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -294,7 +294,7 @@ class Bench:
                 logits = stages.heads[exit](adapter.norm(stages.backbone, hidden), mask)[0]
                 odds = torch.exp(logits)
                 entropy = torch.log(odds.sum(1)) - (logits * odds).sum(1) / odds.sum(1)
-                if entropy.item() < float(np.max(self.policy.threshold)):
+                if entropy.item() < cast(float, self.policy.threshold):
                     break
         return layer + 1
 

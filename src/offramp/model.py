@@ -175,14 +175,14 @@ class ExitModel(PreTrainedModel):
             num_labels = len(labels) if labels else int(source.config.num_labels or 2)
         if final is not None and final.classifier.out_features != num_labels:
             final = None  # fine-tuned for another task: only its encoder is used
-        options_of_heads = head_config(head, final)
+        heads = head_config(head, final)
         layers = place_exits(exits, base.config.num_hidden_layers)
-        if (options_of_heads.pooling or adapter.pooling) == "first" and (not layers or 0 in layers):
-            options_of_heads = replace(options_of_heads, embedding_pooling="mean")
+        if (heads.pooling or adapter.pooling) == "first" and (not layers or 0 in layers):
+            heads = replace(heads, embedding_pooling="mean")
         values = {
             "encoder_config": copy.deepcopy(base.config),
             "exits": layers,
-            "head": options_of_heads.to_dict(),
+            "head": heads.to_dict(),
             "problem_type": problem_type or (source.config.problem_type if final else None),
             "fine_tuned": final is not None,
             "initializer_range": getattr(base.config, "initializer_range", 0.02),

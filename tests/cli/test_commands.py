@@ -97,50 +97,60 @@ def test_a_fine_tuned_model_keeps_its_backbone_unless_a_recipe_is_named(home: Pa
     assert all(name.startswith("heads.") and ".4." not in name for name in moved)  # 4 is the last exit
 
 
+@pytest.fixture
+def classifier(
+    tiny_classifier: Callable[..., PreTrainedModel], tokenizer: Any, tmp_path: Path
+) -> Callable[[str, str], Path]:
+    """classifier("no", "yes") -> the folder of a plain transformers classifier with these labels."""
+
+    def save(*names: str) -> Path:
+        folder = tmp_path / "classifier"
+        tiny_classifier("bert", id2label=dict(enumerate(names)), label2id={}).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
 def test_a_classifier_keeps_the_order_of_its_labels(
-    home: Path, run: Run, tiny_classifier: Any, tokenizer: Any, tmp_path: Path
+    home: Path, run: Run, classifier: Callable[..., Path], tmp_path: Path
 ) -> None:
-    # the labels of the file are taken in alphabetical order: no, yes
-    tiny_classifier("bert", id2label={0: "yes", 1: "no"}, label2id={}).save_pretrained(
-        tmp_path / "classifier"
-    )
-    tokenizer.save_pretrained(tmp_path / "classifier")
-    data = ["--train", home / "train.csv", "--out", tmp_path / "exits"]
-    done = run("train", tmp_path / "classifier", *data)
+    original = classifier("yes", "no")  # the labels of the file are taken in alphabetical order
+    done = run("train", original, "--train", home / "train.csv", "--out", tmp_path / "exits")
     assert done.exit_code == 0, done.output
-    plain = pipeline("text-classification", str(tmp_path / "classifier"), device="cpu")
+    plain = pipeline("text-classification", str(original), device="cpu")
     found = Classifier.from_pretrained(tmp_path / "exits/model", "never").predict(TEXTS)
     assert [each.label for each in found] == [plain(text)[0]["label"] for text in TEXTS]
 
 
 def test_a_classifier_that_is_trained_for_another_task_gets_its_labels(
-    home: Path, run: Run, tiny_classifier: Any, tokenizer: Any, tmp_path: Path
+    home: Path, run: Run, classifier: Callable[..., Path], tmp_path: Path
 ) -> None:
-    tiny_classifier("bert", id2label={0: "BAD", 1: "GOOD"}, label2id={}).save_pretrained(
-        tmp_path / "classifier"
-    )
-    tokenizer.save_pretrained(tmp_path / "classifier")
-    data = ["--train", home / "train.csv", "--out", tmp_path / "exits", "--epochs", 1]
-    done = run("train", tmp_path / "classifier", *data, "--recipe", "final")
+    data = [classifier("BAD", "GOOD"), "--train", home / "train.csv", "--out", tmp_path / "exits"]
+    done = run("train", *data, "--epochs", 1, "--recipe", "final")
     assert done.exit_code == 0, done.output
     config = ExitModel.from_pretrained(tmp_path / "exits/model").config
     assert config.label_names == ["no", "yes"]
     assert (config.fine_tuned, config.inner_exits_trained) == (True, False)
-    refused = run("train", tmp_path / "classifier", *data[:-2], "--recipe", "frozen")
-    assert "expected one of BAD, GOOD" in refused.stderr
+    assert "expected one of BAD, GOOD" in run("train", *data, "--recipe", "frozen").stderr
 
 
 def test_a_classifier_without_its_upper_layers_is_trained(
-    home: Path, run: Run, tiny_classifier: Any, tokenizer: Any, tmp_path: Path
+    home: Path, run: Run, classifier: Callable[..., Path], tmp_path: Path
 ) -> None:
-    tiny_classifier("bert").save_pretrained(tmp_path / "classifier")
-    tokenizer.save_pretrained(tmp_path / "classifier")
-    data = ["--train", home / "train.csv", "--layers", 2, "--out", tmp_path / "exits", "--epochs", 1]
-    done = run("train", tmp_path / "classifier", *data)
+    data = [
+        classifier("no", "yes"),
+        "--train",
+        home / "train.csv",
+        "--layers",
+        2,
+        "--out",
+        tmp_path / "exits",
+    ]
+    done = run("train", *data, "--epochs", 1)
     assert done.exit_code == 0, done.output
     assert "recipe   joint" in done.stderr
-    refused = run("train", tmp_path / "classifier", *data[:-2], "--recipe", "frozen")
-    assert "has no trained classifier" in refused.stderr
+    assert "has no trained classifier" in run("train", *data, "--recipe", "frozen").stderr
 
 
 @pytest.mark.parametrize("recipe", ["frozen", "deebert:fine_tune=false"])

@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 from offramp.backbones import backbone_for
 from offramp.classifier.texts import Text
 from offramp.errors import CannotLoad, Incompatible
-from offramp.model import ExitModel, count_positions, hash_weights, is_classifier, load_encoder
+from offramp.model import ExitModel, count_positions, is_classifier, load_encoder
 from offramp.problems import Array
 from offramp.store import check_reachable, load_tokenizer
 
@@ -49,10 +49,6 @@ class Original:
         parts = [list(part) for part in zip(*texts, strict=True)] if pairs else [list(texts)]
         options = {"truncation": True, "max_length": self.max_length, "padding": True, "return_tensors": "pt"}
         return dict(self.tokenizer(*parts, **options))
-
-    def fingerprint(self) -> str:
-        """A hash of the weights."""
-        return hash_weights(self.model)
 
 
 def load_original(path: str | PathLike[str]) -> Original:

@@ -21,6 +21,7 @@ from offramp.calibration.bounds import examples_to_bet_on
 from offramp.classifier.texts import check_texts
 from offramp.errors import BadData, BadOption, count
 from offramp.json_files import read_json
+from offramp.model import hash_weights
 from offramp.policy.ranking import RankRule, check_reranker
 from offramp.problems import problem_type_of
 from offramp.reports.table import format_table
@@ -113,7 +114,7 @@ def retrofit_reranker(
     attempts = open_output(
         home,
         {
-            "model": original.fingerprint(),
+            "model": hash_weights(original.model),
             "texts": digest(texts, None),
             "rank_guarantee": asdict(target),
             "ladder": [*ladder],

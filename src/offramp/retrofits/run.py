@@ -28,6 +28,7 @@ from offramp.config import names_in_order
 from offramp.curves.curve import parse_rule
 from offramp.errors import BadOption, MissingExtra, count, install_hint
 from offramp.json_files import read_json
+from offramp.model import hash_weights
 from offramp.policy.folds import check_criterion
 from offramp.problems import REGRESSION, Array, is_regression, problem_type_of
 from offramp.retrofits.original import Original, load_original
@@ -108,7 +109,7 @@ def retrofit(
     attempts = open_output(
         home,
         {
-            "model": original.fingerprint(),
+            "model": hash_weights(original.model),
             "label_names": label_names and [*label_names],
             "texts": digest(texts, None if labels is None else np.asarray(labels)),
             "guarantee": asdict(target),

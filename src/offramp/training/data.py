@@ -48,7 +48,7 @@ def check_unlabelled(rows: Any, task: Task, recipe: Recipe) -> Any:
         raise BadOption("unlabelled=... must be a datasets.Dataset with a column text")
     if not len(rows):
         raise BadOption("unlabelled=... has no rows")
-    found, expected = [{*rows.column_names} & {"text", "text_pair"}, {*task.text_columns}]
+    found, expected = {*rows.column_names} & {"text", "text_pair"}, {*task.text_columns}
     if found != expected:
         raise BadOption(
             f"unlabelled=... has {' and '.join(sorted(found)) or 'no column text'}; {task.name} has "

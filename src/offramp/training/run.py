@@ -146,11 +146,10 @@ def train(
             return load_finished(model, home / "model")
         stopping = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
         shown = not args.disable_tqdm if progress is None else progress
-        inner = any(phase.trainable != "final" for phase in recipe.phases)
-        training = Training(model, task, args, tokenizer, data, [*callbacks, *stopping], shown, inner)
+        training = Training(model, task, args, tokenizer, data, [*callbacks, *stopping], shown)
         for number, phase in enumerate(recipe.phases, start=1):
             training.run(phase, home / f"phase-{number}")
-        scores = training.save(recipe.phases[-1], home / "model", training_hashes(rows))
+        scores = training.save(recipe, home / "model", training_hashes(rows))
     finally:
         model.requires_grad_(True)
         nn.Module.eval(model)
@@ -168,7 +167,6 @@ class Training:
     data: Mapping[str, Any]
     callbacks: Sequence[TrainerCallback]
     progress: bool
-    trains_inner_exits: bool
 
     def run(self, phase: Phase, folder: Path) -> None:
         """Runs or resumes a phase, and loads its final weights."""
@@ -233,14 +231,14 @@ class Training:
             callbacks=list(self.callbacks),
         )
 
-    def save(self, phase: Phase, folder: Path, hashes: Array) -> dict[str, list[float]]:
+    def save(self, recipe: Recipe, folder: Path, hashes: Array) -> dict[str, list[float]]:
         """Scores every exit on the validation split, and saves the model with the hashes of its training rows."""
-        trainer = self.trainer(phase, folder, self.data["train"], self.data.get("validation"))
+        trainer = self.trainer(recipe.phases[-1], folder, self.data["train"], self.data.get("validation"))
         scores = {}
         if has_labels(self.data, "validation"):
             scores = exit_scores(self.task, trainer.predict(self.data["validation"]))
         config = self.model.config
-        config.inner_exits_trained |= self.trains_inner_exits
+        config.inner_exits_trained |= any(phase.trainable != "final" for phase in recipe.phases)
         config.fine_tuned = True
         trainer.save_model(str(folder))
         if trainer.is_world_process_zero():

@@ -17,13 +17,13 @@ from typing import Any
 
 import pyarrow
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from offramp.atomic import write_files
 from offramp.errors import BadOption
 from offramp.json_files import read_json
-from offramp.model import ExitModel
+from offramp.model import ExitModel, hash_weights
 from offramp.recipes import Phase, Recipe
 
 ARGUMENTS_THAT_CHANGE_WEIGHTS = """
@@ -47,8 +47,6 @@ def identity(
     model: ExitModel, recipe: Recipe, args: TrainingArguments, data: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
     """Everything the weights depend on, as JSON, except new heads: they are random at every start."""
-    last = model.heads.parts(len(model.config.exits) - 1)
-    trained = {"last_exit": digest(*(tensor_bytes(p) for part in last for p in part.state_dict().values()))}
     saving = ["save_strategy", "save_steps"] if args.load_best_model_at_end else []
     fields = {
         "recipe": recipe.name,
@@ -56,11 +54,12 @@ def identity(
         "exits": model.config.exits,
         "head": model.config.head,
         "encoder": digest(*map(tensor_bytes, model.backbone.state_dict().values())),
-        **(trained if model.config.fine_tuned else {}),
         "data": {split: digest(table_bytes(rows)) for split, rows in data.items()},
         **{name: getattr(args, name) for name in [*ARGUMENTS_THAT_CHANGE_WEIGHTS, *saving]},
         **more,
     }
+    if model.config.fine_tuned:
+        fields["last_exit"] = hash_weights(nn.ModuleList(model.heads.parts(len(model.config.exits) - 1)))
     return dict(json.loads(json.dumps(fields, default=repr)))
 
 
