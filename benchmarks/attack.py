@@ -188,8 +188,8 @@ def long_texts(model: str, load: list[bytes]) -> dict[str, Any]:
 
 def folders(model: str, load: list[bytes]) -> dict[str, int]:
     """Copies of the model folder, each damaged in one place, that are loaded and asked."""
-    from offramp.classifier import Classifier
     from offramp.errors import OfframpError
+    from offramp.inference import Classifier
 
     text, found, original = json.loads(load[0])["texts"], Counter[str](), Path(model)
     warnings.simplefilter("ignore")

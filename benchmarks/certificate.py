@@ -12,8 +12,8 @@ import json
 import numpy as np
 from scipy.stats import binom
 
-from offramp.calibration import Guarantee, calibrate
 from offramp.errors import NoSafeThreshold
+from offramp.measuring import Guarantee, calibrate
 from offramp.trace import Trace
 
 

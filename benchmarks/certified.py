@@ -11,7 +11,7 @@ from pathlib import Path
 from recipes import measured
 
 from offramp import Guarantee, NoSafeThreshold, Trace
-from offramp.calibration.search import find_policy
+from offramp.measuring.calibrate import find_policy
 
 
 def main() -> None:

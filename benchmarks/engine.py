@@ -28,12 +28,12 @@ import torch
 import transformers
 from shared import last_exit_only, processor, read_texts
 
-from offramp.classifier import Classifier
 from offramp.engine import Engine
-from offramp.model import ExitModel
+from offramp.inference import Classifier
+from offramp.models.exit_model import ExitModel
 from offramp.policy import Decider, Policy
-from offramp.stages import Tokens, pad
-from offramp.stages.torch import TorchStages
+from offramp.runtimes import Tokens, pad
+from offramp.runtimes.torch import TorchStages
 
 NEVER = Policy.parse("never")
 PADDED = 128  # what the older systems pad every text to

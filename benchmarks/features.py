@@ -23,8 +23,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
 
 from offramp import ExitModel, Task, train
-from offramp.recipes.frozen import frozen
 from offramp.training import default_arguments
+from offramp.training.recipes import frozen
 
 WORDS = [f"w{number}" for number in range(1000)]
 

@@ -39,10 +39,10 @@ from transformers import AutoTokenizer, set_seed
 
 from offramp import ExitModel, Task, Trace, collect, sweep, train
 from offramp.cli.key_values import parse_recipe
-from offramp.criteria.agreement import Agreement
+from offramp.data.metrics import compute
 from offramp.policy import Policy
 from offramp.problems import REGRESSION, decode
-from offramp.tasks.metrics import compute
+from offramp.rules.agreement import Agreement
 from offramp.training import default_arguments
 
 PUBLISHED = ["deebert", "pabee", "elbert", "romebert", "elasticbert"]

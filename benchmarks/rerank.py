@@ -48,7 +48,7 @@ from offramp import (
     export,
     store_rank_rule,
 )
-from offramp.atomic import atomic_folder
+from offramp.files import atomic_folder
 from offramp.policy.ranking import RankRule, relevance
 from offramp.problems import Array
 from offramp.reranking.calibrate import QuerySet

@@ -52,7 +52,7 @@ def main() -> None:
     if args.worker:
         run_worker(args.worker, Path(args.folder), args.threads)
         return
-    from offramp.calibration import Budget, Guarantee, MaxLoss
+    from offramp.measuring import Budget, Guarantee, MaxLoss
 
     rows = read_rows(args.texts)[: args.limit]
     target = MaxLoss(100 * CHANGED) if args.quick else Guarantee(CHANGED)  # a guarantee needs more texts
@@ -102,8 +102,8 @@ def random_model(width: int, like: str, folder: Path) -> str:
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from offramp.config import ExitConfig
-    from offramp.model import ExitModel
+    from offramp.models.config import ExitConfig
+    from offramp.models.exit_model import ExitModel
 
     torch.manual_seed(0)
     other, tokenizer = ExitConfig.from_pretrained(like), AutoTokenizer.from_pretrained(like)
@@ -125,9 +125,9 @@ def prepare(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -
     """A folder with everything that the workers need: models in every form, policies, texts."""
     from datasets import Dataset
 
-    from offramp.calibration import calibrate
-    from offramp.classifier import Classifier
-    from offramp.collector import collect
+    from offramp.inference import Classifier
+    from offramp.inference.collect import collect
+    from offramp.measuring import calibrate
     from offramp.onnx_export import export
 
     folder.mkdir(parents=True)
@@ -188,12 +188,12 @@ def full_depth_graph(model: str, folder: Path, sample: Sequence[str]) -> None:
     import torch
     from transformers import AutoTokenizer
 
-    from offramp.classifier.texts import BatchTokenizer
-    from offramp.model import ExitModel
+    from offramp.inference.texts import BatchTokenizer
+    from offramp.models.exit_model import ExitModel
     from offramp.onnx_export.exporter import plain_copy, sample_tokens
     from offramp.onnx_export.graphs import capture, optimize, to_onnx
     from offramp.onnx_export.int8 import observe, quantize
-    from offramp.stages.onnx import embedding_inputs
+    from offramp.runtimes.onnx import embedding_inputs
 
     whole = plain_copy(ExitModel.from_pretrained(model))
     last = len(whole.config.exits) - 1
@@ -465,7 +465,7 @@ class Exits:
     """offramp's engine, with a policy."""
 
     def __init__(self, name: str, folder: Path, job: dict[str, Any], threads: int) -> None:
-        from offramp.classifier import Classifier
+        from offramp.inference import Classifier
         from offramp.policy import Policy
 
         precision = EXITS[name.removesuffix(", never")]
@@ -521,7 +521,7 @@ def transformers(
     """transformers' own forward, and one head."""
     import torch
 
-    from offramp.model import ExitModel
+    from offramp.models.exit_model import ExitModel
 
     torch.set_num_threads(threads)
     model = ExitModel.from_pretrained(job["model"])

@@ -66,7 +66,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def read_texts(file: Path) -> list[str]:
-    from offramp.tasks.files import ColumnMap, guess_columns, read_file
+    from offramp.data.files import ColumnMap, guess_columns, read_file
 
     found = read_file(file)
     columns = guess_columns(str(file), found.column_names, label="")
@@ -107,7 +107,7 @@ def predict(args: argparse.Namespace, source: Path, out: Path, workers: int, thr
 
         done = predict_on_ray(args.model, source, out, policy=args.policy, workers=workers, threads=threads)
         return {"mean_layer": done.mean_layer}
-    from offramp.classifier import Classifier
+    from offramp.inference import Classifier
 
     classifier = Classifier.from_pretrained(args.model, args.policy, threads=threads)
     layers = [prediction.layer for prediction in classifier.predict(read_texts(source))]

@@ -97,10 +97,10 @@ def calibrate_ladder(args: argparse.Namespace, texts: list[str], folder: Path) -
     """The policy and up to two looser rungs, each certified on these texts."""
     from datasets import Dataset
 
-    from offramp.calibration import Guarantee, calibrate
-    from offramp.classifier import Classifier
-    from offramp.collector import collect
     from offramp.errors import NoSafeThreshold
+    from offramp.inference import Classifier
+    from offramp.inference.collect import collect
+    from offramp.measuring import Guarantee, calibrate
 
     classifier = Classifier.from_pretrained(args.model, "never", threads=args.threads)
     trace = collect(classifier, Dataset.from_dict({"text": texts}), data="first half", progress=False)
@@ -359,7 +359,7 @@ def serve_pipeline(model: str, port: int, threads: int) -> None:
     from fastapi import FastAPI, Request, Response
     from pydantic import BaseModel
 
-    from offramp.model import ExitModel
+    from offramp.models.exit_model import ExitModel
 
     torch.set_num_threads(threads)
     pipe = transformers.pipeline(

@@ -25,8 +25,8 @@ def processor() -> str:
 
 def last_exit_only(model: Any) -> Any:
     """The same model with only its last exit, like a plain classifier."""
-    from offramp.config import ExitConfig
-    from offramp.model import ExitModel
+    from offramp.models.config import ExitConfig
+    from offramp.models.exit_model import ExitModel
 
     exits = model.config.exits
     values = model.config.to_dict() | {"exits": [exits[-1]], "policy": None}

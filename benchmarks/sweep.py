@@ -43,7 +43,7 @@ def measure_in_process(size: str) -> dict[str, float]:
 def measure(examples: int) -> dict[str, float]:
     import numpy as np
 
-    from offramp.curves import sweep
+    from offramp.measuring import sweep
     from offramp.trace import Trace
 
     rng = np.random.default_rng(0)

@@ -28,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from offramp.model import ExitModel
+from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
 from offramp.policy import Certificate, Policy
 from offramp.serve.logs import LOGGING

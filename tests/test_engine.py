@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp import engine
-from offramp.criteria.agreement import Agreement
 from offramp.engine import Engine
 from offramp.errors import BadOption, Incompatible
 from offramp.policy import Policy
-from offramp.stages import Tokens, pad
+from offramp.rules.agreement import Agreement
+from offramp.runtimes import Tokens, pad
 
 POISON = 666
 PAD = -1

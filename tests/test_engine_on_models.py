@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp.criteria import CRITERIA
 from offramp.engine import Engine
-from offramp.model import ExitModel
+from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
 from offramp.policy import Policy, fold
-from offramp.stages import Tokens
-from offramp.stages.onnx import OnnxStages
-from offramp.stages.torch import TorchStages
+from offramp.rules import CRITERIA
+from offramp.runtimes import Tokens
+from offramp.runtimes.onnx import OnnxStages
+from offramp.runtimes.torch import TorchStages
 
 BACKBONES = ["albert", "bert", "deberta-v2", "distilbert", "modernbert", "mpnet", "roberta-prelayernorm"]
 RUNS = [*((backbone, "torch") for backbone in BACKBONES), ("albert", "onnx"), ("modernbert", "onnx")]

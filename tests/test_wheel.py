@@ -12,8 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from transformers import PreTrainedTokenizerFast
 
-from offramp.classifier import Classifier
-from offramp.model import ExitModel
+from offramp.inference import Classifier
+from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
 
 ROOT = Path(__file__).parents[1]

@@ -9,50 +9,59 @@ from typing import TYPE_CHECKING, Any
 from offramp.errors import MissingExtra, NoSafeThreshold, OfframpError, extra_with, install_hint
 
 if TYPE_CHECKING:  # the same names as in _NAMES, for type checkers
-    from offramp.backbones import BACKBONES
-    from offramp.calibration import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, fit_temperatures
-    from offramp.classifier import Classifier, Prediction
-    from offramp.collector import collect
-    from offramp.config import ExitConfig
-    from offramp.criteria import CRITERIA
-    from offramp.curves import Curve, Sweep, sweep
-    from offramp.heads import HeadConfig
-    from offramp.importers import import_checkpoint
-    from offramp.model import ExitModel
+    from offramp.data import TASKS, Task
+    from offramp.inference import Classifier, Prediction
+    from offramp.inference.collect import collect
+    from offramp.inference.reranker import Ranked, Reranker
+    from offramp.measuring import (
+        Budget,
+        Curve,
+        Guarantee,
+        MaxLoss,
+        MinSpeedup,
+        Sweep,
+        calibrate,
+        fit_temperatures,
+        sweep,
+    )
+    from offramp.models.backbones import BACKBONES
+    from offramp.models.config import ExitConfig
+    from offramp.models.exit_model import ExitModel
+    from offramp.models.heads import HeadConfig
+    from offramp.models.importers import import_checkpoint
     from offramp.onnx_export import export
     from offramp.policy import Certificate, Policy
-    from offramp.recipes import RECIPES, Phase, Recipe
     from offramp.reports import report
-    from offramp.reranking import Ranked, Reranker
+    from offramp.reports.card import store_policy, store_rank_rule
     from offramp.reranking.calibrate import RankGuarantee, calibrate_ranking
     from offramp.retrofits import Retrofit, retrofit, retrofit_reranker
-    from offramp.store import store_policy, store_rank_rule
-    from offramp.tasks import TASKS, Task
+    from offramp.rules import CRITERIA
     from offramp.trace import Trace
     from offramp.training import default_arguments, train
+    from offramp.training.recipes import RECIPES, Phase, Recipe
 
 __version__ = "0.1.0"
 
 # module -> its public names, in the order of the data
 _NAMES = {
-    "tasks": "Task TASKS",
-    "backbones": "BACKBONES",
-    "heads": "HeadConfig",
-    "config": "ExitConfig",
-    "model": "ExitModel",
-    "importers": "import_checkpoint",
-    "recipes": "Recipe Phase RECIPES",
+    "data": "Task TASKS",
+    "models.backbones": "BACKBONES",
+    "models.heads": "HeadConfig",
+    "models.config": "ExitConfig",
+    "models.exit_model": "ExitModel",
+    "models.importers": "import_checkpoint",
+    "training.recipes": "Recipe Phase RECIPES",
     "training": "train default_arguments",
     "trace": "Trace",
-    "criteria": "CRITERIA",
-    "policy": "Policy Certificate",
-    "curves": "Curve Sweep sweep",
-    "calibration": "calibrate fit_temperatures Guarantee MaxLoss MinSpeedup Budget",
+    "rules": "CRITERIA",
+    "policy": "Policy",
+    "guarantees.certificate": "Certificate",
+    "measuring": "Curve Sweep sweep calibrate fit_temperatures Guarantee MaxLoss MinSpeedup Budget",
     "reports": "report",
-    "store": "store_policy store_rank_rule",
-    "classifier": "Classifier Prediction",
-    "collector": "collect",
-    "reranking": "Ranked Reranker",
+    "reports.card": "store_policy store_rank_rule",
+    "inference": "Classifier Prediction",
+    "inference.collect": "collect",
+    "inference.reranker": "Ranked Reranker",
     "reranking.calibrate": "RankGuarantee calibrate_ranking",
     "onnx_export": "export",
     "retrofits": "Retrofit retrofit retrofit_reranker",

@@ -18,7 +18,7 @@ from offramp.errors import BadOption
 from offramp.policy import Decider, Decision, Policy
 from offramp.policy.ranking import RankDecider, Ranking
 from offramp.problems import Array
-from offramp.stages import Stages, Tokens
+from offramp.runtimes import Stages, Tokens
 
 WINDOW = 1024
 MAX_MICRO_BATCHES = 64

@@ -15,8 +15,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from offramp.atomic import atomic_file
 from offramp.errors import BadData
+from offramp.files import atomic_file
 from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL, Array, decode
 
 FORMAT = 1

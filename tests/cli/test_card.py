@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from offramp import Trace
-from offramp.curves import sweep
+from offramp.measuring import sweep
 from offramp.reports.table import short
 
 

@@ -18,11 +18,10 @@ from typer.testing import Result
 
 import offramp
 from offramp import BACKBONES, CRITERIA, RECIPES, TASKS, Classifier, ExitModel, Guarantee, Policy, Trace
-from offramp.calibration import calibrate
 from offramp.cli import COMMANDS
-from offramp.collector import collect
-from offramp.curves import sweep
-from offramp.tasks import Task
+from offramp.data import Task
+from offramp.inference.collect import collect
+from offramp.measuring import calibrate, sweep
 from offramp.training import default_arguments
 
 Run = Callable[..., Result]

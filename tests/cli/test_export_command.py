@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from offramp.folder import Manifest
 from offramp.policy import Policy
-from offramp.store import Manifest
 
 Run = Callable[..., Result]
 Ask = Callable[..., Any]

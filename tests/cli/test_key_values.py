@@ -11,7 +11,7 @@ from offramp import RECIPES
 from offramp.cli.key_values import parse_recipe, parse_training_arguments
 from offramp.cli.train import labels_of
 from offramp.errors import BadOption, UnknownName
-from offramp.recipes import Recipe
+from offramp.training.recipes import Recipe
 
 
 def as_data(recipe: Recipe) -> list[dict[str, Any]]:

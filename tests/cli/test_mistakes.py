@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from offramp.classifier import Classifier
-from offramp.model import ExitModel
+from offramp.inference import Classifier
+from offramp.models.exit_model import ExitModel
 
 Run = Callable[..., Result]
 

@@ -10,7 +10,7 @@ import pytest
 import ray
 from typer.testing import Result
 
-from offramp.classifier import Classifier
+from offramp.inference import Classifier
 
 Run = Callable[..., Result]
 Ask = Callable[..., Any]

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from typer.testing import Result
 
-from offramp.model import ExitModel
+from offramp.models.exit_model import ExitModel
 
 Run = Callable[..., Result]
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from offramp import Classifier
 from offramp.cli.retrofit import read_examples
-from offramp.store import load_model
+from offramp.folder import load_model
 from offramp.trace import Trace
 
 Run = Callable[..., Any]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
-from offramp.classifier import Classifier
 from offramp.errors import BadData, CertificateMismatch
+from offramp.inference import Classifier
 from offramp.onnx_export import export
 from offramp.trace import Trace
 

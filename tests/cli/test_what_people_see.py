@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
-from offramp.classifier import Classifier
 from offramp.cli import app
 from offramp.cli.calibrate import warn_about_loss
 from offramp.cli.export import target_flags
 from offramp.cli.trace import warn_about_swapped_labels
-from offramp.store import ModelInfo
+from offramp.folder import ModelInfo
+from offramp.inference import Classifier
 from offramp.trace import Trace
 
 Run = Callable[..., Result]

@@ -11,10 +11,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from offramp.classifier import Classifier
 from offramp.cluster import job, predict
 from offramp.cluster.worker import Predictor
 from offramp.errors import BadData, BadOption, BadPolicy, Incompatible, MissingExtra, OutputExists, RunFailed
+from offramp.inference import Classifier
 
 POLICY = "confidence:0.775"
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film", "unheard"]

@@ -15,15 +15,15 @@ import onnx
 import pytest
 import torch
 
-from offramp.backbones import BACKBONES
-from offramp.criteria.base import softmax
 from offramp.engine import Engine
 from offramp.errors import CannotLoad, CertificateMismatch, Incompatible, OutputExists
-from offramp.model import ExitModel
+from offramp.models.backbones import BACKBONES
+from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export, exporter
 from offramp.policy import Certificate, Policy
-from offramp.stages import Tokens
-from offramp.stages.onnx import OnnxStages
+from offramp.rules.base import softmax
+from offramp.runtimes import Tokens
+from offramp.runtimes.onnx import OnnxStages
 
 make_graphs = exporter.graphs
 SAMPLE = [" ".join(np.random.default_rng(length).choice([*"abcdefghij"], length)) for length in range(1, 30)]

@@ -6,7 +6,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from offramp.onnx_export.int8 import quantize
 from offramp.problems import Array
-from offramp.stages.onnx import Graph, session_options
+from offramp.runtimes.onnx import Graph, session_options
 
 TOKENS, WIDTH, OUTPUTS = 400, 64, 32
 

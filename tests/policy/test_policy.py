@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offramp.criteria import CRITERIA
-from offramp.criteria.confidence import Confidence
-from offramp.criteria.entropy import Entropy
-from offramp.criteria.oracle import Oracle
 from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, OfframpError, UnknownName
 from offramp.policy import Certificate, Policy, check_certificate
+from offramp.rules import CRITERIA
+from offramp.rules.confidence import Confidence, Entropy
+from offramp.rules.fixed import Oracle
 
 SURE, UNSURE = [4.0, 0.0], [0.1, 0.0]
 ALL_SURE = np.array([[SURE] * 6])

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp.criteria import CRITERIA
-from offramp.criteria.agreement import Agreement
-from offramp.criteria.oracle import Oracle
 from offramp.policy import Policy, fold, reached
+from offramp.rules import CRITERIA
+from offramp.rules.agreement import Agreement
+from offramp.rules.fixed import Oracle
 
 EXITS = 6
 SINGLE_LABEL, MULTI = "single_label_classification", "multi_label_classification"

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from offramp.errors import MissingExtra
 from offramp.reports import report
 from offramp.reports.plots import draw
-from offramp.reports.section_charts import curves_chart, histogram_chart, points_near_half
+from offramp.reports.sections import curves_chart, histogram_chart, points_near_half
 from offramp.reports.style import style
 from offramp.reports.svg import Drawing
 from offramp.reports.table import format_table, short

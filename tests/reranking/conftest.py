@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offramp.classifier import Classifier
+from offramp.inference import Classifier
+from offramp.inference.reranker import Reranker
 from offramp.onnx_export import export
-from offramp.reranking import Reranker
 from offramp.reranking.calibrate import QuerySet, fit
 from offramp.trace import Trace
 

@@ -10,12 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp.classifier import Classifier
 from offramp.engine import Engine
 from offramp.errors import BadData, BadOption, Incompatible, NotFinite
+from offramp.inference import Classifier
+from offramp.inference.reranker import Ranked, Reranker, best_first
 from offramp.policy.ranking import Ranking, relevance
-from offramp.reranking import Ranked, Reranker
-from offramp.reranking.reranker import best_first
 
 QUERIES = [
     ("good film", ["a b", "bad", "good good film", "c d e f g", "film", "b", "a good bad film", "h", "e e"]),

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import uvicorn
 
-from offramp.classifier import Classifier
+from offramp.inference import Classifier
 from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
 from offramp.serve.app import Service, create_app

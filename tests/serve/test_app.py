@@ -15,8 +15,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from offramp.classifier import Classifier, Prediction
-from offramp.model import ExitModel
+from offramp.inference import Classifier, Prediction
+from offramp.models.exit_model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.serve.app import READERS
 from offramp.serve.batcher import Limits

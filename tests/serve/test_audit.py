@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from offramp.calibration import Guarantee, calibrate
-from offramp.classifier import Prediction
-from offramp.classifier.prediction import predictions
+from offramp.inference import Prediction
+from offramp.inference.prediction import predictions
+from offramp.measuring import Guarantee, calibrate
 from offramp.policy import Certificate, Decision, Policy
+from offramp.runtimes import Tokens
 from offramp.serve.audit import BLOCK, DRIFT_LIMIT, DRIFT_MINIMUM, DRIFT_WINDOW, Audit, RungReport
-from offramp.stages import Tokens
 from offramp.trace import Trace
 
 Make = Callable[..., Trace]

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from offramp.classifier import Classifier
 from offramp.errors import (
     BadData,
     BadOption,
@@ -26,7 +25,9 @@ from offramp.errors import (
     RunFailed,
     TooLarge,
 )
+from offramp.inference import Classifier
 from offramp.policy import Certificate, Policy
+from offramp.runtimes import Tokens
 from offramp.serve import auditor as auditor_module
 from offramp.serve import batcher as module
 from offramp.serve.audit import Audit
@@ -34,7 +35,6 @@ from offramp.serve.auditor import run_to_the_end
 from offramp.serve.batcher import Batcher, Limits, Reply, Request
 from offramp.serve.ladder import Ladder
 from offramp.serve.queue import Ticket
-from offramp.stages import Tokens
 
 WAIT = 20
 """Seconds that nothing here takes."""

@@ -15,17 +15,17 @@ from datasets import Dataset
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from offramp.classifier import Classifier
 from offramp.cli import app
-from offramp.collector import collect
 from offramp.errors import BadPolicy, CannotLoad
+from offramp.folder import load_model
+from offramp.inference import Classifier
+from offramp.inference.collect import collect
 from offramp.policy import Policy, fold
 from offramp.serve import server
 from offramp.serve.audit import RungReport
 from offramp.serve.batcher import Batcher
 from offramp.serve.queue import Request
 from offramp.serve.server import ServerOptions, load, load_reference, make_app
-from offramp.store import load_model
 from offramp.trace import Trace
 
 

@@ -9,7 +9,7 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from offramp.classifier import Classifier
+from offramp.inference import Classifier
 
 Serve = Callable[..., Any]
 

@@ -13,16 +13,16 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from offramp import Reranker, store_rank_rule
-from offramp.classifier import Classifier
 from offramp.errors import BadPolicy, TooLarge
-from offramp.model import ExitModel
+from offramp.inference import Classifier
+from offramp.models.exit_model import ExitModel
 from offramp.policy import Certificate, Decision
 from offramp.policy.ranking import RankRule
+from offramp.runtimes import Tokens
 from offramp.serve.batcher import Batcher, Limits, Request
 from offramp.serve.ladder import FULL_DEPTH, Ladder, sync_broken
 from offramp.serve.list_audit import ListAudit, RankedList
 from offramp.serve.server import ServerOptions, load
-from offramp.stages import Tokens
 
 QUERY = "good film"
 DOCUMENTS = ["bad bad", "a good film", "b c", "good good good film", "a", "d e f", "film", "g h"]

@@ -26,10 +26,10 @@ import pytest
 from fastapi import FastAPI
 from transformers import PreTrainedTokenizerFast
 
-from offramp.classifier import Classifier
 from offramp.cli import COMMANDS
 from offramp.errors import BadData, BadOption, BadPolicy, CannotLoad, Incompatible
-from offramp.model import ExitModel
+from offramp.inference import Classifier
+from offramp.models.exit_model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.serve.batcher import Limits, Request
 from offramp.serve.connections import OWN_FILES

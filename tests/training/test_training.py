@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import BertTokenizer, TrainerCallback, TrainingArguments
 
 from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses
-from offramp.collector import collect
+from offramp.inference.collect import collect
 from offramp.training import Trained
 from offramp.training.trainer import PhaseTrainer, anchor_for, freeze
 

@@ -36,7 +36,7 @@ def bench(
         offramp bench runs/mrpc --task mrpc --data glue
         offramp bench runs/mine --data dev.csv --policy entropy:0.3 --one-by-one
     """
-    from offramp.store import ModelInfo, find_model
+    from offramp.folder import ModelInfo, find_model
 
     folder = find_model(model)
     info = ModelInfo.read(folder)

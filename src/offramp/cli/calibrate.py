@@ -10,10 +10,10 @@ from offramp.cli.command import Result, log
 from offramp.errors import BadOption, count
 
 if TYPE_CHECKING:
-    from offramp.calibration import Calibration
-    from offramp.calibration.targets import Target
+    from offramp.folder import ModelInfo
+    from offramp.measuring import Calibration
+    from offramp.measuring.targets import Target
     from offramp.policy import Policy
-    from offramp.store import ModelInfo
     from offramp.trace import Trace
 
 
@@ -69,7 +69,7 @@ class TargetOptions:
     ] = False
 
     def target(self) -> "Target":
-        from offramp.calibration import Budget, Guarantee, MaxLoss, MinSpeedup
+        from offramp.measuring import Budget, Guarantee, MaxLoss, MinSpeedup
 
         of: dict[str, Any] = {} if self.of is None else {"of": self.of}
         if self.guarantee is not None:
@@ -124,9 +124,10 @@ def calibrate(
         offramp calibrate runs/mrpc held-out.trace --rule patience --max-loss 0.5
         offramp calibrate runs/mrpc --policy entropy:0.1
     """
-    from offramp.curves.measure import measure
+    from offramp.folder import ModelInfo, find_model
+    from offramp.measuring.scores import measure
+    from offramp.reports.card import store_policy
     from offramp.reports.table import short
-    from offramp.store import ModelInfo, find_model, store_policy
     from offramp.trace import Trace
 
     target.check()
@@ -181,7 +182,7 @@ def parse_bounds(text: str) -> float | dict[str, float]:
 
 def check_same_model(folder: Path, trace: "Trace") -> None:
     """Thresholds from the logits of another model, or of texts cut elsewhere, would be meaningless."""
-    from offramp.classifier import Classifier
+    from offramp.inference import Classifier
 
     classifier = Classifier.from_pretrained(folder, "never")
     length, precision = classifier.tokenizer.max_length, classifier.stages.precision
@@ -207,7 +208,7 @@ def choose_policy(
 ) -> tuple["Policy", Any, "Calibration | None"]:
     """The policy that was named, or one that reaches the target on the trace; the examples to measure it on, if there
     are any; and how it was found."""
-    from offramp.calibration import find_policy
+    from offramp.measuring import find_policy
 
     if target.policy is not None:
         return info.check_policy(target.policy), trace, None

@@ -11,8 +11,8 @@ from offramp.cli.options import TextOption, TextPairOption
 from offramp.errors import BadData, BadOption
 
 if TYPE_CHECKING:
-    from offramp.store import ModelInfo
-    from offramp.tasks import Task
+    from offramp.data import Task
+    from offramp.folder import ModelInfo
 
 HUB = "Dataset on the hub: NAME or NAME:CONFIG."
 TASK = "Known task, such as mrpc; see `offramp list tasks`."
@@ -78,9 +78,9 @@ class DataOptions:
 
     def load_task(self, model: "ModelInfo", columns: ColumnOptions) -> "Task":
         """The task, with its labels in the order of the model's logits."""
+        from offramp.data import Task
+        from offramp.data.checks import has_default_names
         from offramp.problems import REGRESSION
-        from offramp.tasks import Task
-        from offramp.tasks.checks import has_default_names
 
         if self.data is None or self.task or self.hub:
             return match_labels(find_task(self.task, self.data, self.hub, columns), model)
@@ -103,7 +103,7 @@ class DataOptions:
 
 
 def find_task(name: str | None, folder: Path | None, hub: str | None, columns: ColumnOptions) -> "Task":
-    from offramp.tasks import Task
+    from offramp.data import Task
 
     if hub is not None and (name is not None or folder is not None):
         raise BadOption("use either --hub or --task with --data, not both.")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from offramp.atomic import atomic_folder
 from offramp.cli.command import Result, log
 from offramp.cli.demo_assets import ENCODER, SENTENCES, fetch
 from offramp.cli.progress import in_terminal, training_progress
 from offramp.errors import EXTRAS, MissingExtra, extra_with, install_hint
+from offramp.files import atomic_folder
 
 if TYPE_CHECKING:
     from offramp.retrofits import Retrofit

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from offramp.atomic import atomic_folder
 from offramp.cli.calibrate import TargetOptions, choose_policy, search_facts, search_lines
 from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions, texts_of
 from offramp.cli.options import RuntimeOptions, check_output
 from offramp.cli.trace import collect_trace
 from offramp.errors import BadOption
+from offramp.files import atomic_folder
 
 if TYPE_CHECKING:
-    from offramp.store import ModelInfo
+    from offramp.folder import ModelInfo
 
 
 def export(
@@ -42,10 +42,11 @@ def export(
         offramp export runs/mine --precision int8 --out mine-int8 --data logs.csv
         offramp export runs/mine --precision int8 --out mine-int8 --data held-out.csv --max-loss 0.5
     """
-    from offramp.curves.measure import measure
+    from offramp.folder import ModelInfo, find_model, megabytes
+    from offramp.measuring.scores import measure
     from offramp.onnx_export import export as export_model
+    from offramp.reports.card import store_policy, write_card
     from offramp.reports.table import short
-    from offramp.store import ModelInfo, find_model, megabytes, store_policy, write_card
 
     folder = find_model(model)
     info = ModelInfo.read(folder)

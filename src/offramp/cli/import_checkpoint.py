@@ -5,10 +5,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from offramp.atomic import atomic_folder
 from offramp.cli.command import Result
 from offramp.cli.options import check_output
 from offramp.errors import CannotLoad
+from offramp.files import atomic_folder
 
 
 def import_checkpoint(
@@ -32,8 +32,9 @@ def import_checkpoint(
     Example:
         offramp import saved_models/bert-base/MRPC-two_stage --labels 0,1 --out mrpc
     """
-    from offramp import importers
-    from offramp.store import load_tokenizer, write_card
+    from offramp.folder import load_tokenizer
+    from offramp.models import importers
+    from offramp.reports.card import write_card
 
     check_output(out, force=None)
     imported = importers.import_checkpoint(checkpoint, num_labels, labels.split(",") if labels else None)

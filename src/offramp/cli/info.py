@@ -19,8 +19,8 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
     Example:
         offramp info runs/mrpc
     """
+    from offramp.folder import Manifest, ModelInfo, find_model, is_exported
     from offramp.reports.table import short
-    from offramp.store import Manifest, ModelInfo, find_model, is_exported
 
     folder = find_model(model)
     found = ModelInfo.read(folder)

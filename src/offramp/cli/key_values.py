@@ -10,7 +10,7 @@ import yaml
 from offramp.errors import BadOption, did_you_mean
 
 if TYPE_CHECKING:
-    from offramp.recipes import Recipe
+    from offramp.training.recipes import Recipe
 
 
 def parse_recipe(text: str) -> "Recipe":
@@ -19,7 +19,7 @@ def parse_recipe(text: str) -> "Recipe":
     >>> parse_recipe("elbert:weights=equal").phases[0].loss.__name__
     'total'
     """
-    from offramp.recipes import RECIPES, recipe_named
+    from offramp.training.recipes import RECIPES, recipe_named
 
     name, _, rest = text.partition(":")
     if name not in RECIPES:

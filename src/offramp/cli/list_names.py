@@ -34,25 +34,25 @@ def section(name: str, lines: dict[str, str]) -> str:
 
 
 def backbones() -> dict[str, str]:
-    from offramp.backbones import BACKBONES
+    from offramp.models.backbones import BACKBONES
 
     return {name: f"pooling {adapter.pooling} by default" for name, adapter in BACKBONES.items()}
 
 
 def rules() -> dict[str, str]:
-    from offramp.criteria import CRITERIA
+    from offramp.rules import CRITERIA
 
     return {name: first_line(rule) for name, rule in CRITERIA.items()}
 
 
 def recipes() -> dict[str, str]:
-    from offramp.recipes import RECIPES
+    from offramp.training.recipes import RECIPES
 
     return {name: first_line(recipe) + with_options(recipe) for name, recipe in RECIPES.items()}
 
 
 def tasks() -> dict[str, str]:
-    from offramp.tasks import TASKS
+    from offramp.data import TASKS
 
     return {
         name: f"{'regression' if task.labels is None else f'{len(task.labels)} labels'}, "

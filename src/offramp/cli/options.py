@@ -10,7 +10,7 @@ from typer import Option
 from offramp.errors import BadOption, OutputExists
 
 if TYPE_CHECKING:
-    from offramp.classifier import Classifier
+    from offramp.inference import Classifier
 
 PolicyOption = Annotated[
     str | None, Option(help="When to exit, such as entropy:0.3; the model's own policy by default.")
@@ -36,7 +36,7 @@ class RuntimeOptions:
     ] = None
 
     def load(self, folder: Path, policy: str | None, **more: Any) -> "Classifier":
-        from offramp.classifier import Classifier
+        from offramp.inference import Classifier
 
         return Classifier.from_pretrained(
             folder, policy, device=self.device, threads=self.threads, max_length=self.max_length, **more

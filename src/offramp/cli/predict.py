@@ -34,8 +34,8 @@ from offramp.cli.rows import (
 from offramp.errors import BadOption, count
 
 if TYPE_CHECKING:
-    from offramp.classifier import Classifier, Prediction
-    from offramp.tasks import Task
+    from offramp.data import Task
+    from offramp.inference import Classifier, Prediction
 
 STDIN = "-"
 PREDICTED = ("label", "score", "layer")
@@ -79,8 +79,8 @@ def predict(
         offramp predict runs/mine new.csv --policy patience:3 --out predictions.csv
         offramp predict runs/mrpc --submission glue --task mrpc --data glue --out submission
     """
+    from offramp.folder import ModelInfo, find_model
     from offramp.problems import MULTI_LABEL
-    from offramp.store import ModelInfo, find_model
 
     folder = find_model(model)
     source = None if texts == STDIN else Path(texts)
@@ -155,8 +155,8 @@ def predict_submission(
     """Predicts the test set of a task in its benchmark's format; ELUE also wants the layers."""
     import numpy as np
 
+    from offramp.data.submission import write_submission
     from offramp.problems import decode
-    from offramp.tasks.submission import write_submission
 
     rows = task.load("test")["test"]
     decision = classifier.decide(texts_of(rows), classifier.resolve_policy(classifier.policy, max_layer))

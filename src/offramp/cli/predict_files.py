@@ -42,7 +42,7 @@ def predict_files(
         offramp predict-files runs/mine texts/ --out predictions --address auto
     """
     from offramp.cluster import predict
-    from offramp.store import find_model
+    from offramp.folder import find_model
 
     done = predict(
         find_model(model),

@@ -13,7 +13,7 @@ from offramp.cli.rows import Row, check_format, input_columns, read_rows, rounde
 from offramp.errors import BadOption, count
 
 if TYPE_CHECKING:
-    from offramp.reranking import Reranker
+    from offramp.inference.reranker import Reranker
 
 RANKED = ("rank", "score", "layer")
 QUERIES_AT_ONCE = 32
@@ -49,8 +49,8 @@ def rerank(
         offramp rerank fast candidates.csv --top-k 10 --out best.csv
         offramp rerank fast candidates.jsonl --query question --text sentence
     """
-    from offramp.reranking import Reranker
-    from offramp.store import ModelInfo, find_model
+    from offramp.folder import ModelInfo, find_model
+    from offramp.inference.reranker import Reranker
 
     folder = find_model(model)
     if out is not None:

@@ -14,7 +14,7 @@ from offramp.cli.rows import read_rows
 from offramp.errors import BadData, BadOption
 
 if TYPE_CHECKING:
-    from offramp.classifier.texts import Text
+    from offramp.inference.texts import Text
     from offramp.retrofits import Retrofit
 
 
@@ -93,7 +93,7 @@ def retrofit(
         offramp serve fast
         offramp retrofit my-reranker --texts candidates.csv --rank --out fast-reranker
     """
-    from offramp.calibration import Guarantee
+    from offramp.measuring import Guarantee
     from offramp.reranking.calibrate import RankGuarantee
     from offramp.retrofits import retrofit as run
     from offramp.retrofits import retrofit_reranker
@@ -161,9 +161,9 @@ def read_examples(
 ) -> tuple[list["Text"], Any]:
     """The texts and, if the file has labels of the model, those as numbers in the order of its outputs."""
     from offramp.cli.train import load_config
-    from offramp.config import names_in_order
+    from offramp.data import Task
+    from offramp.models.config import names_in_order
     from offramp.problems import MULTI_LABEL, REGRESSION, problem_type_of
-    from offramp.tasks import Task
 
     texts = [row.text for row in read_rows(file, text, text_pair)]
     if file.suffix.lower() == ".txt":

@@ -10,9 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from offramp.atomic import atomic_file
 from offramp.cli.command import Result
 from offramp.errors import BadData, BadOption, count
+from offramp.files import atomic_file
 
 PROBABILITIES = "probabilities"
 STDIN_FORMATS = ("txt", "csv", "tsv", "jsonl")
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[Row]:
     """The texts of a file, or its pairs, with all columns."""
-    from offramp.tasks.files import ColumnMap, decode_lines, guess_columns, read_file
+    from offramp.data.files import ColumnMap, decode_lines, guess_columns, read_file
 
     if not path.is_file():
         raise BadOption(f"{path}: no such file.")
@@ -50,7 +50,7 @@ def read_stdin(kind: str, text: str | None, text_pair: str | None) -> Iterator[R
     if kind not in STDIN_FORMATS:
         raise BadOption(f"--input-format {kind}: choose {', '.join(STDIN_FORMATS)}.")
     if kind == "txt":
-        from offramp.tasks.files import decode_lines
+        from offramp.data.files import decode_lines
 
         yield from (Row(line, {"text": line}) for line in decode_lines(sys.stdin.buffer, "stdin"))
         return

@@ -87,10 +87,10 @@ def serve(
         offramp serve runs/mine --ladder loose.json --ladder looser.json --allow never
         curl --json '{"texts": "a gripping film"}' localhost:8000/predict
     """
+    from offramp.folder import find_model
     from offramp.serve.batcher import Limits
     from offramp.serve.server import ServerOptions
     from offramp.serve.server import serve as run
-    from offramp.store import find_model
 
     if threads is None and workers > 1:
         threads = max(1, available_cpus() // workers)

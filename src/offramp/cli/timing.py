@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offramp.cli.progress import with_progress
 
 if TYPE_CHECKING:
-    from offramp.classifier import Classifier
+    from offramp.inference import Classifier
     from offramp.policy import Policy
 
 NEVER = "never"
@@ -41,8 +41,8 @@ def time_policies(
 
     With labels, both are scored by the metrics.
     """
+    from offramp.data.metrics import score_logits
     from offramp.policy import Policy
-    from offramp.tasks.metrics import score_logits
 
     policies = [Policy.parse(NEVER), policy]
     seconds: list[list[float]] = [[], []]

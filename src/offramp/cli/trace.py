@@ -12,7 +12,7 @@ from offramp.cli.data import ColumnOptions, DataOptions
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
 from offramp.cli.progress import in_terminal
 from offramp.errors import count
-from offramp.json_files import read_json
+from offramp.files import read_json
 
 if TYPE_CHECKING:
     from offramp.trace import Trace
@@ -44,7 +44,7 @@ def trace(
         offramp trace runs/mrpc --task mrpc --data glue --out mrpc.trace
         offramp trace runs/mine --data dev.csv --out dev.trace
     """
-    from offramp.store import find_model
+    from offramp.folder import find_model
 
     folder = find_model(model)
     check_output(out, force, data.data)
@@ -74,10 +74,10 @@ def collect_trace(
 
     If the folder contains the model whose predictions are to be kept, the trace has its logits too.
     """
-    from offramp.collector import collect
-    from offramp.store import ModelInfo
-    from offramp.store.card import RETROFIT
-    from offramp.store.folder import REFERENCE
+    from offramp.folder import ModelInfo
+    from offramp.folder.folder import REFERENCE
+    from offramp.inference.collect import collect
+    from offramp.reports.card import RETROFIT
 
     task = data.load_task(ModelInfo.read(folder), columns)
     rows = task.load(data.split_name)[data.split_name]

@@ -19,8 +19,8 @@ from offramp.cli.rows import read_rows
 from offramp.errors import BadOption, count
 
 if TYPE_CHECKING:
-    from offramp.recipes import Recipe
-    from offramp.tasks import Task
+    from offramp.data import Task
+    from offramp.training.recipes import Recipe
 
 
 def train(
@@ -94,10 +94,10 @@ def train(
     """
     from transformers import set_seed
 
-    from offramp.recipes import default_recipe
+    from offramp.reports.card import write_card
     from offramp.reports.table import format_table, layer_rows
-    from offramp.store import write_card
     from offramp.training import train as train_model
+    from offramp.training.recipes import default_recipe
 
     if out.is_file():
         raise BadOption(f"--out {out} is a file; choose a folder.")
@@ -233,8 +233,8 @@ def phase_steps(recipe: "Recipe", args: Any, sizes: Mapping[str, int]) -> Iterat
 def load_config(encoder: str) -> Any:
     from transformers import AutoConfig
 
-    from offramp.model import explain_damage
-    from offramp.store import check_reachable
+    from offramp.folder import check_reachable
+    from offramp.models.exit_model import explain_damage
 
     check_reachable(encoder)
     with explain_damage(encoder):
@@ -242,7 +242,7 @@ def load_config(encoder: str) -> Any:
 
 
 def is_fine_tuned(config: Any) -> bool:
-    from offramp.model import is_classifier
+    from offramp.models.exit_model import is_classifier
 
     return bool(getattr(config, "fine_tuned", False)) or is_classifier(config.architectures or [])
 
@@ -264,7 +264,7 @@ def check_classifier(encoder: str, trained_outputs: int | None, task: "Task") ->
 def read_unlabelled(file: Path, columns: ColumnOptions) -> Any:
     from datasets import Dataset
 
-    from offramp.tasks.files import text_columns
+    from offramp.data.files import text_columns
 
     texts = [row.text for row in read_rows(file, columns.text, columns.text_pair)]
     if not texts:
@@ -276,7 +276,7 @@ def task_from_files(
     train: Path | None, validation: Path | None, columns: ColumnOptions, recipe: "Recipe", config: Any
 ) -> "Task":
     """Recipes that need no labels also accept unlabelled files; the labels are then those of the model."""
-    from offramp.tasks import Task
+    from offramp.data import Task
 
     options = columns.options()
     if not any(phase.needs_labels for phase in recipe.phases):
@@ -288,7 +288,7 @@ def task_from_files(
 
 def labels_of(config: Any) -> dict[str, Any]:
     """Labels and problem type of a trained model, as arguments of `Task.from_files`."""
-    from offramp.config import names_in_order
+    from offramp.models.config import names_in_order
     from offramp.problems import REGRESSION, problem_type_of
 
     problem = problem_type_of(config.num_labels, config.problem_type)
@@ -303,10 +303,10 @@ def load_or_add_exits(
     With `keeps_labels`, a classifier keeps the names of its labels; otherwise it gets those of the task, unless they
     are the same in another order.
     """
-    from offramp.config import names_in_order
-    from offramp.model import ExitModel
-    from offramp.store import load_model, load_tokenizer
-    from offramp.tasks.checks import has_default_names
+    from offramp.data.checks import has_default_names
+    from offramp.folder import load_model, load_tokenizer
+    from offramp.models.config import names_in_order
+    from offramp.models.exit_model import ExitModel
 
     if config.model_type == "offramp":
         if exits != "1" or head is not None:

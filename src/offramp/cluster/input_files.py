@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow
 
-from offramp.classifier.texts import clean
+from offramp.data.files import READERS, ColumnMap, guess_columns, read_file
 from offramp.errors import BadData, BadOption
-from offramp.tasks.files import READERS, ColumnMap, guess_columns, read_file
+from offramp.inference.texts import clean
 
 ID_NAMES = ("id", "idx")
 RESERVED = ("file", "row", "text", "text_pair", "label", "score", "layer")

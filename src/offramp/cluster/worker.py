@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow
 
-from offramp.classifier import Classifier
+from offramp.inference import Classifier
 from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL
 

@@ -16,23 +16,22 @@ from torch import nn
 from tqdm.auto import tqdm
 
 import offramp
-from offramp.atomic import atomic_folder
-from offramp.classifier.texts import BatchTokenizer, Text, check_texts
+from offramp.data.row_hashes import load_hashes, save_hashes
 from offramp.errors import BadData, Incompatible, NoSampleTexts
-from offramp.model import ExitModel
-from offramp.onnx_export.graphs import graphs
+from offramp.files import atomic_folder
+from offramp.folder import Manifest, find_model, load_model
+from offramp.folder.manifest import CONFIG, EMBEDDING, STAGES, TOKENIZER, WEIGHTS
+from offramp.inference.texts import BatchTokenizer, Text, check_texts
+from offramp.models.exit_model import ExitModel
+from offramp.onnx_export.graphs import graphs, join
 from offramp.onnx_export.int8 import Arrays, observe, quantize
-from offramp.onnx_export.joined import join
 from offramp.onnx_export.sample import PAIRS, SENTENCES
 from offramp.onnx_export.weights import WeightsFile
 from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
-from offramp.row_hashes import load_hashes, save_hashes
-from offramp.stages import Tokens
-from offramp.stages.onnx import OnnxStages, embedding_inputs, token_weights
-from offramp.stages.torch import TorchStages, backbone_shape
-from offramp.store import Manifest, find_model, load_model
-from offramp.store.manifest import CONFIG, EMBEDDING, STAGES, TOKENIZER, WEIGHTS
+from offramp.runtimes import Tokens
+from offramp.runtimes.onnx import OnnxStages, embedding_inputs, token_weights
+from offramp.runtimes.torch import TorchStages, backbone_shape
 
 PRECISIONS = ("fp32", "int8")
 TOLERANCE = 1e-3

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from offramp.problems import Array
-from offramp.stages.onnx import Graph, session_options
+from offramp.runtimes.onnx import Graph, session_options
 
 CLIPPED = (1e-3, 1e-4, 1e-5, 0)
 """Shares of an activation's values to clip at each end. Clipping leaves more levels for most tokens, but a few, such

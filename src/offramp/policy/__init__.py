@@ -4,8 +4,8 @@ Live and offline decisions run the same code. The engine calls `Decider.step` as
 `Policy.decide` calls it over a whole array. A sweep of thresholds folds once (`fold`), then compares.
 """
 
-from offramp.policy.certificate import Certificate, check_certificate
-from offramp.policy.folds import Folded, fold, reached
+from offramp.guarantees.certificate import Certificate, check_certificate
+from offramp.policy.decide import Folded, fold, reached
 from offramp.policy.policy import Decider, Decision, Policy
 
 __all__ = ["Certificate", "Decider", "Decision", "Folded", "Policy", "check_certificate", "fold", "reached"]

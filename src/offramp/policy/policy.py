@@ -9,12 +9,12 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.criteria.base import Criterion
 from offramp.errors import BadPolicy, Incompatible, count, did_you_mean
+from offramp.guarantees.certificate import Certificate
 from offramp.policy import text
-from offramp.policy.certificate import Certificate
-from offramp.policy.folds import Exits, advance, check_criterion, reached
+from offramp.policy.decide import Exits, advance, check_criterion, reached
 from offramp.problems import MULTI_LABEL, REGRESSION, Array, is_regression
+from offramp.rules.base import Criterion
 
 NO_TEMPERATURES = "temperatures would change the numbers that a regression predicts; leave them out."
 NO_CLASSES = "a regression has no classes, so it takes no thresholds by class; leave class.* out."

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from offramp.errors import BadPolicy, Incompatible, count
-from offramp.policy.certificate import Certificate
-from offramp.policy.folds import Exits
+from offramp.guarantees.certificate import Certificate
+from offramp.policy.decide import Exits
 from offramp.policy.policy import Decision, replay
 from offramp.problems import SINGLE_LABEL, Array
 

@@ -13,9 +13,9 @@ from itertools import takewhile
 from typing import Any, get_args, get_type_hints
 from urllib.parse import quote, unquote
 
-from offramp.criteria import CRITERIA
-from offramp.criteria.base import FITTED, Criterion
 from offramp.errors import BadPolicy, UnknownName, did_you_mean
+from offramp.rules import CRITERIA
+from offramp.rules.base import FITTED, Criterion
 
 LIMITS = ("min_layer", "max_layer")
 CLASS = "class."

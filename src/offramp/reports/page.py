@@ -7,16 +7,16 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from offramp.curves import Point, Sweep
+from offramp.measuring import Point, Sweep
 from offramp.reports.chart import Chart
-from offramp.reports.section_charts import (
+from offramp.reports.sections import (
+    Section,
     curves_chart,
     exits_chart,
     histogram_chart,
     position,
     readiness_chart,
 )
-from offramp.reports.sections import Section
 from offramp.reports.svg import Drawing, key
 from offramp.reports.table import exit_rows, percent, policy_text, rule_rows, summary_line
 

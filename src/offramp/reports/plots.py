@@ -6,14 +6,14 @@ from typing import Any
 
 from offramp.errors import MissingExtra, install_hint
 from offramp.reports.chart import Band, Bars, Chart, Line, Series
-from offramp.reports.section_charts import (
+from offramp.reports.sections import (
+    Section,
     curves_chart,
     exits_chart,
     histogram_chart,
     points_near_half,
     readiness_chart,
 )
-from offramp.reports.sections import Section
 
 DPI = 150
 

@@ -9,9 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from offramp.atomic import write_files
-from offramp.curves.curve import needs_labels
-from offramp.curves.learned_rules import default_tolerance
+from offramp.files import write_files
+from offramp.measuring.curve import needs_labels
+from offramp.measuring.learned_rules import default_tolerance
 from offramp.problems import REGRESSION
 from offramp.reports.page import page
 from offramp.reports.plots import save_plots

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from offramp.curves import Sweep, sweep
-from offramp.curves.curve import parse_rule
-from offramp.curves.scores import apply_rule
+from offramp.measuring import Point, Sweep, sweep
+from offramp.measuring.curve import parse_rule
+from offramp.measuring.scores import apply_rule
 from offramp.policy.text import rule_class
 from offramp.problems import REGRESSION
+from offramp.reports.chart import Band, Bars, Chart, Line, padded_range
+from offramp.reports.style import FRONT, FULL_DEPTH, RIGHT, WRONG, style
 from offramp.trace import Trace
 
 BINS = 30
@@ -71,3 +73,116 @@ def measure_readiness(trace: Trace, rule: str, seed: int) -> Readiness | None:
         right=tuple(np.histogram(values[finite & right], edges)[0].tolist()),
         wrong=tuple(np.histogram(values[finite & ~right], edges)[0].tolist()),
     )
+
+
+TICKS = 12
+
+
+def curves_chart(sweep: Sweep) -> Chart:
+    """Score against mean layers for every rule, with the Pareto front and full depth."""
+    depth = sweep.full.cost.depth
+    full = position(sweep, sweep.full)
+    front = tuple(position(sweep, point) for _, point in sweep.front())
+    rules = [
+        Line(rule, tuple(position(sweep, point) for point in curve.points), style(index))
+        for index, (rule, curve) in enumerate(sweep.curves.items())
+    ]
+    return Chart(
+        x_label=f"mean layers (of {depth})",
+        y_label=f"{sweep.headline}, per cent",
+        series=(
+            *([Line("Pareto front", front, FRONT, wide=True)] if front else []),
+            Line("full depth", ((0, full[1]), full), FULL_DEPTH),
+            *rules,
+        ),
+        x=(0, depth),
+        y=padded_range([full[1], *(y for rule in rules for _, y in rule.points)]),
+    )
+
+
+def position(sweep: Sweep, point: Point) -> tuple[float, float]:
+    """Where a point lies in the chart of curves."""
+    return point.cost.mean_layer, 100 * sweep.score(point)
+
+
+def exits_chart(sweep: Sweep) -> Chart:
+    """The score of each exit if every example left there, with the interval of the headline metric."""
+    lines = [
+        Line(
+            metric,
+            tuple(
+                (layer, 100 * p.scores[metric]) for layer, p in zip(sweep.layers, sweep.per_exit, strict=True)
+            ),
+            style(index),
+        )
+        for index, metric in enumerate(sweep.metrics)
+    ]
+    intervals = [point.interval for point in sweep.per_exit if point.interval]
+    low, high = (tuple(100 * interval[side] for interval in intervals) for side in (0, 1))
+    bands = [Band(sweep.layers, low, high, style(0))] if intervals else []
+    return Chart(
+        x_label="layer of the exit",
+        y_label="score, per cent",
+        series=(*bands, *lines),
+        x=(min(sweep.layers[0], 1) - 0.3, sweep.layers[-1] + 0.3),
+        y=padded_range([*low, *high, *(y for line in lines for _, y in line.points)]),
+        x_ticks=thin({layer: str(layer) for layer in sweep.layers}),
+    )
+
+
+def histogram_chart(sweep: Sweep, points: Mapping[str, Point]) -> Chart:
+    """The share of examples that leave at each exit, at one point for each of some rules."""
+    width = 0.8 / max(len(points), 1)
+    bars = [
+        Bars(
+            f"{rule}: {point.cost.mean_layer:.1f} layers, {sweep.headline} {100 * sweep.score(point):.1f}",
+            tuple(
+                (exit - 0.4 + width * i, exit - 0.4 + width * (i + 1)) for exit in range(len(sweep.layers))
+            ),
+            tuple(100 * count / sweep.examples for count in point.exits),
+            style(list(sweep.curves).index(rule)),
+        )
+        for i, (rule, point) in enumerate(points.items())
+    ]
+    return Chart(
+        x_label="layer of the exit",
+        y_label="examples, per cent",
+        series=tuple(bars),
+        x=(-0.6, len(sweep.layers) - 0.4),
+        y=(0, 1.05 * max((height for each in bars for height in each.heights), default=100)),
+        x_ticks=thin({exit: str(layer) for exit, layer in enumerate(sweep.layers)}),
+    )
+
+
+def points_near_half(sweep: Sweep) -> dict[str, Point]:
+    """The point of each rule nearest to half of the layers, without rules that send every example to one exit."""
+    near = {
+        rule: min(curve.points, key=lambda point: abs(point.cost.executed_fraction - 0.5))
+        for rule, curve in sweep.curves.items()
+        if curve.attainable
+    }
+    return {rule: point for rule, point in near.items() if sum(map(bool, point.exits)) > 1}
+
+
+def readiness_chart(rule: str, readiness: Readiness) -> Chart:
+    """How the values of a rule are distributed for right and for wrong predictions."""
+    right, wrong = shares(readiness.right), shares(readiness.wrong)
+    edges = tuple(zip(readiness.edges, readiness.edges[1:], strict=False))
+    outline = tuple((x, height) for ends, height in zip(edges, wrong, strict=True) for x in ends)
+    return Chart(
+        x_label=rule,
+        y_label="predictions, per cent",
+        series=(Bars("right", edges, right, RIGHT, pale=True), Line("wrong", outline, WRONG)),
+        x=(readiness.edges[0], readiness.edges[-1]),
+        y=(0, 1.05 * max(*right, *wrong)),
+    )
+
+
+def shares(counts: Sequence[int]) -> tuple[float, ...]:
+    return tuple(100 * count / max(sum(counts), 1) for count in counts)
+
+
+def thin(ticks: Mapping[float, str]) -> dict[float, str]:
+    """At most `TICKS` of the ticks, the last included."""
+    every = -(-len(ticks) // TICKS)
+    return dict(list(ticks.items())[::-every])

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from offramp.curves import Curve, Point, Sweep
 from offramp.errors import count
+from offramp.measuring import Curve, Point, Sweep
 from offramp.policy.text import round_threshold
 from offramp.reports.sections import Section
 

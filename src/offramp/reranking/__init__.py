@@ -1,5 +1,5 @@
 """Reranking with a cross-encoder: documents in, the best ones out, most of them after a few layers."""
 
-from offramp.reranking.reranker import Ranked, Reranker
+from offramp.inference.reranker import Ranked, Reranker
 
 __all__ = ["Ranked", "Reranker"]

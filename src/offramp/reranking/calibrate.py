@@ -1,6 +1,6 @@
 """calibrate_ranking(): a rank rule with a guarantee about the top k of each query, from pairs without labels.
 
-*Reference*: Learn then Test, as in `offramp.calibration.guarantee`: thresholds are tested from the safest to the
+*Reference*: Learn then Test, as in `offramp.measuring.guarantee`: thresholds are tested from the safest to the
 loosest, each at the full level delta, and testing stops at the first failure. An example is a query here, and its
 loss lies between 0 and 1.
 """
@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from offramp.calibration.bounds import betting, examples_to_bet_on
-from offramp.calibration.search import check_held_out
-from offramp.calibration.targets import require
-from offramp.criteria.agreement import fit_exit
 from offramp.errors import BadData, NoSafeThreshold, count
+from offramp.guarantees.bounds import betting, examples_to_bet_on
+from offramp.guarantees.certificate import RANK_RISKS
+from offramp.measuring.calibrate import check_held_out
+from offramp.measuring.targets import require
 from offramp.policy import Certificate
-from offramp.policy.certificate import RANK_RISKS
 from offramp.policy.ranking import Ranking, RankRule, check_reranker, relevance, standing
 from offramp.problems import Array
 from offramp.reranking.losses import LOSSES, ranks
+from offramp.rules.agreement import fit_exit
 from offramp.trace import Trace
 
 GRID = (0.0, *np.geomspace(0.0005, 0.25, 60).round(5).tolist())

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
+from offramp.data.metrics import score_logits
 from offramp.policy import Policy
-from offramp.tasks.metrics import score_logits
 from offramp.trace import Trace
 
 SINGLE_TEXTS, BATCH_TEXTS = 100, 500

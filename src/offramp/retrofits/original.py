@@ -11,12 +11,12 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoConfig, PreTrainedModel
 
-from offramp.backbones import backbone_for
-from offramp.classifier.texts import Text
 from offramp.errors import CannotLoad, Incompatible
-from offramp.model import ExitModel, count_positions, is_classifier, load_encoder
+from offramp.folder import check_reachable, load_tokenizer
+from offramp.inference.texts import Text
+from offramp.models.backbones import backbone_for
+from offramp.models.exit_model import ExitModel, count_positions, is_classifier, load_encoder
 from offramp.problems import Array
-from offramp.store import check_reachable, load_tokenizer
 
 BATCH = 32
 

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from offramp.atomic import write_files
 from offramp.errors import NoSafeThreshold, OutputExists
-from offramp.json_files import read_json
+from offramp.files import read_json, write_files
 
 SETTINGS = "settings.json"
 OF_CALIBRATION = ("guarantee", "rules", "rank_guarantee", "ladder")

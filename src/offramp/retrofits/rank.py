@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
-from offramp.atomic import atomic_folder, write_files
-from offramp.calibration.bounds import examples_to_bet_on
-from offramp.classifier.texts import check_texts
 from offramp.errors import BadData, BadOption, count
-from offramp.json_files import read_json
-from offramp.model import hash_weights
+from offramp.files import atomic_folder, read_json, write_files
+from offramp.guarantees.bounds import examples_to_bet_on
+from offramp.inference.reranker import Reranker
+from offramp.inference.texts import check_texts
+from offramp.models.exit_model import hash_weights
 from offramp.policy.ranking import RankRule, check_reranker
 from offramp.problems import problem_type_of
+from offramp.reports.card import RETROFIT, store_rank_rule
 from offramp.reports.table import format_table
-from offramp.reranking import Reranker
 from offramp.reranking.calibrate import (
     FIT_SHARE,
     QuerySet,
@@ -40,8 +40,6 @@ from offramp.retrofits.output_folder import open_output, remembering_refusal
 from offramp.retrofits.run import Retrofit, check_seed, choose_runtime, precisions_to_try
 from offramp.retrofits.steps import EXITS, ORIGINAL, Log, Steps, Variant
 from offramp.retrofits.text_split import CALIBRATION, TextSet, digest, split_queries
-from offramp.store import store_rank_rule
-from offramp.store.card import RETROFIT
 
 TIMED_QUERIES = 10
 

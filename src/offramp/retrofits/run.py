@@ -5,7 +5,7 @@ The steps; an interrupted run resumes at the one where it stopped:
 1. the texts are split, and some of them train the exits (`text_split.py`, `offramp.training`);
 2. the model is exported, in one precision or in both (`offramp.onnx_export`);
 3. the predictions of the original model on the others are the reference (`original.py`);
-4. a policy is calibrated for each, and the faster is kept (`offramp.calibration`);
+4. a policy is calibrated for each, and the faster is kept (`offramp.measuring`);
 5. it is compared with the original on texts that nothing was chosen on (`comparison.py`).
 """
 
@@ -19,24 +19,24 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
-from offramp.calibration import Guarantee
-from offramp.calibration.guarantee import class_bounds
-from offramp.calibration.search import rules_of
-from offramp.classifier.texts import Text, check_texts
-from offramp.collector import read_labels
-from offramp.config import names_in_order
-from offramp.curves.curve import parse_rule
 from offramp.errors import BadOption, MissingExtra, count, install_hint
-from offramp.json_files import read_json
-from offramp.model import hash_weights
-from offramp.policy.folds import check_criterion
+from offramp.files import read_json
+from offramp.inference.collect import read_labels
+from offramp.inference.texts import Text, check_texts
+from offramp.measuring import Guarantee
+from offramp.measuring.calibrate import rules_of
+from offramp.measuring.curve import parse_rule
+from offramp.measuring.guarantee import class_bounds
+from offramp.models.config import names_in_order
+from offramp.models.exit_model import hash_weights
+from offramp.policy.decide import check_criterion
 from offramp.problems import REGRESSION, Array, is_regression, problem_type_of
+from offramp.reports.card import RETROFIT
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import open_output, remembering_refusal
 from offramp.retrofits.steps import Log, Steps
 from offramp.retrofits.text_split import check_enough, digest, split_texts
 from offramp.retrofits.verdict import comparison_table
-from offramp.store.card import RETROFIT
 
 RUNTIMES, PRECISIONS = ("onnx", "torch"), ("auto", "fp32", "int8")
 

@@ -13,33 +13,32 @@ import numpy as np
 from datasets import Dataset
 from transformers import TrainerCallback, set_seed
 
-from offramp.atomic import atomic_file, atomic_folder, write_files
-from offramp.backbones import backbone_for
-from offramp.calibration import Guarantee
-from offramp.calibration.search import Calibration, find_policy
-from offramp.classifier import Classifier
-from offramp.classifier.classifier import NEVER
-from offramp.collector import collect
+from offramp.data import Task
+from offramp.data.checks import has_default_names
+from offramp.data.files import ColumnMap, LoadedSplit, RawTable, text_columns
 from offramp.errors import NoSafeThreshold
-from offramp.heads import HeadConfig
-from offramp.model import ExitModel
+from offramp.files import atomic_file, atomic_folder, write_files
+from offramp.folder import ModelInfo, load_model, megabytes
+from offramp.folder.folder import REFERENCE
+from offramp.inference import Classifier
+from offramp.inference.classifier import NEVER
+from offramp.inference.collect import collect
+from offramp.measuring import Guarantee
+from offramp.measuring.calibrate import Calibration, find_policy
+from offramp.models.backbones import backbone_for
+from offramp.models.exit_model import ExitModel
+from offramp.models.heads import HeadConfig
 from offramp.policy import Policy
 from offramp.problems import DEFAULT_METRICS, REGRESSION, Array
-from offramp.recipes.frozen import frozen
-from offramp.recipes.mixed import mixed
 from offramp.reports import report
+from offramp.reports.card import RETROFIT, store_policy
 from offramp.retrofits.comparison import compare_speed, interval, measure_contender
 from offramp.retrofits.original import Original, is_bit_equal
 from offramp.retrofits.text_split import TextSet, TextSplit
 from offramp.retrofits.verdict import verdict
-from offramp.store import ModelInfo, load_model, megabytes, store_policy
-from offramp.store.card import RETROFIT
-from offramp.store.folder import REFERENCE
-from offramp.tasks import Task
-from offramp.tasks.checks import has_default_names
-from offramp.tasks.files import ColumnMap, LoadedSplit, RawTable, text_columns
 from offramp.trace import Trace
 from offramp.training import default_arguments, train
+from offramp.training.recipes import frozen, mixed
 
 ORIGINAL, EXITS = "transformers", "offramp"
 SAME_BITS = 256

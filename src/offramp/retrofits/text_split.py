@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from offramp.calibration.bounds import examples_needed
-from offramp.calibration.search import FIT_MOST, FIT_SHARE
-from offramp.calibration.targets import Guarantee
-from offramp.classifier.texts import Text
-from offramp.curves.curve import parse_rule
+from offramp.data.files import text_columns
 from offramp.errors import BadData
+from offramp.guarantees.bounds import examples_needed
+from offramp.inference.texts import Text
+from offramp.measuring.calibrate import FIT_MOST, FIT_SHARE
+from offramp.measuring.curve import parse_rule
+from offramp.measuring.targets import Guarantee
 from offramp.problems import Array
-from offramp.tasks.files import text_columns
 
 CALIBRATION, MOST_CALIBRATION = 0.3, 12_000
 TEST, MOST_TEST = 0.2, 2000

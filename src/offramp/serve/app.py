@@ -24,8 +24,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 import offramp
-from offramp.classifier.texts import check_texts
 from offramp.errors import BadOption, Draining, Overloaded
+from offramp.inference.texts import check_texts
 from offramp.policy import Policy
 from offramp.serve import batcher
 from offramp.serve.batcher import STOPPED, Batcher, Reply

@@ -20,14 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from offramp.classifier import Prediction
-from offramp.criteria.base import Criterion
+from offramp.guarantees.certificate import RANK_RISKS
+from offramp.inference import Prediction
 from offramp.policy import Policy
-from offramp.policy.certificate import RANK_RISKS
 from offramp.policy.ranking import RankRule
 from offramp.policy.text import class_indices
+from offramp.rules.base import Criterion
+from offramp.runtimes import Tokens
 from offramp.serve.confidence_sequence import bounds, is_above
-from offramp.stages import Tokens
 
 BLOCK = 1000
 """Predictions are counted in all and in blocks of this size: a long good past must not hide a change."""

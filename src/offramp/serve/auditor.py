@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from offramp.classifier import Classifier, Prediction
-from offramp.classifier.classifier import NEVER
+from offramp.inference import Classifier, Prediction
+from offramp.inference.classifier import NEVER
 from offramp.policy import Decision
 from offramp.policy.ranking import Ranking, RankRule
+from offramp.runtimes import Tokens
 from offramp.serve.audit import Audit
 from offramp.serve.ladder import Ladder
 from offramp.serve.list_audit import ListAudit
-from offramp.stages import Tokens
 
 BUSY_SHARE = 0.05
 """The share of the time that audits may take while requests wait."""

@@ -19,11 +19,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from offramp.classifier import Classifier, Prediction
-from offramp.classifier.classifier import NEVER
-from offramp.classifier.prediction import predictions as predictions_of
-from offramp.classifier.texts import Text, check_texts
 from offramp.errors import BadOption, Draining, OfframpError, Overloaded, RunFailed
+from offramp.inference import Classifier, Prediction
+from offramp.inference.classifier import NEVER
+from offramp.inference.prediction import predictions as predictions_of
+from offramp.inference.texts import Text, check_texts
 from offramp.policy import Decision, Policy
 from offramp.policy.ranking import Ranking, RankRule
 from offramp.problems import Array

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Generic
 
 from offramp.errors import BadPolicy
+from offramp.guarantees.certificate import Certified
 from offramp.policy import Policy
-from offramp.policy.certificate import Certified
 from offramp.policy.ranking import RankRule
 
 FULL_DEPTH = -1

@@ -13,8 +13,8 @@ from offramp.policy import Decision
 from offramp.policy.ranking import relevance
 from offramp.problems import Array
 from offramp.reranking.losses import LOSSES, ranks
+from offramp.runtimes import Tokens
 from offramp.serve.audit import Sampler
-from offramp.stages import Tokens
 
 KEPT_LISTS = 16
 """How many lists of a rung wait to be examined; long ones take memory."""

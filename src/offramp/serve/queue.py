@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import NamedTuple
 
-from offramp.classifier import Prediction
-from offramp.classifier.texts import Text
 from offramp.errors import BadOption, TooLarge, count
+from offramp.inference import Prediction
+from offramp.inference.texts import Text
 from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
-from offramp.stages import Tokens
+from offramp.runtimes import Tokens
 
 TOKENS_PER_TEXT = 64
 """A window of N texts holds at most N times this many tokens; a single longer text still runs."""

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from offramp.classifier import Prediction
 from offramp.errors import BadOption, OfframpError
+from offramp.inference import Prediction
 from offramp.serve.batcher import Reply
 
 TEXT = {"type": "string"}

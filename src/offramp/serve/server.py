@@ -27,11 +27,13 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from offramp.classifier import Classifier
 from offramp.errors import BadOption, BadPolicy, CertificateMismatch, OfframpError
+from offramp.folder import ModelInfo, find_model, is_exported
+from offramp.folder.folder import REFERENCE
+from offramp.inference import Classifier
+from offramp.inference.reranker import Reranker
 from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
-from offramp.reranking import Reranker
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
 from offramp.serve.connections import (
@@ -48,8 +50,6 @@ from offramp.serve.ladder import Ladder
 from offramp.serve.list_audit import KEPT_LISTS, ListAudit
 from offramp.serve.logs import LOGGING, log
 from offramp.serve.supervisor import HEARTBEAT, Supervisor
-from offramp.store import ModelInfo, find_model, is_exported
-from offramp.store.folder import REFERENCE
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Names the folder in which prometheus-client keeps the files of several workers; read when it is imported."""
@@ -125,7 +125,7 @@ def modules_for(model: Path) -> list[str]:
     """The modules that a worker needs, except ONNX Runtime, which starts a thread when imported. FastAPI imports
     pydantic.v1 when it creates a route, and the script that started the server imports offramp.cli."""
     modules = ["offramp.cli", "offramp.serve.app", "pydantic.v1"]
-    return modules if is_exported(model) else [*modules, "offramp.stages.torch"]
+    return modules if is_exported(model) else [*modules, "offramp.runtimes.torch"]
 
 
 def run_worker(

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from offramp.atomic import atomic_file
+from offramp.data import Task
+from offramp.data.row_hashes import hash_batch
 from offramp.errors import BadOption
-from offramp.losses import UNLABELLED
-from offramp.model import ExitModel
+from offramp.files import atomic_file
+from offramp.models.exit_model import ExitModel
 from offramp.problems import Array
-from offramp.recipes import Recipe
-from offramp.row_hashes import hash_batch
-from offramp.tasks import Task
+from offramp.training.losses import UNLABELLED
+from offramp.training.recipes import Recipe
 
 
 def default_tokenizer(model: ExitModel) -> PreTrainedTokenizerBase:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
-from offramp.atomic import atomic_file
-from offramp.heads import Head, pool
-from offramp.model import ExitModel
+from offramp.files import atomic_file
+from offramp.models.exit_model import ExitModel
+from offramp.models.heads import Head, pool
 from offramp.problems import Array
 from offramp.training.data import batches, model_inputs
 

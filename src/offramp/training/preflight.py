@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from transformers import TrainingArguments
 
+from offramp.data import Task
+from offramp.data.checks import has_default_names
 from offramp.errors import BadOption, Incompatible, count
-from offramp.model import ExitModel
+from offramp.models.exit_model import ExitModel
 from offramp.problems import SINGLE_LABEL
-from offramp.recipes import Phase, Recipe
-from offramp.tasks import Task
-from offramp.tasks.checks import has_default_names
 from offramp.training.data import has_labels
+from offramp.training.recipes import Phase, Recipe
 from offramp.training.trainer import trainable_parameters
 
 

@@ -25,14 +25,12 @@ from transformers import (
     set_seed,
 )
 
-from offramp.atomic import write_files
-from offramp.json_files import SCORES, read_json
-from offramp.model import ExitModel, explain_damage
+from offramp.data import Task
+from offramp.data.metrics import compute
+from offramp.data.row_hashes import save_hashes
+from offramp.files import SCORES, read_json, write_files
+from offramp.models.exit_model import ExitModel, explain_damage
 from offramp.problems import REGRESSION, Array, decode
-from offramp.recipes import Phase, Recipe, default_recipe, recipe_named
-from offramp.row_hashes import save_hashes
-from offramp.tasks import Task
-from offramp.tasks.metrics import compute
 from offramp.training.data import (
     add_teacher,
     check_unlabelled,
@@ -53,6 +51,7 @@ from offramp.training.features import (
     measure_scaling,
 )
 from offramp.training.preflight import check, check_labels, prepare, start_at_mean
+from offramp.training.recipes import Phase, Recipe, default_recipe, recipe_named
 from offramp.training.run_dir import claim, identity, last_complete_checkpoint
 from offramp.training.trainer import PhaseTrainer
 

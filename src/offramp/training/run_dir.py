@@ -20,11 +20,10 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from offramp.atomic import write_files
 from offramp.errors import BadOption
-from offramp.json_files import read_json
-from offramp.model import ExitModel, hash_weights
-from offramp.recipes import Phase, Recipe
+from offramp.files import read_json, write_files
+from offramp.models.exit_model import ExitModel, hash_weights
+from offramp.training.recipes import Phase, Recipe
 
 ARGUMENTS_THAT_CHANGE_WEIGHTS = """
 num_train_epochs max_steps seed data_seed full_determinism ignore_data_skip

@@ -3,23 +3,22 @@
 Everything else (loop, schedule, checkpoints, mixed precision, processes, loggers) is Trainer's.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
-from torch.utils.data import SequentialSampler
-from transformers import Trainer
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import Trainer, TrainerCallback
 
 from offramp.errors import BadOption, Incompatible
-from offramp.gradients import equilibrium, projected_parameters, remove_conflict, scale_by_depth
-from offramp.losses import group_members
-from offramp.model import ExitModel, Tap
-from offramp.recipes import Phase
-from offramp.training.sampler import LengthGroupedSampler
-from offramp.training.teacher import MomentumTeacher
+from offramp.models.exit_model import ExitModel, Tap
+from offramp.training.gradients import equilibrium, projected_parameters, remove_conflict, scale_by_depth
+from offramp.training.losses import group_members
+from offramp.training.recipes import Phase
 
 TEACHER = "teacher.safetensors"
 """The momentum teacher's weights in a checkpoint."""
@@ -170,3 +169,48 @@ def anchor_for(choice: str, task: str) -> str:
     if choice != "task":
         return choice
     return "final" if task in ("mnli", "mnli-mm", "qqp") else "inner"
+
+
+class LengthGroupedSampler(Sampler[int]):
+    """Batches of similar length in random order, different in each epoch.
+
+    Unlike transformers' sampler, the order depends only on seed and epoch, so that a resumed run has the same
+    batches, and long batches do not all come first.
+    """
+
+    def __init__(self, lengths: Tensor, batch: int, seed: int) -> None:
+        self.lengths, self.batch, self.seed, self.epoch = lengths, batch, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        random = torch.Generator().manual_seed(self.seed + self.epoch)
+        pools = torch.randperm(len(self), generator=random).split(50 * self.batch)
+        ordered = torch.cat([pool[self.lengths[pool].argsort(stable=True)] for pool in pools])
+        full = len(self) // self.batch * self.batch
+        batches = ordered[:full].view(-1, self.batch)
+        shuffled = batches[torch.randperm(len(batches), generator=random)]
+        return iter([*shuffled.flatten().tolist(), *ordered[full:].tolist()])
+
+
+class MomentumTeacher(TrainerCallback):
+    """Its last exit is the teacher; after each step it moves towards the model by 1 - momentum."""
+
+    def __init__(self, model: ExitModel, momentum: float) -> None:
+        self.model = copy.deepcopy(model)
+        nn.Module.eval(self.model.requires_grad_(False))
+        self.momentum = momentum
+
+    @torch.no_grad()
+    def logits(self, inputs: dict[str, Any]) -> Tensor:
+        logits: Tensor = self.model.to(inputs["input_ids"].device)(**inputs).logits
+        return logits
+
+    @torch.no_grad()
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        for slow, fast in zip(self.model.parameters(), model.parameters(), strict=True):
+            slow.lerp_(fast.to(slow.device), 1 - self.momentum)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from offramp.classifier import Classifier
-from offramp.model import ExitModel
+from offramp.inference import Classifier
+from offramp.models.exit_model import ExitModel
 
 MODELS: dict[str, dict[str, Any]] = {
     "reranker": {"num_labels": 1},

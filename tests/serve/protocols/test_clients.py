@@ -10,7 +10,7 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from offramp.classifier import Classifier
+from offramp.inference import Classifier
 
 Served = Callable[[str], Any]
 DOCUMENTS = ["bad bad", "a good film", "b c"]

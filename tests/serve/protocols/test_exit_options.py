@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from offramp.classifier import Classifier
+from offramp.inference import Classifier
 from offramp.policy import Policy
 
 Serve = Callable[..., Any]

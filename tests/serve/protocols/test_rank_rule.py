@@ -11,9 +11,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from offramp import Reranker, store_rank_rule
-from offramp.classifier import Classifier
 from offramp.errors import Draining, RunFailed
-from offramp.model import ExitModel
+from offramp.inference import Classifier
+from offramp.models.exit_model import ExitModel
 from offramp.policy.ranking import RankRule
 from offramp.serve.batcher import Batcher, Limits, Request
 from offramp.serve.ladder import Ladder

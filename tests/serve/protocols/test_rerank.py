@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from offramp.classifier import Classifier
-from offramp.model import ExitModel
+from offramp.inference import Classifier
+from offramp.models.exit_model import ExitModel
 
 Served = Callable[[str], Any]
 

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from offramp.classifier import Classifier, Prediction
 from offramp.errors import Overloaded
+from offramp.inference import Classifier, Prediction
 from offramp.serve.batcher import Limits
 
 Served = Callable[[str], Any]

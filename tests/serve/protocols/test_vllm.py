@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from offramp.classifier import Classifier
+from offramp.inference import Classifier
 
 Served = Callable[[str], Any]
 TEXTS = ["good film", "bad bad bad"]

@@ -12,9 +12,9 @@ import numpy as np
 from fastapi import Response
 from pydantic_core import to_json
 
-from offramp.classifier import Classifier, Prediction
-from offramp.classifier.prediction import probabilities
 from offramp.errors import NotFinite, UnknownName
+from offramp.inference import Classifier, Prediction
+from offramp.inference.prediction import probabilities
 from offramp.policy.ranking import RankRule
 from offramp.problems import MULTI_LABEL, SINGLE_LABEL
 from offramp.serve.batcher import Reply

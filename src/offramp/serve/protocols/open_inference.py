@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
 import offramp
-from offramp.classifier import Prediction
-from offramp.classifier.texts import describe
 from offramp.errors import BadData, BadOption
+from offramp.inference import Prediction
+from offramp.inference.texts import describe
 from offramp.problems import REGRESSION, SINGLE_LABEL
 from offramp.serve.batcher import Reply
 from offramp.serve.error_responses import Failure, error_response, use_shape

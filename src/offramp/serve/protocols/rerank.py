@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from fastapi import Response
 
+from offramp.inference.reranker import make_pairs
 from offramp.policy.ranking import check_reranker, relevance
-from offramp.reranking.reranker import make_pairs
 from offramp.serve.batcher import Reply
 from offramp.serve.protocols.base import Body, Call, ServedModel, check_finite
 

@@ -11,9 +11,9 @@ from fastapi import HTTPException, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 import offramp
-from offramp.classifier import Prediction
-from offramp.classifier.texts import describe
 from offramp.errors import BadData, BadOption, Incompatible, NotFinite, RunFailed, TooLarge
+from offramp.inference import Prediction
+from offramp.inference.texts import describe
 from offramp.serve.batcher import Limits, Reply
 from offramp.serve.error_responses import Failure
 from offramp.serve.protocols.base import (

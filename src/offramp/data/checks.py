@@ -1,0 +1,214 @@
+"""Raw cells -> checked columns that a model can be trained on, or an error that names the line.
+
+Rows of the wrong width, or without text or label, can be dropped if the user asks for it. A label that the task does
+not have, or a word in place of a number, is always an error: the file does not belong to the task.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from offramp.data.files import RawTable
+from offramp.errors import BadData, count
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+
+
+def check_rows(
+    table: RawTable,
+    texts: Sequence[str],
+    labels: Sequence[str] | None,
+    problem_type: str,
+    separator: str | None = None,
+    bad_rows: str = "error",
+) -> dict[str, list[Any]]:
+    """The text columns, `label` if there are labels, and `idx`."""
+    check_header(table, labels or ())
+    table = without_faults(table, find_incomplete(table, texts, problem_type), bad_rows)
+    columns = {role: table.cells[role] for role in texts}
+    if "label" in table.cells:
+        columns["label"] = label_column(table, labels or (), problem_type, separator)
+    columns["idx"] = idx_column(table)
+    return columns
+
+
+def check_header(table: RawTable, labels: Sequence[str]) -> None:
+    """Without its header, a file would lose its first example."""
+    label, idx = table.headings.get("label", "").strip(), table.headings.get("idx", "")
+    if label in labels or is_number(label) or idx.isdigit():
+        raise BadData(
+            f"{table.source}, line 1: expected a header with the names of the columns, found an example"
+        )
+
+
+def find_incomplete(table: RawTable, texts: Sequence[str], problem_type: str) -> dict[int, str]:
+    """What rows lack, by line number."""
+    found = {}
+    for role in texts:
+        for number, text in zip(table.numbers, table.cells[role], strict=True):
+            if text is None or (isinstance(text, str) and not text.strip()):
+                found[number] = f"empty {role}"
+            elif not isinstance(text, str):
+                raise BadData(f"{table.where(number)}: {text!r} as {role}, expected a string")
+    if "label" in table.cells:
+        for number, label in zip(table.numbers, table.cells["label"], strict=True):
+            empty_set = problem_type == MULTI_LABEL and isinstance(label, str)
+            if is_missing(label) and not empty_set:
+                found[number] = "no label"
+    return found
+
+
+def without_faults(table: RawTable, incomplete: Mapping[int, str], bad_rows: str) -> RawTable:
+    """The good rows. Bad ones raise an error, or are dropped with a warning."""
+    faults = {**table.faults, **incomplete}
+    if not faults:
+        if not table.numbers:
+            raise BadData(f"{table.source}: no examples")
+        return table
+    first = min(faults)
+    bad, message = count(len(faults), "bad row"), f"{table.where(first)}: {faults[first]}"
+    if "label" not in table.cells:
+        raise BadData(f"{message} ({bad}). Every row of a test set needs a prediction; fix the file.")
+    if bad_rows != "drop":
+        raise BadData(f"{message} ({bad}). Fix the file, or pass bad_rows='drop' to skip such rows.")
+    kept = [row for row, number in enumerate(table.numbers) if number not in faults]
+    if not kept:
+        raise BadData(f"{message} ({bad}). No row is left.")
+    warnings.warn(f"dropped {bad}, the first at {message}", stacklevel=6)
+    cells = {role: [column[row] for row in kept] for role, column in table.cells.items()}
+    return replace(table, cells=cells, numbers=[table.numbers[row] for row in kept], faults={})
+
+
+def label_column(
+    table: RawTable, labels: Sequence[str], problem_type: str, separator: str | None = None
+) -> list[int] | list[float] | list[list[float]]:
+    """Indices into the labels, numbers, or multi-hot rows."""
+    cells = list(zip(table.numbers, table.cells["label"], strict=True))
+    index = {label: position for position, label in enumerate(labels)}
+    if problem_type == REGRESSION:
+        return [_number(table, *cell) for cell in cells]
+    if problem_type == MULTI_LABEL:
+        return [
+            _multi_hot(table, number, label_set(table, number, cell, separator), index)
+            for number, cell in cells
+        ]
+    return [_index(table, number, label_name(table, number, cell), index) for number, cell in cells]
+
+
+def _number(table: RawTable, number: int, cell: Any) -> float:
+    if not is_number(cell):
+        raise BadData(f"{table.where(number)}: label {cell!r}, expected a number")
+    return float(cell)
+
+
+def _multi_hot(table: RawTable, number: int, found: Sequence[str], index: Mapping[str, int]) -> list[float]:
+    if len(set(found)) < len(found):
+        raise BadData(f"{table.where(number)}: labels {found}, expected each name at most once")
+    positions = {_index(table, number, label, index) for label in found}
+    return [float(position in positions) for position in range(len(index))]
+
+
+def _index(table: RawTable, number: int, label: str, index: Mapping[str, int]) -> int:
+    if label not in index:
+        hint = (
+            "; these are placeholders, pass the real names as labels=..."
+            if has_default_names([*index])
+            else ""
+        )
+        raise BadData(f"{table.where(number)}: label {label!r}, expected one of {', '.join(index)}{hint}")
+    return index[label]
+
+
+def idx_column(table: RawTable) -> list[int]:
+    """The file's own index, or else the row number from 0."""
+    cells = table.cells.get("idx", range(len(table.numbers)))
+    for number, cell in zip(table.numbers, cells, strict=True):
+        if not str(cell).isdecimal():
+            raise BadData(f"{table.where(number)}: index {cell!r}, expected a whole number")
+    return [int(cell) for cell in cells]
+
+
+def infer_problem_type(table: RawTable, labels: Sequence[str] | None, separator: str | None) -> str:
+    """Lists, or a separator, mean multi-label; numbers with fractions mean regression."""
+    labelled = zip(table.numbers, table.cells["label"], strict=True) if "label" in table.cells else ()
+    cells = {number: cell for number, cell in labelled if not is_missing(cell)}
+    if separator is not None or any(isinstance(cell, list) for cell in cells.values()):
+        return MULTI_LABEL
+    fractions = [cell for cell in cells.values() if is_number(cell) and not float(cell).is_integer()]
+    if labels is not None or not fractions:
+        return SINGLE_LABEL
+    for number, cell in cells.items():
+        if not is_number(cell):
+            raise BadData(
+                f"{table.where(number)}: label {cell!r}, expected a number like {fractions[0]!r}. Fix the file, or "
+                f"pass problem_type={SINGLE_LABEL!r} if these are class names."
+            )
+    return REGRESSION
+
+
+def infer_labels(table: RawTable, problem_type: str, separator: str | None) -> list[str]:
+    """The labels that occur, sorted: as numbers if all are numbers, or else as text."""
+    if "label" not in table.cells:
+        raise BadData(f"{table.source}: no labels to infer the names from; pass labels=...")
+    found: set[str] = set()
+    for number, cell in zip(table.numbers, table.cells["label"], strict=True):
+        if not is_missing(cell) and problem_type == MULTI_LABEL:
+            found.update(label_set(table, number, cell, separator))
+        elif not is_missing(cell):
+            found.add(label_name(table, number, cell))
+    if len(found) < 2:
+        only = f"the only label is {found.pop()}" if found else "no labels"
+        raise BadData(f"{table.source}: {only}, expected at least two")
+    if problem_type == SINGLE_LABEL:
+        check_not_joined(table, found)
+    return sorted(found, key=float) if all(map(is_number, found)) else sorted(found)
+
+
+def check_not_joined(table: RawTable, labels: set[str]) -> None:
+    """A label that consists of other labels is several of them."""
+    for label in sorted(labels):
+        for mark in "|;,":
+            parts = {part.strip() for part in label.split(mark)}
+            if len(parts) > 1 and parts <= labels:
+                raise BadData(
+                    f"{table.source}: the label {label!r} consists of other labels; pass separator={mark!r} if it "
+                    f"stands for all of them, or labels=... if it is a class of its own."
+                )
+
+
+def label_set(table: RawTable, number: int, cell: Any, separator: str | None) -> list[str]:
+    """The labels of a multi-label example."""
+    if isinstance(cell, list):
+        return [label_name(table, number, label) for label in cell]
+    if isinstance(cell, str) and separator is not None:
+        return [label.strip() for label in cell.split(separator) if label.strip()]
+    raise BadData(
+        f"{table.where(number)}: label {cell!r}, expected a list of names; for text, pass separator=..."
+    )
+
+
+def label_name(table: RawTable, number: int, cell: Any) -> str:
+    """A label as stripped text. A table with missing cells stores whole numbers as floats: 1.0 is 1."""
+    if is_missing(cell) or isinstance(cell, dict | list):
+        raise BadData(f"{table.where(number)}: label {cell!r}, expected a name or a number")
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+
+
+def is_missing(cell: Any) -> bool:
+    """Whether a cell is None, blank, NaN or infinite."""
+    if isinstance(cell, float):
+        return not math.isfinite(cell)
+    return cell is None or (isinstance(cell, str) and not cell.strip())
+
+
+def is_number(cell: Any) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except (TypeError, ValueError):
+        return False
+
+
+def has_default_names(names: Sequence[str]) -> bool:
+    """Whether these are transformers' placeholders, LABEL_0 and so on."""
+    return list(names) == [f"LABEL_{index}" for index in range(len(names))]

@@ -1,0 +1,299 @@
+"""A task: its texts and labels, its metrics, and where each split comes from.
+
+Whatever the source, `load` returns a `datasets.DatasetDict` with the columns `text`, `text_pair` (pairs only),
+`label` (an index into the labels, a number, or a list of 0 and 1) and `idx` (the index that a benchmark's submission
+uses, or else the row number). A split without labels has no column `label`. `load` checks every row, so a task that
+loads can be trained on.
+
+Messages name options as Python arguments, `text=...` or `bad_rows='drop'`; the command line turns these into flags.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offramp.data.checks import check_rows, has_default_names, infer_labels, infer_problem_type
+from offramp.data.files import (
+    ColumnMap,
+    HubSplit,
+    LineFile,
+    LoadedSplit,
+    Source,
+    class_names,
+    guess_columns,
+    load_from_hub,
+    read_file,
+)
+from offramp.data.metrics import check_metrics
+from offramp.errors import BadData, UnknownName, did_you_mean
+from offramp.problems import DEFAULT_METRICS, MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+NLI = ("contradiction", "entailment", "neutral")
+NLI_OF_ROBERTA = ("contradiction", "neutral", "entailment")
+"""The order of MNLI's labels that DeeBERT, PABEE, ELBERT and RomeBERT use for RoBERTa, without saving it."""
+ROBERTAS = ("roberta", "xlm-roberta")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is trained and evaluated on.
+
+    *Example*
+
+    >>> task = Task.named("SST-2")
+    >>> task.labels, task.headline, list(task.splits)
+    (('0', '1'), 'acc', ['train', 'validation', 'test'])
+    """
+
+    name: str
+    labels: tuple[str, ...] | None
+    """Label names in the order of the model's logits; None for regression."""
+    metrics: tuple[str, ...]
+    """Names of metrics; the first is the headline."""
+    splits: Mapping[str, Source]
+    """Where `load` reads each split."""
+    problem_type: str = SINGLE_LABEL
+    """transformers' name: single_label_classification, multi_label_classification or regression."""
+    separator: str | None = None
+    """What separates the labels of a multi-label example in a text cell."""
+    bad_rows: str = "error"
+    """For labelled rows of the wrong width, or without text or label: "error", or "drop" them with a warning."""
+    layout: Mapping[str, LineFile] = field(default_factory=dict)
+    """The task's files, relative to its folder, for `at`."""
+    aliases: tuple[str, ...] = ()
+    """Other names of the task and of its folder, the usual one first."""
+    submission: str | None = None
+    """The benchmark's name for the file of predictions, without its suffix."""
+
+    def __post_init__(self) -> None:
+        labels = self.labels or ()
+        twice = [label for label in labels if labels.count(label) > 1]
+        if twice:
+            raise BadData(f"{self.name}: two labels are named {twice[0]!r}; label names must differ")
+        if self.separator == "":
+            raise BadData(f"{self.name}: separator='' is empty")
+        check_metrics(self.metrics, self.problem_type, len(labels))
+
+    @classmethod
+    def named(cls, name: str, folder: str | Path | None = None, bad_rows: str | None = None) -> "Task":
+        """A built-in task in any usual spelling, read from a folder of its files or else from the hub.
+
+        The folder is the task's own or its parent: `data/glue/MRPC` or `data/glue`. By default, bad rows are an error
+        in files and dropped with a warning from the hub, whose data the user cannot fix.
+        """
+        from offramp.data import TASKS
+
+        by_name = {_normalize(task.name.removeprefix(_prefix(task))): task for task in TASKS.values()}
+        by_name |= {
+            _normalize(_prefix(task) + alias): task for task in TASKS.values() for alias in task.aliases
+        }
+        by_name |= {_normalize(task.name): task for task in TASKS.values()}
+        if _normalize(name) not in by_name:
+            raise UnknownName(f"no task named {did_you_mean(name, TASKS)}")
+        bad_rows = bad_rows or ("drop" if folder is None else "error")
+        task = replace(by_name[_normalize(name)], bad_rows=bad_rows)
+        return task if folder is None else task.at(folder)
+
+    @classmethod
+    def from_files(
+        cls,
+        train: str | Path | None = None,
+        validation: str | Path | None = None,
+        test: str | Path | None = None,
+        *,
+        text: str | None = None,
+        text_pair: str | None = None,
+        label: str | None = None,
+        labels: Sequence[str] | None = None,
+        problem_type: str | None = None,
+        metrics: Sequence[str] | None = None,
+        separator: str | None = None,
+        bad_rows: str = "error",
+        unlabelled: Sequence[str] = ("test",),
+        name: str = "files",
+    ) -> "Task":
+        """A task from CSV, TSV, JSONL or Parquet files. Whatever is not given is inferred from the first of them.
+
+        Columns are guessed by their names, and labels are those that occur. Labels of a multi-label example are a
+        list of names, or one text with a `separator` between them. The splits in `unlabelled` may lack the label
+        column; if there are no others, give `labels`. Each file is read once, here, and kept in memory.
+        """
+        paths = {"train": train, "validation": validation, "test": test}
+        given = {split: Path(path) for split, path in paths.items() if path is not None}
+        if not given:
+            raise BadData("no files; pass train=..., validation=... or test=...")
+        labelled = [split for split in given if split not in unlabelled]
+        files = {split: read_file(path) for split, path in given.items()}
+        first = files[(labelled or list(given))[0]]
+        columns = guess_columns(
+            str(first.path), first.column_names, text, text_pair, label, needs_label=bool(labelled)
+        )
+        sources = {}
+        for split, file in files.items():
+            file.check_not_empty()
+            present = _without_absent_label(columns, file.column_names) if split in unlabelled else columns
+            sources[split] = LoadedSplit(present, file.select(present))
+        return cls._infer(name, sources, labels, problem_type, metrics, separator, bad_rows)
+
+    @classmethod
+    def from_hub(
+        cls,
+        path: str,
+        config: str | None = None,
+        *,
+        train: str = "train",
+        validation: str = "validation",
+        test: str = "test",
+        text: str | None = None,
+        text_pair: str | None = None,
+        label: str | None = None,
+        labels: Sequence[str] | None = None,
+        problem_type: str | None = None,
+        metrics: Sequence[str] | None = None,
+        separator: str | None = None,
+        bad_rows: str = "error",
+    ) -> "Task":
+        """Like `from_files`, for any data set on the hub, whose splits have the given names there."""
+        data = load_from_hub(path, config)
+        wanted = {"train": train, "validation": validation, "test": test}
+        found = {split: name for split, name in wanted.items() if name in data}
+        if not found:
+            raise BadData(f"{path} has no split {', '.join(wanted.values())}; it has {', '.join(data)}")
+        features = data[next(iter(found.values()))].features
+        columns = guess_columns(path, list(features), text, text_pair, label)
+        sources = {}
+        for split, name in found.items():
+            present = _without_absent_label(columns, data[name].column_names) if split == "test" else columns
+            sources[split] = HubSplit(path, config, name, present)
+        labels = labels or class_names(features.get(columns.label))
+        return cls._infer(path, sources, labels, problem_type, metrics, separator, bad_rows)
+
+    @classmethod
+    def _infer(
+        cls,
+        name: str,
+        splits: Mapping[str, Source],
+        labels: Sequence[str] | None,
+        problem_type: str | None,
+        metrics: Sequence[str] | None,
+        separator: str | None,
+        bad_rows: str,
+    ) -> "Task":
+        labelled = [source for source in splits.values() if source.columns.label is not None]
+        if not labelled and not labels and problem_type != REGRESSION:
+            raise BadData(f"{name}: no split has labels; pass labels=..., their names in the model's order")
+        table = (labelled or list(splits.values()))[0].read()
+        problem_type = problem_type or infer_problem_type(table, labels, separator)
+        if problem_type not in PROBLEM_TYPES:
+            raise BadData(f"problem_type={problem_type!r}, expected one of {', '.join(PROBLEM_TYPES)}")
+        if not labels and problem_type != REGRESSION:
+            labels = infer_labels(table, problem_type, separator)
+        names = tuple(str(label).strip() for label in labels) if labels else None
+        metrics = tuple(metrics or DEFAULT_METRICS[problem_type])
+        return cls(name, names, metrics, splits, problem_type, separator, bad_rows)
+
+    @property
+    def headline(self) -> str:
+        """The main metric, by which checkpoints and policies are compared."""
+        return self.metrics[0]
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The text columns that `load` returns: one, or two for pairs."""
+        sources = [*self.splits.values(), *self.layout.values()]
+        return ("text",) if sources[0].columns.text_pair is None else ("text", "text_pair")
+
+    def at(self, folder: str | Path) -> "Task":
+        """The same task, read from a folder of its files, which may lack a test set."""
+        home = self._find_folder(Path(folder))
+        files = {split: replace(file, path=home / file.path) for split, file in self.layout.items()}
+        present = {
+            split: file
+            for split, file in files.items()
+            if file.columns.label is not None or file.path.is_file()
+        }
+        return replace(self, splits=present)
+
+    def _find_folder(self, folder: Path) -> Path:
+        """The folder itself if it has files of the task, or else its subfolder with the task's name."""
+        names = [file.path for file in self.layout.values()]
+        if any((folder / name).is_file() for name in names):
+            return folder
+        own = {_normalize(name) for name in (*self.aliases, self.name.removeprefix(_prefix(self)))}
+        for inside in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if _normalize(inside.name) in own and any((inside / name).is_file() for name in names):
+                return inside
+        raise BadData(
+            f"{folder}: no files of {self.name}, expected {', '.join(map(str, names))} there "
+            f"or in its subfolder {self.aliases[0]}"
+        )
+
+    def with_label_order(self, names: Sequence[str], encoder: str) -> "Task":
+        """The task with its labels in the order of a model whose outputs have these names.
+
+        A model without names (LABEL_0, ...) is taken to use the task's order, and a task whose labels are 0, 1, ...
+        takes any names. A RoBERTa without names is refused for MNLI, because the older scripts used another order.
+        """
+        if self.labels is None:
+            return self
+        if set(names) == set(self.labels):
+            return replace(self, labels=tuple(names))
+        numbers = [str(index) for index in range(len(names))]
+        ambiguous = encoder in ROBERTAS and set(self.labels) == set(NLI)
+        if has_default_names(names) and ambiguous:
+            raise BadData(
+                f"this {encoder} does not name its labels: their order may be {', '.join(NLI)}, or "
+                f"{', '.join(NLI_OF_ROBERTA)} as in the older scripts. Create or import it with labels=..."
+            )
+        if list(self.labels) == numbers or (has_default_names(names) and len(self.labels) == len(names)):
+            return self
+        raise BadData(
+            f"the labels do not match: the model has {', '.join(names)}; {self.name} has "
+            f"{', '.join(self.labels)}. Rename the labels in the data, or create the model with the task's labels"
+        )
+
+    def load(self, *splits: str) -> "DatasetDict":
+        """The given splits, or all of them, with every row checked."""
+        import datasets
+
+        if self.bad_rows not in ("error", "drop"):
+            raise BadData(f"bad_rows={self.bad_rows!r}, expected error or drop")
+        if not self.splits:
+            raise BadData(f"{self.name} is not on the hub; pass folder=..., the folder of its files")
+        return datasets.DatasetDict({split: self._dataset(split) for split in splits or self.splits})
+
+    def _dataset(self, split: str) -> "Dataset":
+        import datasets
+
+        if split not in self.splits:
+            raise BadData(f"{self.name} has no split {split!r} here; it has {', '.join(self.splits)}")
+        table, texts = self.splits[split].read(), self.text_columns
+        columns = check_rows(table, texts, self.labels, self.problem_type, self.separator, self.bad_rows)
+        label_types = {
+            SINGLE_LABEL: datasets.ClassLabel(names=list(self.labels or ())),
+            MULTI_LABEL: datasets.List(datasets.Value("float32")),  # as binary cross-entropy expects
+            REGRESSION: datasets.Value("float32"),
+        }
+        features = {text: datasets.Value("string") for text in texts}
+        features |= {"label": label_types[self.problem_type]} if "label" in columns else {}
+        features["idx"] = datasets.Value("int64")
+        return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+def _normalize(name: str) -> str:
+    """A task's name without case, punctuation and the prefix glue/."""
+    return re.sub(r"[^a-z0-9/]", "", name.lower()).removeprefix("glue/")
+
+
+def _prefix(task: Task) -> str:
+    """The benchmark in a task's name, as in elue/sst-2."""
+    return "".join(task.name.rpartition("/")[:2])
+
+
+def _without_absent_label(columns: ColumnMap, names: Sequence[str]) -> ColumnMap:
+    return columns if columns.label in names else replace(columns, label=None)

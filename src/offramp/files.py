@@ -1,0 +1,125 @@
+"""Write files and folders completely or not at all.
+
+Output is written to a scratch folder beside its target, `.NAME.RANDOM.unfinished`, and then renamed. A killed writer
+leaves its scratch folder behind; the next writer of the same target removes it once nothing in it has changed for an
+hour, so that a slow writer that is still running is left alone.
+
+Several files cannot be renamed in one step, so their scratch folder is: to `.NAME.RANDOM.complete`, from which they
+are then moved. If the writer is killed in between, the next reader or writer moves the rest.
+"""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from offramp.errors import CannotLoad, OutputExists
+
+SUFFIX, COMPLETE = ".unfinished", ".complete"
+STALE_SECONDS = 3600
+
+
+def write_files(texts: Mapping[Path, str]) -> None:
+    """Write several files of a folder; if any of them fails, all are as they were before."""
+    first = next(iter(texts))
+    folder = first.parent
+    finish_writes(folder)
+    with scratch(first) as draft, scratch(first) as old:
+        for path, text in texts.items():
+            (draft.parent / path.name).write_text(text, encoding="utf-8", newline="")
+            if path.is_file():
+                shutil.copy2(path, old.parent)
+        complete = draft.parent.rename(draft.parent.with_suffix(COMPLETE))
+        try:
+            move_files(complete, folder)
+        except OSError:
+            for path in texts:
+                if (before := old.parent / path.name).is_file():
+                    before.replace(path)
+                elif not (complete / path.name).exists():
+                    path.unlink()
+            shutil.rmtree(complete)
+            raise
+
+
+def finish_writes(folder: Path) -> None:
+    """Move the files of writers that were killed after their files were complete."""
+    for complete in folder.glob(f".*{COMPLETE}"):
+        with suppress(PermissionError):  # a reader may not be allowed to write
+            move_files(complete, folder)
+
+
+def move_files(complete: Path, folder: Path) -> None:
+    with suppress(FileNotFoundError):  # another process has finished this write
+        for file in sorted(complete.iterdir()):
+            file.replace(folder / file.name)
+        complete.rmdir()
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """The path to write a file to; on leaving the block it replaces `path`."""
+    with scratch(path) as draft:
+        yield draft
+        draft.replace(path)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to write into; on leaving the block it becomes `path`, which must not exist or be empty."""
+    check_free(path)
+    with scratch(path) as draft:
+        draft.mkdir()
+        yield draft
+        check_free(path)
+        draft.replace(path)
+
+
+def check_free(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise OutputExists(f"{path} already exists; choose another folder or remove it.")
+
+
+@contextmanager
+def scratch(path: Path) -> Iterator[Path]:
+    """A path of the same name in a new folder on the same file system."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_stale(path)
+    with TemporaryDirectory(SUFFIX, f".{path.name}.", path.parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder) / path.name
+
+
+def remove_stale(path: Path) -> None:
+    ours = re.compile(re.escape(f".{path.name}.") + r"\w+" + re.escape(SUFFIX))
+    for folder in path.parent.iterdir():
+        if ours.fullmatch(folder.name) and time.time() - last_change(folder) > STALE_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def last_change(folder: Path) -> float:
+    """The newest modification time in a folder; infinity while its writer removes it."""
+    try:
+        return max(path.stat().st_mtime for path in [folder, *folder.rglob("*")])
+    except FileNotFoundError:
+        return float("inf")
+
+
+SCORES = "scores.json"
+"""The scores of every exit of a trained model."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; anything else in the file is a `CannotLoad`."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CannotLoad(f"{path} cannot be read ({reason}); save or copy the model again.") from error
+    if not isinstance(record, dict):
+        raise CannotLoad(f"{path} cannot be read (not a JSON object); save or copy the model again.")
+    return record

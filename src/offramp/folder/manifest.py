@@ -1,0 +1,141 @@
+"""stages.json and tokenizer.json of an exported folder, read without torch."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from tokenizers import Tokenizer
+
+from offramp.errors import CannotLoad
+from offramp.files import read_json
+
+FORMAT = 2
+MANIFEST, CONFIG, TOKENIZER = "stages.json", "config.json", "tokenizer.json"
+EMBEDDING, STAGES, WEIGHTS = "embedding.onnx", "stages.onnx", "weights.bin"
+NEEDED = (MANIFEST, CONFIG, TOKENIZER, EMBEDDING, STAGES)
+NOT_HASHED = {CONFIG: ("policy", "policy_target", "rank_rule"), MANIFEST: ("digests",)}
+"""The parts of a JSON file that may change after the export."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a runtime needs to know about an exported model, besides config.json."""
+
+    precision: str
+    """The number format of the layers: "fp32" or "int8"."""
+    branches: tuple[int, ...]
+    """The branch of the graph that runs each stage; identical stages share one."""
+    max_length: int
+    """The number of positions of the model, in tokens."""
+    padding: int
+    """The id of the padding token."""
+    shape: Mapping[str, int]
+    """Sizes of the backbone, from which its MACs are counted."""
+    fingerprint: str
+    """The fingerprint of the model that was exported."""
+    tokenizer: Mapping[str, Any]
+    """The fields of `SavedTokenizer` that tokenizer.json lacks."""
+    made_with: Mapping[str, str]
+    """Versions of the packages that wrote the graphs."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """A hash of each file, written by `save`."""
+    format: int = FORMAT
+
+    def save(self, folder: Path) -> None:
+        """Write stages.json as the last file of the folder."""
+        self.write(folder)
+        files = (path.name for path in folder.iterdir())
+        replace(self, digests={name: digest(folder / name) for name in sorted(files)}).write(folder)
+
+    def write(self, folder: Path) -> None:
+        (folder / MANIFEST).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read a manifest, and check that the folder holds the files that `save` found there."""
+        file = folder / MANIFEST
+        record = read_json(file)
+        if record.get("format", FORMAT) != FORMAT:
+            raise CannotLoad(
+                f"{file} has format {record['format']!r}, and this offramp reads {FORMAT}; upgrade offramp, or "
+                "export the model again."
+            )
+        expected = {each.name for each in fields(cls)}
+        wrong = sorted(expected ^ record.keys())
+        if wrong:
+            fault = "has no" if wrong[0] in expected else "has an unknown field"
+            raise CannotLoad(f"{file} {fault} {wrong[0]}; export the model again.")
+        for name, kinds in MANIFEST_TYPES.items():
+            if not isinstance(record[name], kinds) or isinstance(record[name], bool):
+                raise CannotLoad(f"{file}: {name} is {record[name]!r}; export the model again.")
+        branches = record["branches"]
+        if not all(isinstance(branch, int) and not isinstance(branch, bool) for branch in branches):
+            raise CannotLoad(f"{file}: branches is {branches!r}; export the model again.")
+        check_files(folder, record["digests"])
+        return cls(**record | {"branches": tuple(branches)})
+
+
+MANIFEST_TYPES = {
+    "precision": str,
+    "branches": list,
+    "max_length": int,
+    "padding": int,
+    "shape": dict,
+    "fingerprint": str,
+    "tokenizer": dict,
+    "digests": dict,
+}
+
+
+def check_files(folder: Path, digests: Mapping[str, str]) -> None:
+    """Files of this folder only, each as it was when the folder was written."""
+    names = dict.fromkeys([*digests, *NEEDED])
+    for name in names:
+        if name in ("", ".", "..") or {"/", "\\"} & {*name}:
+            raise CannotLoad(f"{folder / MANIFEST} names {name!r}, which is not a file of its folder.")
+    for name in names:
+        if not (folder / name).is_file():
+            raise CannotLoad(f"{folder / name} is missing; export the model again.")
+        if digests.get(name) != digest(folder / name):
+            raise CannotLoad(f"{folder / name} is not the file that was exported; export the model again.")
+
+
+def digest(path: Path) -> str:
+    """A hash of a file, without what may change in it."""
+    if path.name in NOT_HASHED:
+        record = {key: value for key, value in read_json(path).items() if key not in NOT_HASHED[path.name]}
+        return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class SavedTokenizer:
+    """tokenizer.json, and the settings that a transformers tokenizer keeps beside it, under the same names."""
+
+    backend_tokenizer: Tokenizer
+    model_max_length: int
+    truncation_side: str
+    model_input_names: list[str]
+    pad_token_id: int
+
+    @classmethod
+    def load(cls, folder: Path, settings: Mapping[str, Any]) -> Self:
+        with usable_tokenizer(folder / TOKENIZER):
+            found = cls(Tokenizer.from_file(str(folder / TOKENIZER)), **settings)
+        return found
+
+
+@contextmanager
+def usable_tokenizer(name: str | Path) -> Iterator[None]:
+    """`CannotLoad` for whatever a damaged tokenizer raises: also a panic in Rust, which is not an Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise CannotLoad(f"{name} cannot be used ({error}); save or export the model again.") from error

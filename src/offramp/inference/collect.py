@@ -1,0 +1,209 @@
+"""One pass of a model over a data set, run by the engine: where every trace comes from."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import compress
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from offramp.data.row_hashes import hash_batch
+from offramp.engine import Engine
+from offramp.errors import BadData, BadOption
+from offramp.inference import Classifier
+from offramp.inference.texts import BatchTokenizer, check_kind
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
+from offramp.runtimes import Tokens, stages_of, text_length
+from offramp.trace import Trace
+
+Batch = dict[str, list[Any]]
+"""Consecutive rows of a data set, by column."""
+
+
+def collect(
+    model: Any,
+    dataset: Any,
+    tokenizer: Any = None,
+    *,
+    batch_tokens: int | None = None,
+    max_length: int | None = None,
+    metrics: tuple[str, ...] = (),
+    data: str = "",
+    progress: bool = True,
+) -> Trace:
+    """Run all exits once over a data set; the trace is in the data set's order.
+
+    The logits are kept in memory: a million examples with 12 exits and 3 classes take 144 MB, or twice that for a
+    stream, whose length is unknown until its end.
+
+    Args:
+        model: an `ExitModel`, or a `Classifier` to use its runtime, tokenizer, `batch_tokens` and `max_length`.
+        dataset: a `datasets.Dataset` or `IterableDataset` with the columns `text` and optionally `text_pair`, or
+            with `input_ids`; optionally `label` or `labels`, and `idx` or `id`. Labels that are all -1 or None, as
+            in a hidden test set, count as unlabelled.
+        tokenizer: the model's fast tokenizer, needed for texts.
+        batch_tokens: the most tokens in a micro-batch, padding included; by default what suits the runtime.
+        max_length: the number of tokens at which texts are truncated; by default as in training, or the
+            model's limit if that is unknown.
+        metrics: names of the task's metrics, the headline first.
+        data: the name of the data set in reports.
+        progress: show a progress bar.
+    """
+    columns = dataset.column_names or ()
+    was_training = getattr(model, "training", False)
+    try:
+        engine, batch_tokenizer = prepare(model, tokenizer, batch_tokens, max_length)
+        if "text" in columns:
+            check_kind("text_pair" in columns, engine.stages.trained_on_pairs, "a row")
+        known_rows = model.training_rows if isinstance(model, Classifier) else None
+        arrays = run(engine, dataset, batch_tokenizer, progress, known_rows)
+    finally:
+        if was_training:  # TorchStages set the model to evaluation
+            model.train()
+    stages = engine.stages
+    return Trace(
+        **arrays,
+        layers=stages.layers,
+        problem_type=stages.problem_type,
+        label_names=stages.labels,
+        metrics=metrics,
+        data=data,
+        precision=stages.precision,
+        max_length=batch_tokenizer.max_length if batch_tokenizer and "input_ids" not in columns else None,
+        **stages.about(),
+    )
+
+
+def prepare(
+    model: Any, tokenizer: Any, batch_tokens: int | None, max_length: int | None
+) -> tuple[Engine, BatchTokenizer | None]:
+    if isinstance(model, Classifier):
+        if (tokenizer, batch_tokens, max_length) != (None, None, None):
+            raise BadOption(
+                "a Classifier has its own tokenizer, batch_tokens and max_length; set them there."
+            )
+        return model.engine, model.tokenizer
+    engine = Engine(stages_of(model), batch_tokens=batch_tokens)
+    longest = text_length(engine.stages, max_length)
+    return engine, None if tokenizer is None else BatchTokenizer(tokenizer, longest)
+
+
+def run(
+    engine: Engine,
+    dataset: Any,
+    tokenizer: BatchTokenizer | None,
+    progress: bool,
+    known_rows: Array | None,
+) -> dict[str, Any]:
+    """The arrays of a trace. Labels are checked before the model runs; those of a stream, as they are read."""
+    from tqdm.auto import tqdm
+
+    problem_type, classes = engine.stages.problem_type, len(engine.stages.labels)
+    total = len(dataset) if hasattr(dataset, "__len__") else None
+    label_columns = [name for name in ("label", "labels") if name in (dataset.column_names or ())]
+    if total and label_columns:
+        for _ in read(dataset.select_columns(label_columns), engine.window, problem_type, classes):
+            pass
+    logits = None if total is None else np.empty((total, len(engine.stages.layers), classes), np.float32)
+    parts: dict[str, list[Array]] = defaultdict(list)
+    with tqdm(total=total, unit=" examples", disable=not progress) as bar:
+        for first, batch, labels in read(dataset, engine.window, problem_type, classes):
+            tokens = tokenize(batch, first, tokenizer)
+            rows = range(first, first + len(tokens))
+            outputs, gates = engine.trace(tokens)
+            if logits is None:
+                parts["logits"].append(outputs)
+            else:
+                logits[rows.start : rows.stop] = outputs
+            parts["lengths"].append(np.array([len(example.ids) for example in tokens]))
+            parts["ids"].append(np.array(batch.get("idx", batch.get("id", rows))))
+            if gates is not None:
+                parts["gates"].append(gates)
+            if labels is not None:
+                parts["labels"].append(labels)
+            if known_rows is not None and "text" in batch:
+                parts["trained_on"].append(np.isin(hash_batch(batch), known_rows))
+            bar.update(len(tokens))
+    if not parts:
+        raise BadData("the data set is empty.")
+    arrays: dict[str, Any] = {name: np.concatenate(pieces) for name, pieces in parts.items()}
+    known = arrays.get("labels")
+    if known is None or (known == -1).all():  # the hidden labels of a regression
+        arrays["labels"] = None
+    return arrays if logits is None else arrays | {"logits": logits}
+
+
+def read(
+    dataset: Any, size: int, problem_type: str, classes: int
+) -> Iterator[tuple[int, Batch, Array | None]]:
+    """The data set in batches: the number of the first row, the columns, and the labels if there are any."""
+    first, labelled = 0, None
+    for batch in dataset.with_format(None).iter(batch_size=size):
+        labels = read_labels(batch, first, problem_type, classes)
+        if labelled is not None and labelled != (labels is not None):
+            raise unlabelled(0 if labels is not None else first)
+        labelled = labels is not None
+        yield first, batch, labels
+        first += len(next(iter(batch.values())))
+
+
+def read_labels(batch: Batch, first: int, problem_type: str, classes: int) -> Array | None:
+    """The labels of a batch; None if all are missing."""
+    labels = batch.get("label", batch.get("labels", []))
+    missing = [is_missing(label, problem_type) for label in labels]
+    if all(missing):
+        return None
+    if any(missing):
+        raise unlabelled(first + missing.index(True))
+    expected = {SINGLE_LABEL: f"0 to {classes - 1}", MULTI_LABEL: f"a list of {classes} zeros and ones"}
+    for row, label in enumerate(labels, first):
+        if not is_label(label, problem_type, classes):
+            raise BadData(
+                f"row {row} has the label {label!r}, expected {expected.get(problem_type, 'a number')}."
+            )
+    return np.array(labels, np.float32 if problem_type == REGRESSION else np.int64)
+
+
+def is_missing(label: Any, problem_type: str) -> bool:
+    if label is None or label != label:  # NaN
+        return True
+    hidden = [-1] * len(label) if isinstance(label, list) else -1
+    return bool(label == hidden and problem_type != REGRESSION)
+
+
+def is_label(label: Any, problem_type: str, classes: int) -> bool:
+    if problem_type == REGRESSION:
+        return isinstance(label, int | float) and isfinite(label)
+    if problem_type == MULTI_LABEL:
+        return isinstance(label, list) and len(label) == classes and all(each in (0, 1) for each in label)
+    return isinstance(label, int) and 0 <= label < classes
+
+
+def unlabelled(row: int) -> BadData:
+    return BadData(f"row {row} has no label but others do; label all rows, or remove the label column.")
+
+
+def tokenize(batch: Batch, first: int, tokenizer: BatchTokenizer | None) -> list[Tokens]:
+    if "input_ids" in batch:
+        return unpad(batch, first)
+    if "text" not in batch:
+        raise BadData(f"the data set needs a column text or input_ids; it has {', '.join(batch)}.")
+    if tokenizer is None:
+        raise BadData("the data set has texts: pass the model's tokenizer, or a data set with input_ids.")
+    if "text_pair" not in batch:
+        return tokenizer(batch["text"])
+    return tokenizer([*zip(batch["text"], batch["text_pair"], strict=True)])
+
+
+def unpad(batch: Batch, first: int) -> list[Tokens]:
+    """Rows of `input_ids`, without padding."""
+    ids, types = batch["input_ids"], batch.get("token_type_ids")
+    masks = batch.get("attention_mask") or [[1] * len(row) for row in ids]
+    for row, mask in enumerate(masks, first):
+        if not any(mask):
+            raise BadData(f"row {row} has no tokens.")
+    return [
+        Tokens([*compress(ids[row], mask)], None if types is None else [*compress(types[row], mask)])
+        for row, mask in enumerate(masks)
+    ]

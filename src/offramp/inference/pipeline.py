@@ -1,0 +1,71 @@
+"""The transformers pipeline task "early-exit-classification". Importing this module registers it.
+
+from transformers import pipeline
+import offramp.inference.pipeline
+
+pipeline("early-exit-classification", model=path)("a text")  # [{"label": ..., "score": ..., "layer": 4}]
+"""
+
+# mypy: disable-error-code="override, no-untyped-call"
+# transformers' pipelines are only partly typed
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, TextClassificationPipeline
+from transformers.pipelines import PIPELINE_REGISTRY
+
+from offramp.inference.classifier import Classifier
+from offramp.policy import Policy
+from offramp.runtimes import Tokens
+
+TASK = "early-exit-classification"
+
+
+class ExitPipeline(TextClassificationPipeline):
+    """Like "text-classification", with the additional option `policy` and `layer` in the results."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.classifier = Classifier(self.model, self.tokenizer)
+
+    def _sanitize_parameters(self, policy: Policy | str | None = None, **options: Any) -> Any:
+        preprocess, _, postprocess = super()._sanitize_parameters(**options)
+        return preprocess, {} if policy is None else {"policy": policy}, postprocess
+
+    def preprocess(self, inputs: Any, **options: Any) -> Any:
+        truncation = {"truncation": True, "max_length": self.classifier.tokenizer.max_length}
+        return super().preprocess(inputs, **truncation | options)
+
+    def _forward(self, model_inputs: Any, policy: Policy | str | None = None) -> dict[str, Tensor]:
+        stages = self.classifier.stages
+        decision = self.classifier.engine.run(
+            unpadded(**model_inputs), self.classifier.resolve_policy(policy or self.classifier.policy)
+        )
+        layers = torch.tensor(stages.layers)[torch.from_numpy(decision.exits)]
+        return {"logits": torch.from_numpy(decision.logits), "layer": layers}
+
+    def postprocess(self, model_outputs: Any, **options: Any) -> Any:
+        result = super().postprocess(model_outputs, **options)
+        for record in result if isinstance(result, list) else [result]:
+            record["layer"] = int(model_outputs["layer"])
+            if not torch.isfinite(model_outputs["logits"]).all():
+                record.update(label=None, score=float("nan"))
+        return result
+
+
+def unpadded(
+    input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None, **others: Any
+) -> list[Tokens]:
+    """The rows of a padded batch, without padding."""
+    types: Any = [None] * len(input_ids) if token_type_ids is None else token_type_ids
+    return [
+        Tokens(ids[mask].tolist(), None if types is None else types[mask].tolist())
+        for ids, mask, types in zip(input_ids, attention_mask.bool(), types, strict=True)
+    ]
+
+
+PIPELINE_REGISTRY.register_pipeline(
+    TASK, pipeline_class=ExitPipeline, pt_model=AutoModelForSequenceClassification, type="text"
+)

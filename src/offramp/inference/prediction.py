@@ -1,0 +1,75 @@
+"""Prediction: what a user gets for one text, made from the logits of a decision."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from offramp.policy import Decision
+from offramp.problems import MULTI_LABEL, REGRESSION, Array
+from offramp.rules.base import softmax
+from offramp.runtimes import Stages
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The label of one text, and the layer that predicted it."""
+
+    label: str | tuple[str, ...] | None
+    """The most likely label; in a multi-label problem, all labels above 0.5. None in a regression, and if the
+    logits are not finite."""
+    score: float
+    """The label's probability; in a multi-label problem, the probability of being right about the least certain
+    label; in a regression, the value."""
+    probabilities: dict[str, float]
+    """Of every label; empty in a regression."""
+    layer: int
+    """The layer of the exit taken; layer 0 is the embeddings."""
+    layers: int
+    """The number of layers in the model."""
+    finite: bool = True
+    """False if an exit on the way returned NaN or infinity; texts never leave early on those."""
+    exits: tuple["Prediction", ...] = field(default=(), repr=False)
+    """With `trace=True`, the prediction of every exit."""
+    logits: tuple[float, ...] = field(default=(), repr=False)
+    """Of every label, in the model's order; in a regression, the value alone."""
+
+
+def predictions(decision: Decision, stages: Stages[Any]) -> Iterator[Prediction]:
+    """A prediction for each example of a decision."""
+    logits, names = decision.logits, stages.labels
+    chances = probabilities(logits, stages.problem_type)
+    labels: list[Any]
+    if stages.problem_type == REGRESSION:
+        labels, scores, names = [None] * len(logits), logits[:, 0], ()
+    elif stages.problem_type == MULTI_LABEL:
+        labels = [tuple(np.array(names)[row].tolist()) for row in chances > 0.5]
+        scores = np.maximum(chances, 1 - chances).min(-1)
+    else:
+        labels = [names[index] for index in chances.argmax(-1)]
+        scores = chances.max(-1)
+    for row, finite in enumerate(np.isfinite(logits.sum(-1))):
+        yield Prediction(
+            label=labels[row] if finite else None,
+            score=float(scores[row]) if finite else float("nan"),
+            probabilities=dict(zip(names, chances[row].tolist(), strict=True)),
+            layer=stages.layers[decision.exits[row]],
+            layers=stages.layers[-1],
+            finite=bool(decision.finite[row]),
+            logits=tuple(logits[row].tolist()),
+        )
+
+
+def probabilities(logits: Array, problem_type: str) -> Array:
+    """(examples, labels), NaN where logits are not finite; (examples, 0) in a regression.
+
+    >>> probabilities(np.array([[0.0, 0.0], [1000.0, -1000.0]]), MULTI_LABEL)
+    array([[0.5, 0.5],
+           [1. , 0. ]])
+    """
+    if problem_type == REGRESSION:
+        return logits[:, :0]
+    if problem_type == MULTI_LABEL:
+        return 0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))
+    return softmax(logits)

@@ -1,0 +1,24 @@
+"""Cost and score of a rule at every threshold, and a threshold that reaches a target; all from a trace."""
+
+from offramp.measuring.calibrate import Calibration, calibrate, find_policy
+from offramp.measuring.curve import Curve, Point, Sweep, elue_score
+from offramp.measuring.sweep import sweep
+from offramp.measuring.targets import Budget, Guarantee, MaxLoss, MinSpeedup
+from offramp.measuring.temperatures import Temperatures, fit_temperatures
+
+__all__ = [
+    "Budget",
+    "Calibration",
+    "Curve",
+    "Guarantee",
+    "MaxLoss",
+    "MinSpeedup",
+    "Point",
+    "Sweep",
+    "Temperatures",
+    "calibrate",
+    "elue_score",
+    "find_policy",
+    "fit_temperatures",
+    "sweep",
+]

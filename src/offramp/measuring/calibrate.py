@@ -1,0 +1,330 @@
+"""calibrate(): the policy of a rule that reaches a target on a trace."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from offramp.errors import BadOption, NoSafeThreshold, ReusedData, count
+from offramp.measuring.budget import spend
+from offramp.measuring.curve import Curve, Point, Sweep, parse_rule
+from offramp.measuring.guarantee import certify, check_target
+from offramp.measuring.learned_rules import default_tolerance, fit_rule
+from offramp.measuring.sweep import sweep
+from offramp.measuring.targets import (
+    NO_EARLY_EXIT,
+    Budget,
+    Candidate,
+    Found,
+    Guarantee,
+    MaxLoss,
+    MinSpeedup,
+    Target,
+)
+from offramp.measuring.temperatures import Temperatures
+from offramp.policy import Policy
+from offramp.policy.text import fitted_names
+from offramp.problems import REGRESSION
+from offramp.rules import CRITERIA
+from offramp.rules.base import Criterion
+from offramp.trace import Trace
+
+DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "layer")
+FIT_SHARE, FIT_MOST = 3, 2000
+"""A rule that learns is fitted on a third of the examples, at most this many: it has few coefficients."""
+TRAINING_SHARE = 0.01
+"""The share of texts that may also be in the training data: short texts recur by chance."""
+POINTS = 400
+"""Thresholds tried where no statistical test limits them."""
+AS_GOOD = 1.02
+"""A static cut is as good if its mean layer is at most this many times that of the best policy."""
+
+Rules = str | Policy | Sequence[str | Policy] | None
+
+
+def calibrate(
+    trace: Trace,
+    rule: Rules,
+    target: Target,
+    *,
+    seed: int = 0,
+    temperatures: Temperatures | Sequence[float] | None = None,
+    chosen_on: Trace | str | None = None,
+    allow_training_rows: bool = False,
+) -> Policy:
+    """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
+
+    `rule` is a name, or a policy or its text, whose threshold is replaced; None tries those of agreement, entropy,
+    confidence, margin and layer that work for this problem. Of several rules the best for the target is returned;
+    a guarantee pays for that choice by splitting delta among them, other targets warn. A rule that learns is fitted
+    on a third of the examples, drawn with `seed`, and its threshold is calibrated on the others. A policy whose
+    rule is already fitted keeps its fit, but not with a guarantee, because it may be to these examples.
+    `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` is the trace, or the name
+    of the data, that the rule and its options were chosen on. A warning says if the rule or the temperatures were
+    chosen on examples of this trace. Texts that the model was trained on are refused, if there are more than a few,
+    unless `allow_training_rows`.
+
+    *Example*
+    >>> import numpy as np
+    >>> logits = np.zeros((400, 2, 2), np.float32)
+    >>> logits[:, 0, 0], logits[:, 1, 0] = np.linspace(-0.2, 4, 400), 4
+    >>> trace = Trace(logits, (1, 2), labels=None, lengths=np.ones(400), ids=np.arange(400))
+    >>> policy = calibrate(trace, "entropy", Guarantee(epsilon=0.02, delta=0.05))
+    >>> policy.certificate.examples, policy.certificate.observed_risk
+    (400, 0.005)
+    """
+    return find_policy(
+        trace,
+        rule,
+        target,
+        seed=seed,
+        temperatures=temperatures,
+        chosen_on=chosen_on,
+        allow_training_rows=allow_training_rows,
+    ).policy
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A policy that reaches a target, and how it was found."""
+
+    policy: Policy
+    trace: Trace
+    """The examples that its threshold was chosen on."""
+    rules: tuple[str, ...]
+    """The rules that were tried."""
+    fitted: tuple[str, ...]
+    """Those of them that were fitted to examples of the trace."""
+    fitted_on: int
+    """The number of examples that they were fitted on."""
+    calibrated_on: int
+    """The number of other examples, which their thresholds were chosen on."""
+    seed: int
+    """Of this split."""
+    static_cut: Found | None
+    """A fixed layer that is as good as the policy, see `as_good`."""
+
+
+def find_policy(
+    trace: Trace,
+    rule: Rules,
+    target: Target,
+    *,
+    seed: int = 0,
+    temperatures: Temperatures | Sequence[float] | None = None,
+    chosen_on: Trace | str | None = None,
+    choices: int = 1,
+    allow_training_rows: bool = False,
+) -> Calibration:
+    """Like `calibrate`, with the rules that were tried and the examples that were used.
+
+    `choices`: how many calibrations with a guarantee, such as one for each precision, share its delta because one
+    of their policies will be chosen.
+    """
+    if not len(trace):
+        raise BadOption("the trace is empty; there is nothing to calibrate on")
+    check_held_out(trace, allow_training_rows)
+    rules = rules_to_try(trace, rule, target)
+    fitted_on = None
+    if isinstance(temperatures, Temperatures):
+        fitted_on, temperatures = temperatures.fitted_on, temperatures.values
+    policies = [parse_rule(each) for each in rules]
+    if temperatures is not None:
+        policies = [replace(policy, temperatures=tuple(temperatures)) for policy in policies]
+    for policy in policies:
+        if not policy.criterion.takes_threshold:
+            raise BadOption(f"{policy} has no threshold to calibrate")
+    for what, source in (("rule was chosen", chosen_on), ("temperatures were fitted", fitted_on)):
+        if source is not None and reuses(trace, source):
+            warn(f"the {what} on {name_of(source)!r} and the threshold is calibrated on it")
+
+    tolerance = None
+    if isinstance(target, Guarantee):
+        check_target(trace, target)
+        tolerance = target.tolerance
+        policies = [replace(policy, criterion=unfitted(policy.criterion)) for policy in policies]
+    candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
+    if isinstance(target, Guarantee):
+        names = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
+        found = certify(candidates, target, names, choices)
+    else:
+        if len(policies) > 1:
+            warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
+        found = reach(candidates, target)
+    learned = [each for each in candidates if each.fitted_on]
+    return Calibration(
+        policy=found[0].policy,
+        trace=found[0].trace,
+        rules=tuple(map(str, rules)),
+        fitted=tuple(str(each) for each, of in zip(rules, candidates, strict=True) if of.fitted_on),
+        fitted_on=learned[0].fitted_on if learned else 0,
+        calibrated_on=len(learned[0].trace) if learned else len(trace),
+        seed=seed,
+        static_cut=next((each for each in found if as_good(each, found[0], target)), None),
+    )
+
+
+def check_held_out(trace: Trace, allow_training_rows: bool) -> None:
+    """On its training texts a model is surer, and its exits agree more, than on any others."""
+    known = 0 if trace.trained_on is None else int(trace.trained_on.sum())
+    if not known:
+        return
+    message = f"the model was trained on {known} of the {len(trace)} rows of the trace"
+    if allow_training_rows or known <= TRAINING_SHARE * len(trace):
+        warn(message)
+    else:
+        raise BadOption(f"{message}; calibrate on others, or pass allow_training_rows=True.")
+
+
+def rules_to_try(trace: Trace, rule: Rules, target: Target) -> Sequence[str | Policy]:
+    if rule is None:
+        return default_rules(trace, target)
+    rules = [rule] if isinstance(rule, str | Policy) else rule
+    if not rules:
+        raise BadOption("name at least one rule to calibrate")
+    return rules
+
+
+def default_rules(trace: Trace, target: Target) -> list[str]:
+    """Those of this problem; agreement also needs a tolerance in regression, and examples to be fitted on."""
+    rules = rules_of(trace.problem_type)
+    if len(trace) < 2 * FIT_SHARE:
+        rules.remove("agreement")
+    if trace.problem_type != REGRESSION:
+        return rules
+    tolerance = target.tolerance if isinstance(target, Guarantee) else default_tolerance(trace)
+    options = {"agreement": f"agreement:0,tolerance={tolerance}"} if tolerance else {"agreement": ""}
+    return [text for name in rules if (text := options.get(name, name))]
+
+
+def rules_of(problem_type: str) -> list[str]:
+    """Those of `DEFAULT_RULES` that work for a problem type."""
+    return [name for name in DEFAULT_RULES if problem_type != REGRESSION or CRITERIA[name].regression]
+
+
+def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Candidate:
+    """A rule that learns is fitted on some examples and calibrated on the others, any other on all of them."""
+    if policy.criterion.is_fitted:
+        return Candidate(policy, trace)
+    order = np.random.default_rng(seed).permutation(len(trace))
+    number = min(len(trace) // FIT_SHARE, FIT_MOST)
+    if number < 2:
+        raise BadOption(
+            f"too few to fit agreement and calibrate its threshold: {count(len(trace), 'example')}, "
+            f"expected at least {2 * FIT_SHARE}"
+        )
+    fitted = fit_rule(policy, trace[np.sort(order[:number])], tolerance)
+    return Candidate(fitted, trace[np.sort(order[number:])], number)
+
+
+def unfitted(criterion: Criterion) -> Criterion:
+    """The rule without what it was fitted to."""
+    learned = fitted_names(type(criterion))
+    return replace(cast(Any, criterion), **dict.fromkeys(learned)) if learned else criterion
+
+
+def reach(candidates: Sequence[Candidate], target: MaxLoss | MinSpeedup | Budget) -> list[Found]:
+    """The policies that reach a target without a guarantee, the best first.
+
+    All rules are compared on the same examples, those that none of them was fitted on.
+    """
+    trace = min((each.trace for each in candidates), key=len)
+    policies = [each.policy for each in candidates]
+    if isinstance(target, Budget):
+        return spend(trace, policies, target)
+    found = sweep(trace, policies, points=POINTS)
+    chosen = within_loss(found, target) if isinstance(target, MaxLoss) else fast_enough(found, target)
+    return [
+        Found(curve.policy(point), trace, point.cost.mean_layer, found.score(point))
+        for curve, point in chosen
+    ]
+
+
+def as_good(static: Found, best: Found, target: Target) -> bool:
+    """Whether this is a static cut that costs about as little as the best policy, or for a cost scores as high."""
+    if static.policy.criterion.reads != "layer":
+        return False
+    if isinstance(target, Guarantee | MaxLoss):
+        return static.mean_layer <= AS_GOOD * best.mean_layer
+    return (static.score or 0.0) >= (best.score or 0.0)
+
+
+def reuses(trace: Trace, source: Trace | str) -> bool:
+    """Whether a trace contains examples of that source."""
+    if isinstance(source, str):
+        return source == trace.data
+    if source.data != trace.data or not np.isin(trace.ids, source.ids).any():
+        return False
+    # ids are often just row numbers, so for unnamed data they prove little
+    return bool(trace.data) or source.fingerprint == trace.fingerprint
+
+
+def name_of(source: Trace | str | None) -> str | None:
+    return source.data if isinstance(source, Trace) else source
+
+
+def warn(what: str) -> None:
+    warnings.warn(
+        f"{what}: expect a worse score on new data, or hold examples out.", ReusedData, stacklevel=4
+    )
+
+
+def within_loss(found: Sweep, target: MaxLoss) -> list[tuple[Curve, Point]]:
+    """For each rule the point with the fewest layers within the allowed loss, the fewest first."""
+    metric = target.metric or found.headline
+    if metric not in found.metrics:
+        raise BadOption(f"the trace is not scored by {metric!r}; it has {', '.join(found.metrics)}")
+
+    def lost(point: Point) -> float:
+        return 100 * (found.full.scores[metric] - point.scores[metric])
+
+    points = [(curve, point) for curve in found.curves.values() for point in curve.points]
+    saving = [(curve, point) for curve, point in points if point.cost.mean_layer < point.cost.depth]
+    if not saving:
+        raise NoSafeThreshold(NO_EARLY_EXIT)
+    allowed = [(curve, point) for curve, point in saving if lost(point) <= target.points + 1e-9]
+    if not allowed:
+        least = min(lost(point) for _, point in saving)
+        unit = "point" if target.points == 1 else "points"
+        raise NoSafeThreshold(
+            f"no threshold saves a layer and loses at most {target.points:g} {unit} of {metric}: "
+            f"the smallest loss is {least:.2f}. Allow that, or train the exits further."
+        )
+    allowed.sort(key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
+    return first_of_each(allowed)
+
+
+def fast_enough(found: Sweep, target: MinSpeedup) -> list[tuple[Curve, Point]]:
+    """For each rule the point with the best score within the allowed cost, the best first."""
+
+    def ratio(point: Point) -> float:
+        return expense(found.full, target.of) / max(expense(point, target.of), 1e-9)
+
+    points = [(curve, point) for curve in found.curves.values() for point in curve.points]
+    allowed = [(curve, point) for curve, point in points if ratio(point) >= target.ratio - 1e-9]
+    if not allowed:
+        most = max(ratio(point) for _, point in points)
+        raise NoSafeThreshold(
+            f"no threshold reduces {target.of} {target.ratio:g} times; the most is {most:.2f} times. "
+            "Ask for less, or train earlier exits."
+        )
+    allowed.sort(key=lambda item: (-found.score(item[1]), -ratio(item[1])))
+    return first_of_each(allowed)
+
+
+def first_of_each(points: Sequence[tuple[Curve, Point]]) -> list[tuple[Curve, Point]]:
+    """The first point of each rule."""
+    firsts: dict[str, tuple[Curve, Point]] = {}
+    for curve, point in points:
+        firsts.setdefault(curve.rule, (curve, point))
+    return [*firsts.values()]
+
+
+def expense(point: Point, of: str) -> float:
+    if of == "layers":
+        return point.cost.mean_layer
+    if point.cost.macs is None:
+        raise BadOption("MACs are unknown: the trace has no model shape. Count layers, or collect it again.")
+    return point.cost.macs

@@ -1,0 +1,131 @@
+"""The exit of every example at every threshold.
+
+An example leaves at the first exit whose readiness reaches the threshold, so the highest readiness so far decides at
+which thresholds it has left. Counting over all thresholds takes one pass over (examples, exits).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from offramp.policy import Policy
+from offramp.problems import Array
+from offramp.rules.base import Criterion
+
+SAMPLE = 50_000
+"""Examples that automatic thresholds are chosen from."""
+
+
+@dataclass(frozen=True)
+class ExitTable:
+    """Which exit each example takes at each threshold; thresholds are sorted, loosest first."""
+
+    thresholds: Array
+    """(thresholds,)"""
+    reached: Array
+    """(exits, examples) how many of the thresholds are reached at this exit or an earlier one."""
+
+    def exits(self, index: int) -> Array:
+        """(examples,) the exit that each example takes at thresholds[index]."""
+        return np.asarray((self.reached <= index).sum(0))
+
+    def histogram(self) -> Array:
+        """(thresholds, exits) how many examples leave at each exit."""
+        return np.stack([self._from_exit(exit) for exit in range(len(self.reached))], axis=1).astype(np.int64)
+
+    def total(self, values: Callable[[int], Array]) -> Array:
+        """(thresholds,) the sum of values(exit)[example] over all examples, each at the exit it takes."""
+        return np.asarray(sum(self._from_exit(exit, values(exit)) for exit in range(len(self.reached))))
+
+    def counts(self, cells: Callable[[int], Array], number: int) -> Array:
+        """(thresholds, number) how many examples fall into each cell, cells(exit)[example] of 0 to number - 1."""
+        width = len(self.thresholds) + 1
+        changes = np.zeros(number * width, np.int64)
+        for exit in range(len(self.reached)):
+            start, stop = self._span(exit)
+            cell = cells(exit) * width
+            changes += np.bincount(cell + start, minlength=changes.size)
+            changes -= np.bincount(cell + stop, minlength=changes.size)
+        return np.cumsum(changes.reshape(number, width), axis=1)[:, :-1].T
+
+    def _from_exit(self, exit: int, weights: Array | None = None) -> Array:
+        width = len(self.thresholds) + 1
+        start, stop = self._span(exit)
+        change = np.bincount(start, weights, width) - np.bincount(stop, weights, width)
+        return np.cumsum(change)[:-1]
+
+    def _span(self, exit: int) -> tuple[Array, Array]:
+        """(examples,) start and stop of the range of thresholds at which each example leaves here."""
+        stop = self.reached[exit]
+        return (self.reached[exit - 1] if exit else np.zeros_like(stop)), stop
+
+
+def build_exit_table(
+    policy: Policy, readiness: Array, layers: Sequence[int], thresholds: ArrayLike
+) -> ExitTable:
+    """Apply thresholds, and the policy's first and last layer, to readiness (examples, exits)."""
+    values = np.asarray(thresholds, np.float64)
+    cuts = np.asarray(policy.criterion.level(values), np.float64)
+    if not policy.criterion.counts_exits:
+        cuts = np.nextafter(cuts, np.inf)  # so that `policy.reached` is a plain >=
+    order = np.argsort(cuts, kind="stable")
+    best = np.full(len(readiness), -np.inf)
+    reached = np.empty((len(layers), len(readiness)), np.int32)
+    for exit, layer in enumerate(layers):
+        if layer >= (policy.min_layer or 0):
+            np.maximum(best, readiness[:, exit], out=best)
+        last = layer >= policy.last_layer(layers)
+        reached[exit] = len(cuts) if last else np.searchsorted(cuts[order], best, side="right")
+    return ExitTable(values[order], reached)
+
+
+def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], number: int) -> Array:
+    """At most `number` thresholds that give different exits, spread evenly over the readiness that occurs.
+
+    Each lies between two neighbouring values of readiness, so that float noise decides nothing, and has few
+    digits. At the loosest every example leaves at the first exit allowed, at the strictest at the last.
+    """
+    criterion = policy.criterion
+    allowed = [exit for exit, layer in enumerate(layers[:-1]) if layer >= (policy.min_layer or 0)]
+    every = readiness[:, allowed]
+    finite = np.isfinite(every)
+    if not finite.any():
+        return np.array([unreachable_threshold(criterion)])
+    most = np.max(every, where=finite, initial=-np.inf)
+    least = np.min(every[:, 0], where=finite[:, 0], initial=most)
+    step = 1 + len(readiness) // SAMPLE
+    values = every[::step][finite[::step]]
+    values = np.sort([*values[values >= least], least, most])  # a sample may miss the extremes
+    distinct = np.unique(values)
+    chosen = np.arange(len(distinct))
+    if len(distinct) > number - 1:
+        picks = np.linspace(0, len(values) - 1, number - 1).astype(int)
+        chosen = np.searchsorted(distinct, np.unique(values[picks]))
+    if criterion.counts_exits:
+        levels = [*distinct[chosen], distinct[-1] + 1]
+    else:
+        below = np.append(distinct[0] - max(abs(distinct[0]), 1.0) / 10, distinct[:-1])
+        levels = [*map(short_number_between, below[chosen], distinct[chosen]), distinct[-1]]
+    thresholds = criterion.sign * np.array(levels)
+    return np.asarray(thresholds[np.isfinite(criterion.level(thresholds))])
+
+
+def unreachable_threshold(criterion: Criterion) -> float:
+    """A threshold that no example reaches: no entropy is below 0, no probability above 1, and 0 exits mean never."""
+    return 1.0 if not criterion.counts_exits and criterion.sign > 0 else 0.0
+
+
+def short_number_between(low: float, high: float) -> float:
+    """The number with the fewest digits between two others; the lower one if no float lies between.
+
+    *Example*
+    >>> short_number_between(0.29871, 0.31102), short_number_between(-1.09861, -1.09859)
+    (0.3, -1.0986)
+    """
+    for digits in range(17):
+        number = float(f"{(low + high) / 2:.{digits}e}")
+        if low < number < high:
+            return number
+    return low

@@ -1,0 +1,177 @@
+"""Scores at every threshold: from counts by class where the metric allows it, else from the predictions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from offramp.data.metrics import compute, score_logits
+from offramp.errors import BadOption
+from offramp.measuring.count_metrics import COUNT_METRICS, Counts
+from offramp.measuring.exit_table import ExitTable
+from offramp.measuring.learned_rules import fit_rule
+from offramp.policy import Policy, fold
+from offramp.problems import DEFAULT_METRICS, REGRESSION, SINGLE_LABEL, Array, decode
+from offramp.trace import Trace
+
+Interval: TypeAlias = tuple[float, float]
+
+AGREEMENT = "agreement"
+
+
+@dataclass(frozen=True)
+class RuleOutput:
+    """A rule applied to every exit of a trace."""
+
+    readiness: Array
+    """(examples, exits)"""
+    predictions: Array
+    """(exits, examples) classes or numbers, or (exits, examples, labels) 0 or 1."""
+
+
+def apply_rule(trace: Trace, policy: Policy, seed: int = 0) -> RuleOutput:
+    """The output of a rule; one that is not fitted is fitted here, see `cross_fit`."""
+    if not policy.criterion.is_fitted:
+        return cross_fit(trace, policy, seed)
+    logits = policy.tempered(trace.logits)
+    folded = fold(policy.criterion, logits, trace.gates, trace.layers, trace.problem_type)
+    predictions = np.moveaxis(decode(folded.logits, trace.problem_type), 1, 0)
+    return RuleOutput(folded.readiness, np.ascontiguousarray(predictions))
+
+
+def cross_fit(trace: Trace, policy: Policy, seed: int) -> RuleOutput:
+    """Each half of the examples with a rule fitted on the other half, so that no example scores its own fit."""
+    order = np.random.default_rng(seed).permutation(len(trace))
+    halves = np.array_split(order, 2)
+    outputs = [
+        apply_rule(trace[rows], fit_rule(policy, trace[others])) for rows, others in (halves, halves[::-1])
+    ]
+    back = np.argsort(order)
+    return RuleOutput(
+        readiness=np.concatenate([output.readiness for output in outputs])[back],
+        predictions=np.concatenate([output.predictions for output in outputs], axis=1)[:, back],
+    )
+
+
+def metric_names(trace: Trace) -> tuple[str, ...]:
+    """The metrics that a trace is scored by, the headline first: its own, then agreement with the reference."""
+    names: tuple[str, ...] = ()
+    if trace.labels is not None:
+        names = tuple(trace.metrics) or (DEFAULT_METRICS[trace.problem_type][0],)
+    if {"f1", "acc_and_f1"} & set(names) and trace.logits.shape[-1] != 2:
+        raise BadOption("f1 is for two classes; with more, use macro_f1 or micro_f1")
+    if trace.problem_type != REGRESSION:
+        names += (AGREEMENT,)
+    if not names:
+        raise BadOption("regression without labels cannot be scored; collect the trace from labelled data")
+    return names
+
+
+def scores(trace: Trace, table: ExitTable, predictions: Array) -> dict[str, Array]:
+    """(thresholds,) for each metric, with each example predicted by the exit that it takes."""
+    names = [name for name in metric_names(trace) if name != AGREEMENT]
+    result: dict[str, Array] = {}
+    if names and from_counts(trace, names):
+        counts = class_counts(trace, table, predictions)
+        result = {name: COUNT_METRICS[name](counts) for name in names}
+    elif names:
+        rows = [compute(names, trace.labels, taken) for taken in predictions_taken(table, predictions)]  # type: ignore[arg-type]
+        result = {name: np.array([row[name] for row in rows]) for name in names}
+    if trace.problem_type != REGRESSION:
+        result[AGREEMENT] = matches(trace.reference_predictions(), table, predictions) / len(trace)
+    return result
+
+
+def intervals(
+    trace: Trace, table: ExitTable, predictions: Array, resamples: int, seed: int
+) -> list[Interval]:
+    """The 95 % bootstrap interval of the headline score at each threshold."""
+    rng = np.random.default_rng(seed)
+    headline = metric_names(trace)[0]
+    countable = from_counts(trace, [headline])
+    if headline == AGREEMENT or (countable and headline in ("acc", "micro_f1")):
+        truth = trace.reference_predictions() if headline == AGREEMENT else trace.labels
+        shares = matches(truth, table, predictions) / len(trace)
+        return [percentiles(rng.binomial(len(trace), share, resamples) / len(trace)) for share in shares]
+    resample = resample_counts if countable else resample_rows
+    return [
+        percentiles(resample(headline, trace, taken, resamples, rng))
+        for taken in predictions_taken(table, predictions)
+    ]
+
+
+def from_counts(trace: Trace, metrics: list[str]) -> bool:
+    """Whether counts by class are enough to compute these metrics."""
+    return trace.problem_type == SINGLE_LABEL and COUNT_METRICS.keys() >= set(metrics)
+
+
+def class_counts(trace: Trace, table: ExitTable, predictions: Array) -> Counts:
+    """(thresholds, classes)"""
+    labels, classes = np.asarray(trace.labels), trace.logits.shape[-1]
+    wrong_right = table.counts(
+        lambda exit: 2 * predictions[exit] + (predictions[exit] == labels), 2 * classes
+    ).reshape(-1, classes, 2)
+    return Counts(
+        label=np.broadcast_to(np.bincount(labels, minlength=classes), wrong_right.shape[:2]),
+        predicted=wrong_right.sum(-1),
+        both=wrong_right[..., 1],
+    )
+
+
+def matches(truth: Any, table: ExitTable, predictions: Array) -> Array:
+    """(thresholds,) how many predictions equal the truth, in every label if there are several."""
+
+    def match(exit: int) -> Array:
+        equal = predictions[exit] == truth
+        return np.asarray(equal if equal.ndim == 1 else equal.all(-1)).astype(np.int64)
+
+    return table.counts(match, 2)[:, 1]
+
+
+def predictions_taken(table: ExitTable, predictions: Array) -> Iterator[Array]:
+    """For each threshold, the prediction of the exit that each example takes."""
+    examples = np.arange(predictions.shape[1])
+    for index in range(len(table.thresholds)):
+        yield predictions[table.exits(index), examples]
+
+
+def resample_counts(metric: str, trace: Trace, taken: Array, resamples: int, rng: Any) -> Array:
+    """(resamples,) scores. Drawing examples with replacement is a multinomial draw of (label, prediction) pairs."""
+    classes = trace.logits.shape[-1]
+    pairs, times = np.unique(np.asarray(trace.labels) * classes + taken, return_counts=True)
+    drawn = rng.multinomial(len(taken), times / len(taken), size=resamples)
+    label, predicted = pairs // classes, pairs % classes
+
+    def by_class(of: Array, where: Any = slice(None)) -> Array:
+        total = np.zeros((classes, resamples), np.int64)
+        np.add.at(total, of[where], drawn.T[where])
+        return total.T
+
+    counts = Counts(by_class(label), by_class(predicted), by_class(label, label == predicted))
+    return COUNT_METRICS[metric](counts)
+
+
+def resample_rows(metric: str, trace: Trace, taken: Array, resamples: int, rng: Any) -> Array:
+    """(resamples,) scores of examples drawn with replacement."""
+    labels = np.asarray(trace.labels)
+    draws = (rng.integers(len(taken), size=len(taken)) for _ in range(resamples))
+    return np.array([compute([metric], labels[rows], taken[rows])[metric] for rows in draws])
+
+
+def percentiles(scores: Array) -> Interval:
+    low, high = np.quantile(scores, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def measure(policy: Policy, trace: Trace) -> dict[str, Any]:
+    """Mean layer and scores of a policy, and the scores of full depth; no scores without labels."""
+    decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
+    metrics = [name for name in metric_names(trace) if name != AGREEMENT]
+    return {
+        "examples": len(trace),
+        "mean_layer": float(np.asarray(trace.layers)[decision.exits].mean()),
+        "layers": trace.layers[-1],
+        "scores": score_logits(metrics, trace.labels, decision.logits, trace.problem_type),
+        "full_depth": score_logits(metrics, trace.labels, trace.logits[:, -1], trace.problem_type),
+    }

@@ -1,0 +1,130 @@
+"""ExitConfig: the config.json of a model with exits."""
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any, ClassVar, Self, cast
+
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.configuration_utils import SubConfigSpec
+
+from offramp.errors import BadConfig
+from offramp.models.backbones import backbone_for
+from offramp.models.heads import HeadConfig
+from offramp.problems import PROBLEM_TYPES, problem_type_of
+
+FORMAT = 1
+
+
+@strict
+class ExitConfig(PreTrainedConfig):
+    """The config of the encoder, the layers with an exit, the head options and the default policy."""
+
+    model_type = "offramp"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["logits", "exit_gates", "exit_weights"]
+    sub_configs_defaults: ClassVar[dict[str, SubConfigSpec]] = {
+        "encoder_config": SubConfigSpec(AutoConfig, model_type="bert")
+    }
+
+    encoder_config: Any = None
+    exits: list[int] = field(default_factory=list)
+    """Layers with an exit; 0 is before the first layer, and the last layer always has one. Empty: every layer."""
+    head: dict[str, Any] = field(default_factory=dict)
+    """The fields of `HeadConfig`."""
+    policy: dict[str, Any] | None = None
+    """The default policy of predictions, as JSON."""
+    policy_target: str | None = None
+    """The flags of `offramp calibrate` that the policy was found with, to calibrate it again; None if unknown."""
+    rank_rule: dict[str, Any] | None = None
+    """How documents are ranked, as JSON: `RankRule`."""
+    fine_tuned: bool = False
+    """Whether the last exit is a trained classifier, which training keeps unless a recipe is named."""
+    inner_exits_trained: bool = False
+    """Whether the other exits are trained too."""
+    trained_length: int | None = None
+    """The number of tokens that texts were truncated to in training; None if unknown."""
+    trained_on_pairs: bool | None = None
+    """Whether training had pairs of texts; None if unknown."""
+    learned_weights: bool = False
+    """Whether the loss of each exit has a learned weight (ELBERT)."""
+    initializer_range: float = 0.02
+    format: int = FORMAT
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        encoder = self.encoder_config
+        if not isinstance(encoder, PreTrainedConfig) and "model_type" not in (encoder or {}):
+            raise BadConfig(
+                "encoder_config must be the config of a transformers encoder, including its model_type"
+            )
+        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
+        family = backbone_for(self.encoder_config.model_type)
+        self.head = HeadConfig.from_dict(self.head).with_defaults(family.pooling).to_dict()
+        if "pair" in (self.head["pooling"], self.head["final_pooling"]) and not family.has_token_types:
+            kind = self.encoder_config.model_type
+            raise BadConfig(f"pooling='pair' needs token types, and {kind} does not have them; choose 'mean'")
+        self.exits = check_exits(self.exits, self.num_layers)
+        if not self.num_labels:
+            raise BadConfig("num_labels must be 1 or more")
+        self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
+        self.problem_type = cast(Any, problem_type_of(self.num_labels, self.problem_type))
+        if self.problem_type not in PROBLEM_TYPES:
+            raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEM_TYPES)}")
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Self:
+        """As in transformers, with errors for files that are damaged or too new."""
+        written = config_dict.get("format", FORMAT)
+        if written not in range(1, FORMAT + 1):
+            raise BadConfig(
+                f"this config has format {written!r} and was written by a newer offramp (this version reads "
+                f"formats up to {FORMAT}). Upgrade offramp to load it."
+            )
+        try:
+            return super().from_dict(config_dict, **options)
+        except (StrictDataclassError, TypeError, ValueError) as error:
+            raise BadConfig(f"cannot read this config: {error}") from error
+
+    @classmethod
+    def _dict_from_json_file(cls, json_file: Any) -> dict[str, Any]:
+        try:
+            return dict(super()._dict_from_json_file(json_file))
+        except (TypeError, ValueError) as error:
+            raise BadConfig(
+                f"{json_file} does not hold a JSON object ({error}); save the model again"
+            ) from error
+
+    def get_text_config(self, *_: Any, **__: Any) -> PreTrainedConfig:
+        """Where transformers reads and sets the vocabulary size."""
+        return cast(PreTrainedConfig, self.encoder_config)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.encoder_config.num_hidden_layers)
+
+    @property
+    def label_names(self) -> list[str]:
+        """In the order of the logits."""
+        return names_in_order(self)
+
+    def rename_labels(self, names: Sequence[str]) -> None:
+        if len(names) != len(self.label_names):
+            raise BadConfig(f"{len(names)} label names for {len(self.label_names)} outputs")
+        self.id2label = dict(enumerate(names))
+        self.label2id = {name: index for index, name in enumerate(names)}
+
+    @property
+    def head_config(self) -> HeadConfig:
+        return HeadConfig.from_dict(self.head)
+
+
+def names_in_order(config: PreTrainedConfig) -> list[str]:
+    """The label names in the order of the logits; transformers saves them in the order of "0", "1", "10", "2"."""
+    return [name for _, name in sorted((config.id2label or {}).items())]
+
+
+def check_exits(exits: list[int], layers: int) -> list[int]:
+    exits = sorted(set(exits)) or list(range(layers + 1))
+    if exits[0] < 0 or exits[-1] != layers:
+        raise BadConfig(f"exits={exits} of {layers} layers: count from 0 and end with {layers}")
+    return exits

@@ -1,0 +1,26 @@
+"""When an example may leave: one rule per file, logits so far to readiness.
+
+Names are saved in policies, so they are for life.
+"""
+
+from offramp.rules.agreement import Agreement
+from offramp.rules.base import Criterion
+from offramp.rules.confidence import Confidence, Ensemble, Entropy, Margin, MinProbability
+from offramp.rules.fixed import Gate, Layer, Never, Oracle
+from offramp.rules.patience import Patience, PatienceConfidence, Window
+
+CRITERIA: dict[str, type[Criterion]] = {
+    "agreement": Agreement,
+    "entropy": Entropy,
+    "confidence": Confidence,
+    "margin": Margin,
+    "min_probability": MinProbability,
+    "patience": Patience,
+    "window": Window,
+    "patience_confidence": PatienceConfidence,
+    "gate": Gate,
+    "ensemble": Ensemble,
+    "layer": Layer,
+    "never": Never,
+    "oracle": Oracle,
+}

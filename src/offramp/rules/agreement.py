@@ -1,0 +1,180 @@
+"""Agreement: leave when full depth will probably predict the same, as learned from other examples."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from offramp.errors import BadOption, BadPolicy, Incompatible
+from offramp.problems import REGRESSION, Array
+from offramp.rules.base import FITTED, Criterion, PerExample, Shape, as_choices, finite_rows, log_softmax
+from offramp.trace import Trace
+
+DIGITS = 6
+"""Of a coefficient: more would only lengthen the saved policy."""
+CLIP = 20.0
+"""Log-odds beyond this are saturated; clipped so that one extreme logit does not decide."""
+WIDTHS = {7}, {5}
+"""Coefficients of an exit: of classes, and of regression."""
+
+
+@dataclass(frozen=True)
+class History(PerExample):
+    last: Array  # (..., classes) log-odds at the previous exit; in regression its value
+    total: Array  # (..., classes) sum over the exits so far
+    low: Array  # (..., classes) smallest so far
+    high: Array  # (..., classes) largest so far
+    prediction: Array  # (...) class at the previous exit, -1 for none
+    run: Array  # (...) consecutive exits that agreed
+    exits: int  # so far
+
+
+@dataclass(frozen=True)
+class Agreement(Criterion):
+    """Leave when the estimated probability that full depth predicts the same is above the threshold.
+
+    One logistic regression per exit on the history of the current prediction: its log-odds here and at the
+    previous exit, their mean, minimum and maximum over all exits so far, and the number of consecutive exits that
+    agree. In regression the history is of the predicted value. In multi-label problems the least certain label
+    counts, and the prediction is the same if all labels are. `fit` needs no labels.
+
+    *Reference*: like the meta-classifier of CATs (Schuster et al. 2021, arXiv:2104.08803), on logits alone.
+    *Relation*: `confidence` and `patience` read parts of the same history, with no estimate of what it means.
+    *Shapes*: logits (..., classes) to readiness (...), a probability.
+    *Example*:
+
+    >>> rule = Agreement(coefficients=((0, 1, 0, 0, 0, 0, 0), (0, 0, 0, 1, 0, 0, 0)))
+    >>> state, first = rule.step(rule.start((1, 1)), np.array([[[2.0, 0.0]]]))
+    >>> state, second = rule.step(state, np.array([[[4.0, 0.0]]]))  # the mean of 2 and 4
+    >>> first.round(3), second.round(3)
+    (array([[0.881]]), array([[0.953]]))
+    """
+
+    tolerance: float = 0.0
+    """In regression, values no further apart than this are the same prediction."""
+    coefficients: tuple[tuple[float, ...], ...] | None = field(default=None, metadata=FITTED)
+    """(exits, 1 + features): intercept and weights of each exit."""
+
+    probability = True
+    regression = True
+    highest = 1.0
+
+    @property
+    def is_fitted(self) -> bool:  # type: ignore[override]
+        return self.coefficients is not None
+
+    def __post_init__(self) -> None:
+        if self.coefficients is not None:
+            rows = tuple(tuple(map(float, row)) for row in self.coefficients)
+            if {len(row) for row in rows} not in WIDTHS or not np.isfinite(rows).all():
+                raise BadPolicy("the coefficients of agreement are incomplete; calibrate it again.")
+            object.__setattr__(self, "coefficients", rows)
+
+    @classmethod
+    def fit(cls, trace: Trace, tolerance: float | None = None) -> Self:
+        """The rule fitted to a trace. Calibrate its threshold on other examples.
+
+        `tolerance` is for regression: numbers no further apart are the same prediction.
+        """
+        if trace.problem_type == REGRESSION and not tolerance:
+            raise BadOption(
+                "in regression, agreement needs the tolerance within which two numbers count as equal: "
+                "agreement:0,tolerance=0.1"
+            )
+        rule = cls(tolerance or 0.0)
+        state, rows = None, []
+        for exit in range(len(trace.layers)):
+            logits = as_choices(trace.logits[:, exit], trace.problem_type)
+            state, features = rule.observe(state or rule.start(logits.shape[:2]), logits)
+            rows.append(fit_exit(features.T, trace.agrees(trace.logits[:, exit], tolerance)))
+        return cls(rule.tolerance, tuple(rows))
+
+    def check(self, exits: int) -> None:
+        if self.coefficients is None:
+            raise Incompatible("agreement is not fitted; calibrate it on a trace first (offramp calibrate).")
+        if len(self.coefficients) != exits:
+            raise Incompatible(
+                f"agreement was fitted for {len(self.coefficients)} exits and there are {exits}; calibrate it again."
+            )
+
+    def start(self, examples: Shape) -> History:
+        none = np.zeros(examples)
+        zero, most = none[..., None], np.full_like(none, np.inf)[..., None]
+        return History(zero, zero, low=most, high=-most, prediction=none - 1, run=none, exits=0)
+
+    def step(self, seen: History, logits: Array) -> tuple[History, Array]:
+        state, features = self.observe(seen, logits)
+        intercept, weights = self._weights[state.exits - 1]
+        probability = 1 / (1 + np.exp(-intercept - (weights * features).sum(0)))
+        if logits.ndim > 2 and logits.shape[1] > 1:  # all labels of an example leave together
+            probability = np.repeat(probability, logits.shape[1])
+        return state, probability.reshape(logits.shape[:-1])
+
+    @cached_property
+    def _weights(self) -> list[tuple[float, Array]]:
+        """Intercept and weights (features, 1) of each exit."""
+        assert self.coefficients is not None  # see `check`
+        return [(first, np.array(others)[:, None]) for first, *others in self.coefficients]
+
+    def observe(self, seen: History, logits: Array) -> tuple[History, Array]:
+        """The history after this exit, and the features (features, examples) that the estimate is made from.
+
+        A single text pays for every call of numpy, so there are few.
+        """
+        if not np.isfinite(logits).all():  # an exit that gives NaN or infinity is undecided
+            logits = np.where(finite_rows(logits)[..., None], logits, 0)
+        number = logits.shape[-1] == 1
+        values = logits.astype(np.float64) if number else log_odds(logits)
+        previous = seen.last if seen.exits else values
+        exits, total, prediction = seen.exits + 1, seen.total + values, values.argmax(-1)
+        low, high = np.minimum(seen.low, values), np.maximum(seen.high, values)
+        if number:
+            agrees = (np.abs(values - previous)[..., 0] <= self.tolerance) & bool(seen.exits)
+            found = self._distances(values - previous, values - total / exits, high - low)
+        else:
+            agrees = prediction == seen.prediction
+            every = np.array([values, previous, total / exits, low, high])
+            rows = every.reshape(len(every), prediction.size, values.shape[-1])
+            found = rows[:, np.arange(prediction.size), prediction.ravel()]  # of the predicted class
+        run = (seen.run + 1) * agrees
+        features = np.empty((len(found) + 1, run.size))
+        features[:-1], features[-1] = found, run.ravel()
+        if logits.ndim > 2 and logits.shape[1] > 1:  # the least certain label counts
+            features = features.reshape(len(features), *run.shape).min(-1)
+        return History(values, total, low, high, prediction, run, exits), features
+
+    def _distances(self, *distances: Array) -> Array:
+        """How close the value is to earlier ones, in units of the tolerance, as negative logarithms."""
+        away = np.abs(np.array(distances)).reshape(len(distances), -1)
+        close: Array = -np.log(away / (self.tolerance or 1.0) + 1e-3)
+        return close
+
+
+def fit_exit(features: Array, same: Array) -> tuple[float, ...]:
+    """Intercept and weights of one exit; if only one outcome occurs, a constant that allows for the other."""
+    from sklearn.linear_model import LogisticRegression
+
+    finite = np.isfinite(features).all(-1)
+    features, same = features[finite], same[finite]
+    if same.all() or not same.any():
+        hits = int(same.sum())
+        constant = np.log((hits + 1) / (len(same) - hits + 1))
+        return (round(float(constant), DIGITS), *[0.0] * features.shape[1])
+    centre, scale = features.mean(0), features.std(0) + 1e-6  # so that the penalty treats features alike
+    model = LogisticRegression(max_iter=1000).fit((features - centre) / scale, same)
+    weights = model.coef_[0] / scale
+    intercept = model.intercept_[0] - weights @ centre
+    return tuple(round(float(value), DIGITS) for value in (intercept, *weights))
+
+
+def log_odds(logits: Array) -> Array:
+    """(..., classes) the log-odds of each class against all others."""
+    if logits.shape[-1] == 2:
+        wide = logits.astype(np.float64)
+        odds: Array = wide - wide[..., ::-1]
+    else:
+        log_p = log_softmax(logits)
+        with np.errstate(divide="ignore"):  # a probability of 1 has infinite odds
+            odds = log_p - np.log(-np.expm1(np.minimum(log_p, 0)))
+    return np.minimum(np.maximum(odds, -CLIP), CLIP)  # faster than clip

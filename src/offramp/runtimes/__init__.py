@@ -1,0 +1,109 @@
+"""The runtime protocol: a model that runs one stage at a time (the layers up to the next exit, with its head).
+
+The engine depends on this protocol and on no framework. Between stages a runtime passes its own `State`: the
+hidden states of a micro-batch, the lengths of its rows, and whatever else its layers need. Logits and gates are
+numpy arrays.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from offramp.policy import Policy
+from offramp.problems import Array
+
+State = TypeVar("State")
+
+
+class Tokens(NamedTuple):
+    """One example, unpadded."""
+
+    ids: Sequence[int]
+    types: Sequence[int] | None = None
+    """Which text of a pair each token belongs to (`token_type_ids`), for models that use it."""
+
+
+@runtime_checkable
+class Stages(Protocol[State]):
+    """A model cut into stages, with what its callers need to know about it."""
+
+    layers: tuple[int, ...]
+    """The layer of each exit; layer 0 is the embeddings."""
+    labels: tuple[str, ...]
+    problem_type: str
+    precision: str
+    """Such as "fp32" or "int8"; thresholds and certificates hold for one precision."""
+    has_gate: bool
+    """Whether exits have learned gate scores."""
+    policy: Policy | None
+    """The policy stored with the model."""
+    max_length: int
+    """The most tokens an example may have."""
+    trained_length: int | None
+    """The number of tokens at which texts were truncated in training; None if unknown."""
+    trained_on_pairs: bool | None
+    """Whether training had pairs of texts; None if unknown."""
+    batch_tokens: int
+    """The most tokens, padding included, in a micro-batch: just enough to keep the hardware busy."""
+    overhead: int
+    """The cost of one more micro-batch, in tokens of padding."""
+
+    def embed(self, tokens: Sequence[Tokens]) -> State:
+        """A micro-batch with one row per example, before the first layer."""
+        ...
+
+    def run(self, exit: int, state: State) -> tuple[State, Array, Array | None]:
+        """Run from where the rows are to this exit: logits (rows, labels) in float32, and gates (rows,) or None.
+
+        Usually that is one stage; if it is several, the heads of the exits in between may be skipped.
+        """
+        ...
+
+    def keep(self, state: State, rows: Array) -> State:
+        """Some of the rows, given by increasing index, with padding trimmed to the longest of them."""
+        ...
+
+    def merge(self, states: Sequence[State]) -> State:
+        """Several micro-batches at the same exit as one, rows in order."""
+        ...
+
+    def is_finite(self) -> bool:
+        """Whether no weight is NaN or infinite."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """The fields of a trace that identify model and runtime: fingerprint, runtime, shape."""
+        ...
+
+
+def text_length(stages: Stages[Any], wanted: int | None) -> int:
+    """The number of tokens at which texts are truncated: as wanted, or else as in training."""
+    return min(wanted or stages.trained_length or stages.max_length, stages.max_length)
+
+
+def stages_of(model: Any) -> Stages[Any]:
+    """`model` if it is a runtime already; the stages of an ExitModel in PyTorch otherwise."""
+    if isinstance(model, Stages):
+        return model
+    from offramp.runtimes.torch import TorchStages
+
+    return TorchStages(model)
+
+
+def pad(rows: Sequence[Sequence[int]], value: int) -> Array:
+    """(rows, longest) int64, padded with `value` on the right."""
+    padded = np.full((len(rows), max(map(len, rows))), value)
+    for row, items in zip(padded, rows, strict=True):
+        row[: len(items)] = items
+    return padded
+
+
+def token_types(tokens: Sequence[Tokens]) -> Array:
+    """(rows, longest) int64, zeros for examples without types."""
+    return pad([example.types or [0] * len(example.ids) for example in tokens], 0)
+
+
+def attention_mask(lengths: Array) -> Array:
+    """(rows, longest) int64: 1 for tokens, 0 for padding."""
+    return (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)

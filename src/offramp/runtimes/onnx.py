@@ -1,0 +1,170 @@
+"""Runs the stages of an exported model in ONNX Runtime on the CPU, without torch or transformers.
+
+All stages are branches of one graph, so that they share threads and memory. Hidden states pass from one to the next
+without copying.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from offramp.cpus import available_cpus
+from offramp.errors import BadOption, CannotLoad
+from offramp.folder import Manifest, ModelInfo
+from offramp.folder.manifest import EMBEDDING, STAGES
+from offramp.problems import Array
+from offramp.runtimes import Tokens, attention_mask, pad, token_types
+
+BATCH_TOKENS, OVERHEAD = 1024, 16  # as measured for PyTorch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch between two stages."""
+
+    stages: int  # how many have run
+    hidden: Array  # (rows, longest, width)
+    lengths: Array  # (rows,)
+    types: Array | None  # (rows, longest) of tokens, None if no head reads them
+    mask: Array  # (rows, longest)
+    weights: Array  # (rows, means, longest), see `token_weights`
+
+
+class OnnxStages:
+    """The stages in a folder written by `export`; `threads` is the number of CPUs used for one, by default all."""
+
+    def __init__(self, folder: str | os.PathLike[str], threads: int | None = None) -> None:
+        folder = Path(folder)
+        self.manifest = Manifest.load(folder)
+        info = ModelInfo.read(folder)
+        self.layers, self.labels = info.exits, info.labels
+        self.problem_type, self.policy = info.problem_type, info.policy
+        self.precision = self.manifest.precision
+        self.has_gate = bool(info.head.get("gate"))
+        self.reads_types = "pair" in (info.head.get("pooling"), info.head.get("final_pooling"))
+        self.max_length = self.manifest.max_length
+        self.trained_length, self.trained_on_pairs = info.trained_length, info.trained_on_pairs
+        self.batch_tokens, self.overhead = BATCH_TOKENS, OVERHEAD
+        self.graph = Graph(folder / STAGES, session_options(threads))
+        # so little work that waking other threads would cost more than they save
+        self.embedding = Graph(folder / EMBEDDING, session_options(1))
+        self.branches = [np.array(branch) for branch in self.manifest.branches]
+        self.check(folder)
+
+    def check(self, folder: Path) -> None:
+        """Refuse graphs that contradict config.json."""
+        if len(self.branches) != len(self.layers) or self.manifest.shape.get("layers") != self.layers[-1]:
+            raise CannotLoad(f"{folder}: {len(self.branches)} stages do not fit exits={[*self.layers]}.")
+        outputs = self.graph.outputs
+        if outputs.get("logits", [None])[-1] != len(self.labels) or ("gate" in outputs) != self.has_gate:
+            raise CannotLoad(
+                f"{folder}: the outputs of the stages, {outputs}, do not fit {len(self.labels)} labels."
+            )
+
+    def embed(self, tokens: Sequence[Tokens]) -> Batch:
+        inputs = embedding_inputs(tokens, self.manifest.padding)
+        hidden, types = self.embedding(inputs)["hidden"], inputs["token_type_ids"]
+        return make_batch(0, hidden, inputs["attention_mask"].sum(-1), types if self.reads_types else None)
+
+    def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
+        arrays = {"hidden": batch.hidden, "attention_mask": batch.mask, "token_weights": batch.weights}
+        for branch in self.branches[batch.stages : exit + 1]:
+            outputs = self.graph(arrays | {"branch": branch})
+            arrays["hidden"] = outputs["hidden_after"]
+        state = replace(batch, stages=exit + 1, hidden=arrays["hidden"])
+        return state, outputs["logits"], outputs.get("gate")
+
+    def keep(self, batch: Batch, rows: Array) -> Batch:
+        lengths = batch.lengths[rows]
+        longest = lengths.max()
+        types = None if batch.types is None else batch.types[rows, :longest]
+        return make_batch(batch.stages, batch.hidden[rows, :longest], lengths, types)
+
+    def merge(self, batches: Sequence[Batch]) -> Batch:
+        lengths = np.concatenate([batch.lengths for batch in batches])
+        hidden = stack([batch.hidden for batch in batches])
+        types = [batch.types for batch in batches if batch.types is not None]
+        return make_batch(batches[0].stages, hidden, lengths, stack(types) if types else None)
+
+    def is_finite(self) -> bool:
+        return True  # `export` refuses other models
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.manifest.fingerprint,
+            "runtime": f"onnxruntime {onnxruntime.__version__}, cpu",
+            "shape": dict(self.manifest.shape),
+        }
+
+
+def make_batch(stages: int, hidden: Array, lengths: Array, types: Array | None) -> Batch:
+    mask = attention_mask(lengths)
+    return Batch(stages, hidden, lengths, types, mask, token_weights(mask, types))
+
+
+def token_weights(mask: Array, types: Array | None) -> Array:
+    """(rows, means, longest) what heads multiply tokens by: for the mean of all, then of each text of a pair.
+
+    Without types, the first is repeated: ONNX Runtime adds up products with a single vector in another order.
+    """
+    parts = [mask, mask] if types is None else [mask, mask * (1 - types), mask * types]
+    chosen = np.stack(parts, axis=1).astype(np.float32)
+    chosen /= np.maximum(chosen.sum(-1, keepdims=True), 1)
+    return chosen
+
+
+def stack(parts: Sequence[Array]) -> Array:
+    """(rows of all, longest, ...), padded with zeros."""
+    longest = max(part.shape[1] for part in parts)
+    stacked = np.zeros((sum(map(len, parts)), longest, *parts[0].shape[2:]), parts[0].dtype)
+    first = 0
+    for part in parts:
+        stacked[first : first + len(part), : part.shape[1]] = part
+        first += len(part)
+    return stacked
+
+
+def embedding_inputs(tokens: Sequence[Tokens], padding: int) -> dict[str, Array]:
+    return {
+        "input_ids": pad([example.ids for example in tokens], padding),
+        "attention_mask": attention_mask(np.array([len(example.ids) for example in tokens])),
+        "token_type_ids": token_types(tokens),
+    }
+
+
+def session_options(threads: int | None) -> Any:
+    if threads is not None and threads < 1:
+        raise BadOption(f"threads={threads} must be at least 1.")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or available_cpus()
+    # Spinning between operations, and between stages, is faster than sleeping, but only briefly: on a busy machine, a
+    # spinning thread holds the CPU that the thread it waits for needs.
+    options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
+    return options
+
+
+class Graph:
+    """A graph in ONNX Runtime: named arrays in, named arrays out. Inputs that it does not have are ignored."""
+
+    def __init__(self, graph: Path | bytes, options: Any) -> None:
+        try:
+            self.session = onnxruntime.InferenceSession(
+                graph,
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=["SkipLayerNormFusion"],  # the fused operation is slower
+            )
+        except Exception as error:  # ONNX Runtime has one class per cause
+            name = graph if isinstance(graph, Path) else "a graph"
+            raise CannotLoad(f"{name} cannot be loaded ({error}); export the model again.") from error
+        self.inputs = [each.name for each in self.session.get_inputs()]
+        self.outputs = {each.name: each.shape for each in self.session.get_outputs()}
+
+    def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        results = self.session.run(None, {name: arrays[name] for name in self.inputs})
+        return dict(zip(self.outputs, results, strict=True))

@@ -1,0 +1,78 @@
+import warnings
+
+import numpy as np
+import pytest
+
+from offramp.data.metrics import METRICS, SUITABLE, check_metrics, compute
+from offramp.errors import UnknownName
+
+CLASS_METRICS = ["mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"]
+CORRELATIONS = ["pearson", "spearmanr", "corr"]
+
+
+def test_class_metrics_of_a_hand_counted_confusion_matrix() -> None:
+    labels = [1] * 6 + [0] * 4
+    predictions = [1] * 5 + [0] + [1] * 2 + [0] * 2  # true +, false -, false +, true -
+    found = compute(CLASS_METRICS, labels, predictions)
+    f1_of_one, f1_of_zero = 10 / 13, 4 / 7
+    assert found["acc"] == pytest.approx(0.7)
+    assert found["f1"] == pytest.approx(f1_of_one)
+    assert found["acc_and_f1"] == pytest.approx((0.7 + f1_of_one) / 2)
+    assert found["mcc"] == pytest.approx((5 * 2 - 2 * 1) / np.sqrt(7 * 6 * 4 * 3))
+    assert found["macro_f1"] == pytest.approx((f1_of_one + f1_of_zero) / 2)
+    assert found["micro_f1"] == pytest.approx(0.7)
+
+
+def test_correlations_of_hand_computed_numbers() -> None:
+    found = compute(CORRELATIONS, [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 8.0])
+    assert found["pearson"] == pytest.approx(10 / np.sqrt(5 * 29))
+    assert found["spearmanr"] == pytest.approx(0.8)  # 1 - 6 * (0 + 1 + 1 + 0) / (4 * 15)
+    assert found["corr"] == pytest.approx((found["pearson"] + found["spearmanr"]) / 2)
+
+
+def test_multi_label_metrics_average_over_labels_or_decisions() -> None:
+    labels = [[1, 0, 1], [0, 1, 0], [1, 1, 0], [0, 0, 0]]
+    predictions = [[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0]]
+    found = compute(["acc", "macro_f1", "micro_f1"], labels, predictions)
+    assert found["acc"] == pytest.approx(2 / 4)
+    assert found["macro_f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert found["micro_f1"] == pytest.approx(2 * 3 / (2 * 3 + 0 + 2))
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 1], [0, 0, 0]])
+@pytest.mark.parametrize("name", ["mcc", "f1", *CORRELATIONS])
+def test_an_undefined_metric_is_zero_without_a_warning(name: str, labels: list[int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compute([name], labels, [0, 0, 0]) == {name: 0.0}
+
+
+@pytest.mark.parametrize("name", CORRELATIONS)
+def test_one_example_has_no_correlation(name: str) -> None:
+    assert compute([name], [1.0], [2.0]) == {name: 0.0}
+
+
+def test_perfect_predictions_score_one_in_every_metric() -> None:
+    assert compute(list(METRICS), [0, 1, 1, 0], [0, 1, 1, 0]) == pytest.approx(dict.fromkeys(METRICS, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        ("acc", "regression"),
+        ("mcc", "multi_label_classification"),
+        ("pearson", "multi_label_classification"),
+        ("corr", "single_label_classification"),
+    ],
+)
+def test_a_metric_for_another_problem_type_is_an_error_with_the_suitable_ones(
+    metric: str, problem: str
+) -> None:
+    message = f"{metric} is not a metric for {problem}; choose from {SUITABLE[problem][0]}"
+    with pytest.raises(UnknownName, match=message):
+        check_metrics([metric], problem, 2)
+
+
+def test_an_unknown_metric_is_refused_by_name() -> None:
+    with pytest.raises(UnknownName, match=r"'rouge'; available: mcc, acc"):
+        compute(["acc", "rouge"], [0], [0])

@@ -1,0 +1,127 @@
+"""A certificate is tested for what it promises: over many draws of calibration examples, how often is it broken?"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from offramp.errors import NoSafeThreshold
+from offramp.measuring import Guarantee, calibrate, guarantee
+from offramp.policy import Policy
+from offramp.trace import Trace
+
+DRAWS = 300
+DELTA = 0.1
+CHANCE = binom.ppf(0.999, DRAWS, DELTA)
+"""More broken promises than this are no bad luck."""
+
+Make = Callable[..., Trace]
+
+
+def synthetic(make_trace: Make) -> Trace:
+    return make_trace(2000, exits=4, classes=3, seed=5)
+
+
+def many_labels(make_trace: Make) -> Trace:
+    """Three labels, which the exits know better and better."""
+    rng = np.random.default_rng(6)
+    labels = rng.integers(2, size=(2000, 3))
+    noise = rng.normal(0, 1, (2000, 4, 3)).cumsum(1) / np.arange(1, 5)[:, None]
+    logits = (2 * labels[:, None] - 1) * rng.gamma(2, 1, (2000, 1, 3)) + 2 * noise
+    made = make_trace(2000, exits=4, problem_type="multi_label_classification", labels=labels, metrics=())
+    return Trace(
+        logits.astype(np.float32), made.layers, labels, made.lengths, made.ids, problem_type=made.problem_type
+    )
+
+
+def digits(_: Make) -> Trace:
+    """Real handwriting and trained classifiers: exit k sees the first 2k rows of the picture."""
+    images, labels = load_digits(return_X_y=True)
+    seen = [images[:, : 16 * exit] / 16 for exit in range(1, 5)]
+    trained = [LogisticRegression(max_iter=200).fit(part[:500], labels[:500]) for part in seen]
+    logits = np.stack(
+        [model.decision_function(part[500:]) for model, part in zip(trained, seen, strict=True)], 1
+    )
+    rest = np.arange(len(logits))
+    return Trace(logits.astype(np.float32), (1, 2, 3, 4), labels[500:], np.ones(len(rest), int), rest)
+
+
+def is_broken(policy: Policy, target: Guarantee, population: Trace) -> bool:
+    """Whether the policy loses more of the population than it promised; by class, of any class."""
+    many = population.problem_type == "multi_label_classification"
+    given = policy.decide(population.logits, problem_type=population.problem_type).logits
+    answers, full = (part > 0 if many else part.argmax(-1) for part in (given, population.logits[:, -1]))
+    if target.of == "disagreement":
+        lost = (answers != full).any(-1) if many else answers != full
+    else:
+        lost = (full == population.labels) & (answers != population.labels)
+    if not isinstance(target.epsilon, dict):
+        return bool(lost.mean() > target.epsilon)
+    belongs = full if target.of == "disagreement" else population.labels
+    return any(lost[belongs == int(name)].mean() > epsilon for name, epsilon in target.epsilon.items())
+
+
+def promises(population: Trace, rule: str | list[str], target: Guarantee, examples: int) -> tuple[int, int]:
+    """Of DRAWS calibrations on examples drawn from the population: how many certify, how many of them wrongly."""
+    rng = np.random.default_rng(0)
+    made = broken = 0
+    for _ in range(DRAWS):
+        try:
+            policy = calibrate(population[rng.integers(len(population), size=examples)], rule, target)
+        except NoSafeThreshold:
+            continue
+        made += 1
+        broken += is_broken(policy, target, population)
+    return made, broken
+
+
+CASES: dict[str, Any] = {
+    "disagreement": (synthetic, "confidence", Guarantee(0.1, DELTA)),
+    "a rule that counts": (synthetic, "patience", Guarantee(0.11, DELTA)),
+    "right answers lost": (synthetic, "entropy", Guarantee(0.1, DELTA, of="accuracy")),
+    "each class": (synthetic, "entropy", Guarantee({"0": 0.2, "1": 0.1, "2": 0.2}, DELTA)),
+    "right answers of each class": (
+        synthetic,
+        "margin",
+        Guarantee({"0": 0.1, "1": 0.2, "2": 0.2}, DELTA, of="accuracy"),
+    ),
+    "all of many labels": (many_labels, "confidence", Guarantee(0.2, DELTA)),
+    "right ones of many labels": (many_labels, "confidence", Guarantee(0.08, DELTA, of="accuracy")),
+    "digits": (digits, "margin", Guarantee(0.1, DELTA)),
+    "the best of three rules": (digits, ["margin", "entropy", "patience"], Guarantee(0.15, DELTA)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_promises_are_broken_no_more_often_than_delta(case: str, make_trace: Make) -> None:
+    source, rule, target = CASES[case]
+    made, broken = promises(source(make_trace), rule, target, examples=200)
+    assert made > DRAWS / 2  # a calibration that always refuses would keep every promise
+    assert broken <= CHANCE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bounds_that_trust_what_they_see_break_their_promises(
+    case: str, make_trace: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trusting(risk: Any, examples: int, epsilon: float) -> Any:
+        return np.where(risk <= epsilon, 0.0, 1.0)
+
+    monkeypatch.setattr(guarantee, "binomial", trusting)
+    monkeypatch.setattr(guarantee, "hoeffding_bentkus", trusting)
+    source, rule, target = CASES[case]
+    _, broken = promises(source(make_trace), rule, target, examples=200)
+    assert broken > CHANCE
+
+
+@pytest.mark.parametrize("of", ["disagreement", "accuracy"])
+@pytest.mark.parametrize("source", [synthetic, many_labels])
+def test_too_few_examples_certify_nothing_even_without_a_single_error(
+    source: Callable[[Make], Trace], of: str, make_trace: Make
+) -> None:
+    made, _ = promises(source(make_trace), "confidence", Guarantee(0.1, 0.05, of=of), examples=20)
+    assert made == 0  # it takes ln(0.05) / ln(0.9), which is 29
