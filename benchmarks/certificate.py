@@ -23,7 +23,7 @@ def main() -> None:
     )
     parser.add_argument("trace")
     parser.add_argument("--rule", default="entropy")
-    parser.add_argument("--of", default="disagreement", choices=["disagreement", "accuracy"])
+    parser.add_argument("--risk", default="disagreement", choices=["disagreement", "accuracy"])
     parser.add_argument("--epsilon", type=float, default=0.02)
     parser.add_argument("--delta", type=float, default=0.1)
     parser.add_argument("--examples", type=int, default=500)
@@ -32,7 +32,7 @@ def main() -> None:
     options = parser.parse_args()
 
     population = Trace.load(options.trace)
-    target = Guarantee(options.epsilon, options.delta, options.of)
+    target = Guarantee(options.epsilon, options.delta, options.risk)
     rng = np.random.default_rng(options.seed)
     layers, risks = [], []
     for _ in range(options.draws):
@@ -44,7 +44,7 @@ def main() -> None:
         decision = policy.decide(
             population.logits, population.gates, population.layers, population.problem_type
         )
-        risks.append(risk(population, decision.logits.argmax(-1), options.of))
+        risks.append(risk(population, decision.logits.argmax(-1), options.risk))
         layers.append(np.asarray(population.layers)[decision.exits].mean())
     broken = int(np.sum(np.array(risks) > options.epsilon))
     print(
@@ -65,9 +65,9 @@ def main() -> None:
     )
 
 
-def risk(population: Trace, predictions: np.ndarray, of: str) -> float:
+def risk(population: Trace, predictions: np.ndarray, kind: str) -> float:
     full = population.logits[:, -1].argmax(-1)
-    if of == "disagreement":
+    if kind == "disagreement":
         return float(np.mean(predictions != full))
     return float(np.mean((full == population.labels) & (predictions != population.labels)))
 

@@ -33,7 +33,7 @@ from offramp.inference import Classifier
 from offramp.models.exit_model import ExitModel
 from offramp.policy import Decider, Policy
 from offramp.runtimes import Tokens, pad
-from offramp.runtimes.torch import TorchStages
+from offramp.runtimes.torch import TorchRuntime
 
 NEVER = Policy.parse("never")
 PADDED = 128  # what the older systems pad every text to
@@ -82,24 +82,24 @@ class Bench:
         self.classifier = Classifier.from_pretrained(model)
         self.model = ExitModel.from_pretrained(model)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-        self.stages: TorchStages = self.classifier.stages  # type: ignore[assignment]
+        self.runtime: TorchRuntime = self.classifier.runtime  # type: ignore[assignment]
         self.texts, self.repeats = texts, repeats
         self.tokens = self.classifier.tokenizer(texts)
-        self.depth = self.stages.layers[-1]
-        self.logits, _ = Engine(self.stages).trace(self.tokens)
-        self.policy = policy_for(speedup, self.logits, self.stages.layers)
+        self.depth = self.runtime.layers[-1]
+        self.logits, _ = Engine(self.runtime).trace(self.tokens)
+        self.policy = policy_for(speedup, self.logits, self.runtime.layers)
 
     def workload(self) -> dict[str, Any]:
         lengths = [len(tokens.ids) for tokens in self.tokens]
-        never = Engine(self.stages).run(self.tokens, NEVER).logits
+        never = Engine(self.runtime).run(self.tokens, NEVER).logits
         plain = np.concatenate([self.forward([tokens]) for tokens in self.tokens[:50]])
-        early = Engine(self.stages).run(self.tokens, self.policy)
+        early = Engine(self.runtime).run(self.tokens, self.policy)
         same = early.logits.argmax(-1) == never.argmax(-1)
         return {
             "texts": len(self.texts),
             "tokens": {"mean": float(np.mean(lengths)), "longest": max(lengths)},
             "layers": self.depth,
-            "exits": len(self.stages.layers),
+            "exits": len(self.runtime.layers),
             "width": int(self.model.config.encoder_config.hidden_size),
             "policy": str(self.policy),
             "mean exit layer": self.mean_layer(self.tokens),
@@ -110,7 +110,7 @@ class Bench:
 
     def window(self, size: int) -> dict[str, Any]:
         """The engine against the plain model in the same windows and micro-batches, without and with tokenizing."""
-        engine, classifier = Engine(self.stages, size), self.with_engine(self.stages, size)
+        engine, classifier = Engine(self.runtime, size), self.with_engine(self.runtime, size)
         seconds = self.compare(
             {
                 "plain": lambda: self.plain(engine, self.tokens),
@@ -123,7 +123,7 @@ class Bench:
         return self.summarize(seconds, self.tokens)
 
     def one_text(self, count: int) -> dict[str, Any]:
-        engine, tokens, texts = Engine(self.stages), self.tokens[:count], self.texts[:count]
+        engine, tokens, texts = Engine(self.runtime), self.tokens[:count], self.texts[:count]
         tokenize, predict = self.classifier.tokenizer, self.classifier.predict
         seconds = self.compare(
             {
@@ -169,7 +169,7 @@ class Bench:
 
     def older_way(self, count: int) -> dict[str, Any]:
         """Against one padded example at a time, with a decision in Python at every layer."""
-        tokens, engine = self.tokens[:count], Engine(self.stages)
+        tokens, engine = self.tokens[:count], Engine(self.runtime)
         seconds = self.compare(
             {
                 "older": lambda: [self.padded_forward(one) for one in tokens],
@@ -195,14 +195,14 @@ class Bench:
 
             return call
 
-        stages = copy.copy(self.stages)
-        stages.adapter = copy.copy(stages.adapter)
-        stages.adapter.layer = timed("layers", stages.adapter.layer)  # type: ignore[method-assign]
-        stages.heads = [timed("heads", head) for head in stages.heads]  # type: ignore[misc, arg-type]
-        stages.embed = timed("embedding", stages.embed)  # type: ignore[method-assign]
-        stages.keep = timed("packing", stages.keep)  # type: ignore[method-assign]
-        stages.merge = timed("packing", stages.merge)  # type: ignore[method-assign]
-        classifier = self.with_engine(stages, size)
+        runtime = copy.copy(self.runtime)
+        runtime.adapter = copy.copy(runtime.adapter)
+        runtime.adapter.layer = timed("layers", runtime.adapter.layer)  # type: ignore[method-assign]
+        runtime.heads = [timed("heads", head) for head in runtime.heads]  # type: ignore[misc, arg-type]
+        runtime.embed = timed("embedding", runtime.embed)  # type: ignore[method-assign]
+        runtime.keep = timed("packing", runtime.keep)  # type: ignore[method-assign]
+        runtime.merge = timed("packing", runtime.merge)  # type: ignore[method-assign]
+        classifier = self.with_engine(runtime, size)
         classifier.tokenizer = timed("tokenizing", classifier.tokenizer)  # type: ignore[assignment]
         texts = self.texts if size > 1 else self.texts[:100]
         step = timed("decisions", Decider.step)
@@ -219,9 +219,9 @@ class Bench:
         runs: dict[str, Callable[[], Any]] = {}
         for budget in budgets:
             for overhead in overheads:
-                stages = copy.copy(self.stages)
-                stages.overhead = overhead
-                engine = Engine(stages, batch_tokens=budget)
+                runtime = copy.copy(self.runtime)
+                runtime.overhead = overhead
+                engine = Engine(runtime, batch_tokens=budget)
                 runs[f"budget {budget}, overhead {overhead}"] = partial(engine.run, self.tokens, self.policy)
         seconds = self.compare(runs)
         return {name: summary(np.array(s) / len(self.tokens) * 1e3) for name, s in seconds.items()}
@@ -252,12 +252,12 @@ class Bench:
         return seconds
 
     def mean_layer(self, tokens: Sequence[Tokens]) -> float:
-        exits = self.policy.exits(self.logits[: len(tokens)], layers=self.stages.layers)
-        return float(np.mean(np.array(self.stages.layers)[exits]))
+        exits = self.policy.exits(self.logits[: len(tokens)], layers=self.runtime.layers)
+        return float(np.mean(np.array(self.runtime.layers)[exits]))
 
-    def with_engine(self, stages: TorchStages, window: int) -> Classifier:
+    def with_engine(self, runtime: TorchRuntime, window: int) -> Classifier:
         classifier = copy.copy(self.classifier)
-        classifier.stages, classifier.engine = stages, Engine(stages, window)
+        classifier.runtime, classifier.engine = runtime, Engine(runtime, window)
         return classifier
 
     def plain(self, engine: Engine, examples: Sequence[Tokens]) -> None:
@@ -271,27 +271,27 @@ class Bench:
     def forward(self, tokens: Sequence[Tokens]) -> np.ndarray:
         """transformers' own forward and one head, without a mask where nothing is padded."""
         lengths = np.array([len(one.ids) for one in tokens])
-        inputs = {"input_ids": torch.from_numpy(pad([one.ids for one in tokens], self.stages.padding))}
+        inputs = {"input_ids": torch.from_numpy(pad([one.ids for one in tokens], self.runtime.padding))}
         if tokens[0].types is not None:
             inputs["token_type_ids"] = torch.from_numpy(pad([one.types or [] for one in tokens], 0))
-        mask = self.stages.mask(lengths)
-        hidden = self.stages.backbone(attention_mask=mask, **inputs).last_hidden_state
-        logits: np.ndarray = self.stages.heads[-1](hidden, mask)[0].numpy()
+        mask = self.runtime.mask(lengths)
+        hidden = self.runtime.backbone(attention_mask=mask, **inputs).last_hidden_state
+        logits: np.ndarray = self.runtime.heads[-1](hidden, mask)[0].numpy()
         return logits
 
     @torch.inference_mode()
     def padded_forward(self, tokens: Tokens) -> int:
         """The loop of the older systems: entropy as a tensor, compared in Python at each exit."""
-        stages, adapter = self.stages, self.stages.adapter
-        ids = [*tokens.ids[:PADDED], *[stages.padding] * (PADDED - len(tokens.ids))]
+        runtime, adapter = self.runtime, self.runtime.adapter
+        ids = [*tokens.ids[:PADDED], *[runtime.padding] * (PADDED - len(tokens.ids))]
         mask = torch.tensor([[int(place < len(tokens.ids)) for place in range(PADDED)]])
-        hidden = adapter.embed(stages.backbone, torch.tensor([ids]), mask, None)
-        context = adapter.context(stages.backbone, hidden, mask)
+        hidden = adapter.embed(runtime.backbone, torch.tensor([ids]), mask, None)
+        context = adapter.context(runtime.backbone, hidden, mask)
         for layer in range(self.depth):
-            hidden = adapter.layer(stages.backbone, layer, hidden, context)
-            if layer + 1 in stages.layers:
-                exit = stages.layers.index(layer + 1)
-                logits = stages.heads[exit](adapter.norm(stages.backbone, hidden), mask)[0]
+            hidden = adapter.layer(runtime.backbone, layer, hidden, context)
+            if layer + 1 in runtime.layers:
+                exit = runtime.layers.index(layer + 1)
+                logits = runtime.heads[exit](adapter.norm(runtime.backbone, hidden), mask)[0]
                 odds = torch.exp(logits)
                 entropy = torch.log(odds.sum(1)) - (logits * odds).sum(1) / odds.sum(1)
                 if entropy.item() < cast(float, self.policy.threshold):

@@ -238,7 +238,7 @@ def make_certificate() -> Callable[..., Certificate]:
     fields: dict[str, Any] = {
         "promise": "",
         "policy": "entropy:0.3",
-        "of": "disagreement",
+        "risk": "disagreement",
         "epsilon": 0.1,
         "delta": 0.05,
         "bound": "exact binomial",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import BertTokenizer, PreTrainedModel
 
-from offramp import BACKBONES, CRITERIA, RECIPES, ExitModel
+from offramp import BACKBONES, RECIPES, RULES, ExitModel
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,7 +23,7 @@ def code(page: Path) -> list[str]:
 @pytest.fixture
 def registries() -> Iterator[None]:
     """What a page adds to a registry is gone after its test."""
-    before = [(registry, dict(registry)) for registry in (BACKBONES, CRITERIA, RECIPES)]
+    before = [(registry, dict(registry)) for registry in (BACKBONES, RULES, RECIPES)]
     yield
     for registry, entries in before:
         registry.clear()

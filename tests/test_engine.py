@@ -100,11 +100,11 @@ def examples(lengths: Sequence[int], seed: int = 0) -> list[Tokens]:
     return [Tokens(draw.integers(0, 50, length).tolist()) for length in lengths]
 
 
-def offline(texts: list[Tokens], policy: Policy, stages: NumpyStages) -> Any:
-    outputs = [[draw_outputs(tuple(t.ids), exit, len(stages.labels)) for exit in range(4)] for t in texts]
+def offline(texts: list[Tokens], policy: Policy, runtime: NumpyStages) -> Any:
+    outputs = [[draw_outputs(tuple(t.ids), exit, len(runtime.labels)) for exit in range(4)] for t in texts]
     logits = np.array([[logits for logits, _ in row] for row in outputs])
     gates = np.array([[gate for _, gate in row] for row in outputs])
-    return policy.decide(logits, gates, stages.layers, stages.problem_type)
+    return policy.decide(logits, gates, runtime.layers, runtime.problem_type)
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -126,8 +126,8 @@ def test_no_window_budget_or_neighbour_changes_a_result(
     text: str, lengths: list[int], window: int, batch_tokens: int, overhead: int, seed: int
 ) -> None:
     policy = Policy.parse(text).with_fit_of(FITTED)
-    stages, texts = NumpyStages(overhead=overhead), examples(lengths, seed)
-    assert_same(Engine(stages, window, batch_tokens).run(texts, policy), offline(texts, policy, stages))
+    runtime, texts = NumpyStages(overhead=overhead), examples(lengths, seed)
+    assert_same(Engine(runtime, window, batch_tokens).run(texts, policy), offline(texts, policy, runtime))
 
 
 @settings(max_examples=25)
@@ -141,8 +141,8 @@ def test_the_order_of_examples_does_not_change_their_results(order: list[int]) -
 
 @pytest.mark.parametrize("text", ["entropy:0.4", "patience:1", "never"])
 def test_an_exit_at_layer_0_is_an_exit_like_any_other(text: str) -> None:
-    stages, texts, policy = NumpyStages(layers=(0, 2, 4, 6)), examples(range(1, 20)), Policy.parse(text)
-    assert_same(Engine(stages).run(texts, policy), offline(texts, policy, stages))
+    runtime, texts, policy = NumpyStages(layers=(0, 2, 4, 6)), examples(range(1, 20)), Policy.parse(text)
+    assert_same(Engine(runtime).run(texts, policy), offline(texts, policy, runtime))
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), batch_tokens=st.integers(1, 100))
@@ -150,17 +150,17 @@ def test_an_exit_at_layer_0_is_an_exit_like_any_other(text: str) -> None:
 def test_micro_batches_keep_to_the_budget_unless_one_text_is_longer(
     lengths: list[int], batch_tokens: int
 ) -> None:
-    stages = NumpyStages()
-    Engine(stages, batch_tokens=batch_tokens).run(examples(lengths), Policy.parse("entropy:0.4"))
-    for _, batch in stages.batches:
+    runtime = NumpyStages()
+    Engine(runtime, batch_tokens=batch_tokens).run(examples(lengths), Policy.parse("entropy:0.4"))
+    for _, batch in runtime.batches:
         assert len(batch) * batch.max() <= batch_tokens or len(batch) == 1
 
 
 def test_no_example_runs_after_leaving() -> None:
-    stages, texts, policy = NumpyStages(), examples([*range(1, 21)] * 5), Policy.parse("entropy:0.4")
-    decision = Engine(stages).run(texts, policy)
+    runtime, texts, policy = NumpyStages(), examples([*range(1, 21)] * 5), Policy.parse("entropy:0.4")
+    decision = Engine(runtime).run(texts, policy)
     for exit in range(4):
-        run = sum(len(batch) for at, batch in stages.batches if at == exit)
+        run = sum(len(batch) for at, batch in runtime.batches if at == exit)
         assert run == (decision.exits >= exit).sum()
 
 
@@ -168,24 +168,24 @@ def test_no_example_runs_after_leaving() -> None:
     ("text", "run"), [("never", [3]), ("layer:6", [2]), ("margin:2,min_layer=4", [1, 2, 3])]
 )
 def test_exits_that_cannot_matter_are_skipped(text: str, run: list[int]) -> None:
-    stages, texts, policy = NumpyStages(), examples([5] * 3), Policy.parse(text)
-    assert_same(Engine(stages).run(texts, policy), offline(texts, policy, stages))
-    assert [exit for exit, _ in stages.batches] == run
+    runtime, texts, policy = NumpyStages(), examples([5] * 3), Policy.parse(text)
+    assert_same(Engine(runtime).run(texts, policy), offline(texts, policy, runtime))
+    assert [exit for exit, _ in runtime.batches] == run
 
 
 def test_neighbours_that_fit_the_budget_run_as_one() -> None:
-    stages = NumpyStages(batch_tokens=64)
-    Engine(stages).run(examples([8] * 64), Policy.parse("entropy:0.4"))
+    runtime = NumpyStages(batch_tokens=64)
+    Engine(runtime).run(examples([8] * 64), Policy.parse("entropy:0.4"))
     for exit in range(4):
-        rows = [len(batch) for at, batch in stages.batches if at == exit]
+        rows = [len(batch) for at, batch in runtime.batches if at == exit]
         assert rows
         assert all((left + right) * 8 > 64 for left, right in pairwise(rows))
 
 
 def test_padding_never_exceeds_the_overhead() -> None:
-    stages = NumpyStages(batch_tokens=10_000, overhead=0)
-    Engine(stages).run(examples([*range(1, 21)] * 3), Policy.parse("entropy:0.4"))
-    assert all(batch.min() == batch.max() for _, batch in stages.batches)
+    runtime = NumpyStages(batch_tokens=10_000, overhead=0)
+    Engine(runtime).run(examples([*range(1, 21)] * 3), Policy.parse("entropy:0.4"))
+    assert all(batch.min() == batch.max() for _, batch in runtime.batches)
 
 
 def test_long_texts_end_a_window_early() -> None:
@@ -196,16 +196,16 @@ def test_long_texts_end_a_window_early() -> None:
 
 
 def test_a_failing_stage_leaves_the_engine_usable() -> None:
-    stages, texts, policy = NumpyStages(), examples(range(1, 20)), Policy.parse("patience:1")
-    engine = Engine(stages, 8)
+    runtime, texts, policy = NumpyStages(), examples(range(1, 20)), Policy.parse("patience:1")
+    engine = Engine(runtime, 8)
     with pytest.raises(ZeroDivisionError):
         engine.run([*texts, Tokens([1, POISON])], policy)
-    assert_same(engine.run(texts, policy), offline(texts, policy, stages))
+    assert_same(engine.run(texts, policy), offline(texts, policy, runtime))
 
 
 def test_threads_share_an_engine() -> None:
-    stages, policies = NumpyStages(), [Policy.parse(text).with_fit_of(FITTED) for text in POLICIES]
-    engine, texts, found = Engine(stages, 8), examples(range(1, 30)), {}
+    runtime, policies = NumpyStages(), [Policy.parse(text).with_fit_of(FITTED) for text in POLICIES]
+    engine, texts, found = Engine(runtime, 8), examples(range(1, 30)), {}
 
     def work(index: int) -> None:
         found[index] = [engine.run(texts, policies[index]) for _ in range(3)]
@@ -217,12 +217,12 @@ def test_threads_share_an_engine() -> None:
         thread.join()
     for index, policy in enumerate(policies):
         for decision in found[index]:
-            assert_same(decision, offline(texts, policy, stages))
+            assert_same(decision, offline(texts, policy, runtime))
 
 
 def test_trace_returns_the_outputs_of_every_exit() -> None:
-    stages, texts = NumpyStages(), examples([3, 1, 9, 4, 4])
-    logits, gates = Engine(stages, 2).trace(texts)
+    runtime, texts = NumpyStages(), examples([3, 1, 9, 4, 4])
+    logits, gates = Engine(runtime, 2).trace(texts)
     assert gates is not None
     for row, text in enumerate(texts):
         for exit in range(4):
@@ -232,8 +232,8 @@ def test_trace_returns_the_outputs_of_every_exit() -> None:
 
 
 def test_after_the_deadline_the_last_exit_passed_counts() -> None:
-    stages, texts, never = NumpyStages(), examples([5] * 3), Policy.parse("never")
-    decision = Engine(stages).run(texts, never, deadline=-math.inf)
+    runtime, texts, never = NumpyStages(), examples([5] * 3), Policy.parse("never")
+    decision = Engine(runtime).run(texts, never, deadline=-math.inf)
     assert decision.exits.tolist() == [0, 0, 0]
     np.testing.assert_array_equal(decision.logits[0], draw_outputs(tuple(texts[0].ids), 0, 3)[0])
 
@@ -241,23 +241,23 @@ def test_after_the_deadline_the_last_exit_passed_counts() -> None:
 def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stages, texts = NumpyStages(batch_tokens=8, overhead=0), examples([8, 4])
+    runtime, texts = NumpyStages(batch_tokens=8, overhead=0), examples([8, 4])
     tick = SimpleNamespace(monotonic=count().__next__)  # once for each micro-batch
     monkeypatch.setattr(engine, "time", tick)
-    decision = Engine(stages).run(texts, Policy.parse("never"), deadline=0)
+    decision = Engine(runtime).run(texts, Policy.parse("never"), deadline=0)
     assert decision.exits.tolist() == [0, 1]
     for row, exit in enumerate(decision.exits):
         np.testing.assert_array_equal(decision.logits[row], draw_outputs(tuple(texts[row].ids), exit, 3)[0])
 
 
 def test_each_example_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    stages, texts = NumpyStages(overhead=0), examples([5, 3, 5, 5, 9])
+    runtime, texts = NumpyStages(overhead=0), examples([5, 3, 5, 5, 9])
     policy, ticks = Policy.parse("entropy:0.4"), count()
     tick = SimpleNamespace(monotonic=lambda: next(ticks) // 3)  # three lengths are three micro-batches
     monkeypatch.setattr(engine, "time", tick)
-    never_late = offline(texts, policy, stages)
+    never_late = offline(texts, policy, runtime)
     assert never_late.exits.tolist() == [3, 3, 1, 3, 2]
-    decision = Engine(stages).run(texts, policy, deadline=np.array([-1, 0, math.inf, math.inf, math.inf]))
+    decision = Engine(runtime).run(texts, policy, deadline=np.array([-1, 0, math.inf, math.inf, math.inf]))
     assert decision.exits.tolist() == [0, 1, 1, 3, 2]
     for row, exit in enumerate(decision.exits.tolist()):
         np.testing.assert_array_equal(decision.logits[row], draw_outputs(tuple(texts[row].ids), exit, 3)[0])

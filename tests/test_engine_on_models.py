@@ -15,10 +15,10 @@ from offramp.engine import Engine
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
 from offramp.policy import Policy, fold
-from offramp.rules import CRITERIA
+from offramp.rules import RULES
 from offramp.runtimes import Tokens
-from offramp.runtimes.onnx import OnnxStages
-from offramp.runtimes.torch import TorchStages
+from offramp.runtimes.onnx import OnnxRuntime
+from offramp.runtimes.torch import TorchRuntime
 
 BACKBONES = ["albert", "bert", "deberta-v2", "distilbert", "modernbert", "mpnet", "roberta-prelayernorm"]
 RUNS = [*((backbone, "torch") for backbone in BACKBONES), ("albert", "onnx"), ("modernbert", "onnx")]
@@ -26,7 +26,7 @@ EXAMPLES = 24
 NOISE = 1e-4
 
 # the options of each rule; `policy_between` chooses the threshold
-RULES = {
+OPTIONS = {
     "agreement": {"coefficients": [(0.1, 0.5, 0.3, -0.2, 0.4, 0.1, 0.2 * exit) for exit in range(5)]},
     "entropy": {},
     "confidence": {},
@@ -65,28 +65,28 @@ def load(
         logits = np.concatenate([output.exit_logits.numpy() for output in outputs])
         gates = np.concatenate([output.exit_gates.numpy() for output in outputs])
         if runtime == "torch":
-            return TorchStages(model), logits, gates
+            return TorchRuntime(model), logits, gates
         folder = export(model, tmp_path_factory.mktemp(backbone) / "model", tokenizer=tokenizer)
-        return OnnxStages(folder, threads=1), logits, gates
+        return OnnxRuntime(folder, threads=1), logits, gates
 
     return of
 
 
-def policy_between(rule: str, levels: np.ndarray, share: float) -> Policy:
+def policy_between(name: str, levels: np.ndarray, share: float) -> Policy:
     """A policy with a threshold at about this quantile of readiness, but not close to any value."""
-    criterion: Any = CRITERIA[rule](**RULES[rule])
-    if not criterion.takes_threshold:
-        return Policy(criterion)
-    if criterion.counts_exits:
-        return Policy(criterion, 4 if rule == "layer" else 1 + round(2 * share))
+    rule: Any = RULES[name](**OPTIONS[name])
+    if not rule.takes_threshold:
+        return Policy(rule)
+    if rule.counts_exits:
+        return Policy(rule, 4 if name == "layer" else 1 + round(2 * share))
     observed = np.unique(levels[np.isfinite(levels)])
     middles, gaps = (observed[1:] + observed[:-1]) / 2, np.diff(observed)
     middles = middles[gaps > 2 * NOISE]
-    return Policy(criterion, criterion.sign * float(middles[int(share * (len(middles) - 1))]))
+    return Policy(rule, rule.sign * float(middles[int(share * (len(middles) - 1))]))
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("backbone", "runtime"), RUNS)
+@pytest.mark.parametrize("rule", OPTIONS)
+@pytest.mark.parametrize(("backbone", "kind"), RUNS)
 @settings(max_examples=3)
 @given(
     order=st.permutations(range(EXAMPLES)),
@@ -98,7 +98,7 @@ def policy_between(rule: str, levels: np.ndarray, share: float) -> Policy:
 def test_engine_agrees_with_trace(
     load: Callable[[str, str], Any],
     backbone: str,
-    runtime: str,
+    kind: str,
     rule: str,
     order: list[int],
     window: int,
@@ -106,38 +106,38 @@ def test_engine_agrees_with_trace(
     overhead: int,
     share: float,
 ) -> None:
-    stages, logits, gates = load(backbone, runtime)
-    stages.overhead = overhead
-    criterion: Any = CRITERIA[rule](**RULES[rule])
-    policy = policy_between(rule, fold(criterion, logits, gates, stages.layers).readiness, share)
-    expected = policy.decide(logits, gates, stages.layers)
+    runtime, logits, gates = load(backbone, kind)
+    runtime.overhead = overhead
+    readiness = fold(RULES[rule](**OPTIONS[rule]), logits, gates, runtime.layers).readiness
+    policy = policy_between(rule, readiness, share)
+    expected = policy.decide(logits, gates, runtime.layers)
     chosen = [texts()[row] for row in order]
-    decision = Engine(stages, window, batch_tokens).run(chosen, policy)
+    decision = Engine(runtime, window, batch_tokens).run(chosen, policy)
     np.testing.assert_array_equal(decision.exits, expected.exits[order])
     np.testing.assert_allclose(decision.logits, expected.logits[order], atol=1e-3)
     np.testing.assert_array_equal(decision.logits.argmax(-1), expected.logits[order].argmax(-1))
 
 
 def test_rules_cover_the_registry() -> None:
-    assert {*RULES, "oracle"} == {*CRITERIA}
+    assert {*OPTIONS, "oracle"} == {*RULES}
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_exits_are_spread_so_that_agreement_means_something(
     load: Callable[[str, str], Any], backbone: str
 ) -> None:
-    stages, logits, _ = load(backbone, "torch")
-    levels = fold(CRITERIA["confidence"](), logits).readiness
-    exits = Engine(stages).run(texts(), policy_between("confidence", levels, 0.8)).exits
+    runtime, logits, _ = load(backbone, "torch")
+    levels = fold(RULES["confidence"](), logits).readiness
+    exits = Engine(runtime).run(texts(), policy_between("confidence", levels, 0.8)).exits
     assert len(set(exits.tolist())) >= 3
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_never_equals_the_plain_model(tiny_classifier: Callable[..., Any], backbone: str) -> None:
     plain = tiny_classifier(backbone)
-    stages = TorchStages(ExitModel.from_encoder(plain))
-    decision = Engine(stages, batch_tokens=64).run(texts(), Policy.parse("never"))
-    assert set(decision.exits) == {len(stages.layers) - 1}
+    runtime = TorchRuntime(ExitModel.from_encoder(plain))
+    decision = Engine(runtime, batch_tokens=64).run(texts(), Policy.parse("never"))
+    assert set(decision.exits) == {len(runtime.layers) - 1}
     with torch.inference_mode():
         for row, text in enumerate(texts()):
             truth = plain(input_ids=torch.tensor([text.ids])).logits[0].numpy()
@@ -147,7 +147,7 @@ def test_never_equals_the_plain_model(tiny_classifier: Callable[..., Any], backb
 def test_nan_logits_are_flagged_and_leave_at_the_last_exit(tiny_encoder: Callable[..., Any]) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert"), num_labels=2)
     model.backbone.encoder.layer[1].output.dense.weight.data[0, 0] = torch.nan
-    engine = Engine(TorchStages(model))
+    engine = Engine(TorchRuntime(model))
     decision = engine.run(texts(), Policy.parse("confidence:0,min_layer=2"))
     assert set(decision.exits) == {4}
     assert not decision.finite.any()
@@ -157,7 +157,7 @@ def test_nan_logits_are_flagged_and_leave_at_the_last_exit(tiny_encoder: Callabl
 def test_overflow_in_half_precision_is_flagged(tiny_encoder: Callable[..., Any]) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert"), num_labels=2)
     model.heads.classifiers[0].weight.data.mul_(1e6)
-    decision = Engine(TorchStages(model, autocast=torch.float16)).run(texts(), Policy.parse("confidence:0"))
+    decision = Engine(TorchRuntime(model, autocast=torch.float16)).run(texts(), Policy.parse("confidence:0"))
     over = ~decision.finite
     assert over.any()
     assert (decision.exits[over] > 0).all()

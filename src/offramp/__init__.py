@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # the same names as in _NAMES, for type checkers
     from offramp.reports.card import store_policy, store_rank_rule
     from offramp.reranking.calibrate import RankGuarantee, calibrate_ranking
     from offramp.retrofits import Retrofit, retrofit, retrofit_reranker
-    from offramp.rules import CRITERIA
+    from offramp.rules import RULES
     from offramp.trace import Trace
     from offramp.training import default_arguments, train
     from offramp.training.recipes import RECIPES, Phase, Recipe
@@ -53,7 +53,7 @@ _NAMES = {
     "training.recipes": "Recipe Phase RECIPES",
     "training": "train default_arguments",
     "trace": "Trace",
-    "rules": "CRITERIA",
+    "rules": "RULES",
     "policy": "Policy",
     "guarantees.certificate": "Certificate",
     "measuring": "Curve Sweep sweep calibrate fit_temperatures Guarantee MaxLoss MinSpeedup Budget",
@@ -70,8 +70,8 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 
 __all__ = [
     "BACKBONES",
-    "CRITERIA",
     "RECIPES",
+    "RULES",
     "TASKS",
     "Budget",
     "Certificate",

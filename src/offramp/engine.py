@@ -18,7 +18,7 @@ from offramp.errors import BadOption
 from offramp.policy import Decider, Decision, Policy
 from offramp.policy.ranking import RankDecider, Ranking
 from offramp.problems import Array
-from offramp.runtimes import Stages, Tokens
+from offramp.runtimes import Runtime, Tokens
 
 WINDOW = 1024
 MAX_MICRO_BATCHES = 64
@@ -41,10 +41,10 @@ class Engine:
     padding included, in a micro-batch, by default what suits the runtime; a single longer example still runs.
     """
 
-    def __init__(self, stages: Stages[Any], window: int = WINDOW, batch_tokens: int | None = None) -> None:
-        self.stages = stages
+    def __init__(self, runtime: Runtime[Any], window: int = WINDOW, batch_tokens: int | None = None) -> None:
+        self.runtime = runtime
         self.window = window
-        self.batch_tokens = stages.batch_tokens if batch_tokens is None else batch_tokens
+        self.batch_tokens = runtime.batch_tokens if batch_tokens is None else batch_tokens
         if self.window < 1 or self.batch_tokens < 1:
             raise BadOption(f"window={window} and batch_tokens={batch_tokens} must be at least 1.")
 
@@ -56,10 +56,10 @@ class Engine:
         the logits of the last exit it passed; every example passes the first.
         """
         decision, deadlines = self.undecided(len(examples)), np.full(len(examples), deadline)
-        layers, skipped = self.stages.layers, policy.skippable_exits(self.stages.layers)
+        layers, skipped = self.runtime.layers, policy.skippable_exits(self.runtime.layers)
 
         def begin(rows: Array) -> Decider:
-            return policy.begin(len(rows), layers, self.stages.problem_type)
+            return policy.begin(len(rows), layers, self.runtime.problem_type)
 
         for rows in self.windows(examples):
             for _ in self.run_window([*self.embed(examples, rows)], begin, skipped, deadlines, decision):
@@ -75,7 +75,7 @@ class Engine:
         in between.
         """
         decision, deadlines = self.undecided(len(examples)), np.full(len(examples), deadline)
-        skipped = ranking.skippable_exits(self.stages.layers)
+        skipped = ranking.skippable_exits(self.runtime.layers)
         for rows in self.windows(examples, ranking.sizes.tolist()):
             batches = []
             for batch in self.embed(examples, rows):
@@ -89,14 +89,14 @@ class Engine:
         """A decision to be filled in."""
         return Decision(
             exits=np.empty(examples, np.int64),
-            logits=np.empty((examples, len(self.stages.labels)), np.float32),
+            logits=np.empty((examples, len(self.runtime.labels)), np.float32),
             finite=np.empty(examples, bool),
         )
 
     def trace(self, examples: Sequence[Tokens]) -> Outputs:
         """The outputs of every exit: logits (examples, exits, labels), and gates (examples, exits) or None."""
-        shape = len(examples), len(self.stages.layers)
-        logits = np.empty((*shape, len(self.stages.labels)), np.float32)
+        shape = len(examples), len(self.runtime.layers)
+        logits = np.empty((*shape, len(self.runtime.labels)), np.float32)
         gates: Array | None = None
         for rows in self.windows(examples):
             batches = [*self.embed(examples, rows)]
@@ -130,7 +130,7 @@ class Engine:
         order = np.argsort(lengths, kind="stable")
         for part in self.partition((1, length) for length in lengths[order].tolist()):
             chosen = order[part] + rows.start
-            state = self.stages.embed([examples[row] for row in chosen.tolist()])
+            state = self.runtime.embed([examples[row] for row in chosen.tolist()])
             yield MicroBatch(chosen, lengths[order[part]], state)
 
     def run_window(
@@ -146,7 +146,7 @@ class Engine:
         With deadlines no exit is skipped and `decision` is filled in after every one, because any of them may be the
         last.
         """
-        layers = self.stages.layers
+        layers = self.runtime.layers
         rows = np.concatenate([batch.rows for batch in batches])
         decider = begin(rows)
         timed = bool((deadlines[rows] < math.inf).any())
@@ -183,7 +183,7 @@ class Engine:
             if deadlines is not None:
                 batch = self.keep(batch, np.flatnonzero(deadlines[batch.rows] >= time.monotonic()))
             if len(batch.rows):
-                state, logits, gates = self.stages.run(exit, batch.state)
+                state, logits, gates = self.runtime.run(exit, batch.state)
                 batches.append(MicroBatch(batch.rows, batch.lengths, state))
                 yield logits, gates
 
@@ -202,7 +202,7 @@ class Engine:
         """Some rows of a micro-batch, given by increasing index."""
         if len(rows) == len(batch.rows):
             return batch
-        state = self.stages.keep(batch.state, rows) if len(rows) else None
+        state = self.runtime.keep(batch.state, rows) if len(rows) else None
         return MicroBatch(batch.rows[rows], batch.lengths[rows], state)
 
     def merge(self, batches: list[MicroBatch]) -> MicroBatch:
@@ -211,7 +211,7 @@ class Engine:
         return MicroBatch(
             np.concatenate([batch.rows for batch in batches]),
             np.concatenate([batch.lengths for batch in batches]),
-            self.stages.merge([batch.state for batch in batches]),
+            self.runtime.merge([batch.state for batch in batches]),
         )
 
     def partition(self, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
@@ -222,7 +222,7 @@ class Engine:
         first = rows = longest = count = 0
         for count, (more, longer) in enumerate(sizes, 1):
             padding = rows * (longer - longest)
-            if rows and (padding > self.stages.overhead or (rows + more) * longer > self.batch_tokens):
+            if rows and (padding > self.runtime.overhead or (rows + more) * longer > self.batch_tokens):
                 yield slice(first, count - 1)
                 first, rows = count - 1, 0
             rows, longest = rows + more, longer

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedModel, pipeline
 from typer.testing import Result
 
 import offramp
-from offramp import BACKBONES, CRITERIA, RECIPES, TASKS, Classifier, ExitModel, Guarantee, Policy, Trace
+from offramp import BACKBONES, RECIPES, RULES, TASKS, Classifier, ExitModel, Guarantee, Policy, Trace
 from offramp.cli import COMMANDS
 from offramp.data import Task
 from offramp.inference.collect import collect
@@ -300,7 +300,7 @@ def test_calibrate_with_a_policy_repairs_a_folder_whose_stored_policy_cannot_run
     home: Path, ask: Ask, run: Run
 ) -> None:
     config = home / "films/model/config.json"
-    policy = {"criterion": "layer", "threshold": 99}
+    policy = {"rule": "layer", "threshold": 99}
     config.write_text(json.dumps(json.loads(config.read_text()) | {"policy": policy}))
     repair = ["calibrate", home / "films/model", "--policy", "never"]
     for refused in (
@@ -321,7 +321,7 @@ def test_a_stored_rule_that_learns_takes_another_threshold(home: Path, ask: Ask,
     stored = Policy.from_json(ask(*learned)["saved_policy"])
     ask("calibrate", home / "films", "--policy", "agreement:0.9")
     found = Classifier.from_pretrained(home / "films/model").policy
-    assert (found.criterion, found.threshold) == (stored.criterion, 0.9)
+    assert (found.rule, found.threshold) == (stored.rule, 0.9)
     data = ["--data", home / "dev.csv", "--max-loss", 50]
     exported = ask("export", home / "films", "--out", home / "fast", *data)
     assert (exported["rules"], exported["split"]["fitted_on"]) == (["agreement:0.9"], 20)
@@ -482,7 +482,7 @@ def test_info_describes_a_model(trained: Path, ask: Ask) -> None:
 
 def test_list_has_every_registered_name(ask: Ask) -> None:
     found = ask("list")
-    registries = {"backbones": BACKBONES, "rules": CRITERIA, "recipes": RECIPES, "tasks": TASKS}
+    registries = {"backbones": BACKBONES, "rules": RULES, "recipes": RECIPES, "tasks": TASKS}
     assert {kind: list(lines) for kind, lines in found.items()} == {
         kind: list(names) for kind, names in registries.items()
     }

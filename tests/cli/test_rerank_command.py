@@ -96,7 +96,7 @@ def test_info_shows_the_rule_and_its_certificate(
     ask: Ask, run: Run, workplace: Path, make_certificate: Callable[..., Any], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(workplace / "mine", tmp_path / "mine"))
-    proof = make_certificate(policy=str(RULE), of="overlap", top_k=2, epsilon=0.05)
+    proof = make_certificate(policy=str(RULE), risk="overlap", top_k=2, epsilon=0.05)
     store_rank_rule(folder, replace(RULE, certificate=proof))
     assert ask("info", folder)["ranking"] == "rank:0.2,top_k=2"
     summary = "With 95 % confidence, at most 5 % of the top 2 of full depth are missed on average"

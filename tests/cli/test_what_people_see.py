@@ -58,7 +58,7 @@ def test_a_csv_with_semicolons_or_tabs_is_read(trained: Path, tmp_path: Path, as
 
 
 @pytest.mark.parametrize(
-    "target", ["--guarantee 0.3 --delta 0.05", "--max-loss 7", "--budget 3.5 --of layers"]
+    "target", ["--guarantee 0.3 --delta 0.05", "--max-loss 7", "--budget 3.5 --cost layers"]
 )
 def test_the_hint_after_an_export_repeats_the_target(home: Path, ask: Ask, target: str) -> None:
     ask("calibrate", home / "films", home / "dev.trace", "--rule", "entropy", *target.split())

@@ -21,7 +21,7 @@ from offramp.folder import Manifest, ModelInfo, load_model
 from offramp.inference import Classifier
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
-from offramp.runtimes.onnx import OnnxStages
+from offramp.runtimes.onnx import OnnxRuntime
 
 TEXTS = ["good film", "bad bad bad", "a b c d e f g", "z"]
 NESTED: Any = "deep"  # replaced by JSON that is nested too deeply to read
@@ -181,7 +181,7 @@ def test_stages_cannot_name_a_file_outside_their_folder(exported: Path, tmp_path
     for name in ("../other.onnx", str(exported / "stages.onnx"), "..", "a\\b.onnx"):
         edit(folder / "stages.json", ("digests", name), "replace", "")
         with pytest.raises(CannotLoad, match="not a file of its folder"):
-            OnnxStages(folder)
+            OnnxRuntime(folder)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_stages_cannot_name_a_file_outside_their_folder(exported: Path, tmp_path
         ("exits", [1, 2, 4], "do not fit exits"),
         ("id2label", {"0": "red", "1": "green"}, "disagree"),
         ("problem_type", "choice", "problem_type='choice'"),
-        ("policy", {"criterion": "layer", "threshold": 99}, "no exit at this layer"),
+        ("policy", {"rule": "layer", "threshold": 99}, "no exit at this layer"),
     ],
 )
 def test_the_config_of_an_export_is_checked_against_its_stages(
@@ -201,7 +201,7 @@ def test_the_config_of_an_export_is_checked_against_its_stages(
     edit(folder / "config.json", (key,), "replace", value)
     sign(folder)
     with pytest.raises(OfframpError, match=reason):
-        OnnxStages(folder)
+        OnnxRuntime(folder)
 
 
 SPECIAL = ("post_processor", "special_tokens", "[CLS]")

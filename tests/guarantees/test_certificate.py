@@ -55,13 +55,13 @@ def is_broken(policy: Policy, target: Guarantee, population: Trace) -> bool:
     many = population.problem_type == "multi_label_classification"
     given = policy.decide(population.logits, problem_type=population.problem_type).logits
     answers, full = (part > 0 if many else part.argmax(-1) for part in (given, population.logits[:, -1]))
-    if target.of == "disagreement":
+    if target.risk == "disagreement":
         lost = (answers != full).any(-1) if many else answers != full
     else:
         lost = (full == population.labels) & (answers != population.labels)
     if not isinstance(target.epsilon, dict):
         return bool(lost.mean() > target.epsilon)
-    belongs = full if target.of == "disagreement" else population.labels
+    belongs = full if target.risk == "disagreement" else population.labels
     return any(lost[belongs == int(name)].mean() > epsilon for name, epsilon in target.epsilon.items())
 
 
@@ -82,15 +82,15 @@ def promises(population: Trace, rule: str | list[str], target: Guarantee, exampl
 CASES: dict[str, Any] = {
     "disagreement": (synthetic, "confidence", Guarantee(0.1, DELTA)),
     "a rule that counts": (synthetic, "patience", Guarantee(0.11, DELTA)),
-    "right answers lost": (synthetic, "entropy", Guarantee(0.1, DELTA, of="accuracy")),
+    "right answers lost": (synthetic, "entropy", Guarantee(0.1, DELTA, risk="accuracy")),
     "each class": (synthetic, "entropy", Guarantee({"0": 0.2, "1": 0.1, "2": 0.2}, DELTA)),
     "right answers of each class": (
         synthetic,
         "margin",
-        Guarantee({"0": 0.1, "1": 0.2, "2": 0.2}, DELTA, of="accuracy"),
+        Guarantee({"0": 0.1, "1": 0.2, "2": 0.2}, DELTA, risk="accuracy"),
     ),
     "all of many labels": (many_labels, "confidence", Guarantee(0.2, DELTA)),
-    "right ones of many labels": (many_labels, "confidence", Guarantee(0.08, DELTA, of="accuracy")),
+    "right ones of many labels": (many_labels, "confidence", Guarantee(0.08, DELTA, risk="accuracy")),
     "digits": (digits, "margin", Guarantee(0.1, DELTA)),
     "the best of three rules": (digits, ["margin", "entropy", "patience"], Guarantee(0.15, DELTA)),
 }
@@ -118,10 +118,10 @@ def test_bounds_that_trust_what_they_see_break_their_promises(
     assert broken > CHANCE
 
 
-@pytest.mark.parametrize("of", ["disagreement", "accuracy"])
+@pytest.mark.parametrize("risk", ["disagreement", "accuracy"])
 @pytest.mark.parametrize("source", [synthetic, many_labels])
 def test_too_few_examples_certify_nothing_even_without_a_single_error(
-    source: Callable[[Make], Trace], of: str, make_trace: Make
+    source: Callable[[Make], Trace], risk: str, make_trace: Make
 ) -> None:
-    made, _ = promises(source(make_trace), "confidence", Guarantee(0.1, 0.05, of=of), examples=20)
+    made, _ = promises(source(make_trace), "confidence", Guarantee(0.1, 0.05, risk=risk), examples=20)
     assert made == 0  # it takes ln(0.05) / ln(0.9), which is 29

@@ -104,9 +104,9 @@ def test_the_trace_has_the_logits_of_every_exit_in_the_order_of_the_data(
 
 
 def test_micro_batches_hold_at_most_batch_tokens() -> None:
-    stages = SumStages()
-    collect_quietly(stages, rows(200), batch_tokens=60)
-    assert max(count * longest for count, longest in stages.batches) in range(41, 61)
+    runtime = SumStages()
+    collect_quietly(runtime, rows(200), batch_tokens=60)
+    assert max(count * longest for count, longest in runtime.batches) in range(41, 61)
 
 
 def test_the_trace_describes_model_and_data() -> None:
@@ -143,7 +143,7 @@ def test_a_classifier_uses_its_own_tokenizer_and_limits(tokenizer: PreTrainedTok
     classifier = Classifier(SumStages(max_length=20), tokenizer, window=1, max_length=8)
     texts = Dataset.from_dict({"text": ["a b", "a a a a a a a a a"]})
     assert collect_quietly(classifier, texts).lengths.tolist() == [4, 8]
-    assert classifier.stages.batches == [(1, 4), (1, 8)]  # type: ignore[attr-defined]
+    assert classifier.runtime.batches == [(1, 4), (1, 8)]  # type: ignore[attr-defined]
     for option in ({"tokenizer": tokenizer}, {"batch_tokens": 9}, {"max_length": 9}):
         with pytest.raises(BadOption, match="Classifier has its own"):
             collect_quietly(classifier, texts, **option)
@@ -189,21 +189,21 @@ def test_multi_labels_keep_their_shape() -> None:
 def test_invalid_labels_are_named_before_the_model_runs(
     problem_type: str, labels: list[Any], message: str, stream: bool
 ) -> None:
-    stages, dataset = SumStages(problem_type), rows(3, label=labels)
+    runtime, dataset = SumStages(problem_type), rows(3, label=labels)
     with pytest.raises(BadData, match=message):
-        collect_quietly(stages, dataset.to_iterable_dataset() if stream else dataset)
-    assert stages.batches == []
+        collect_quietly(runtime, dataset.to_iterable_dataset() if stream else dataset)
+    assert runtime.batches == []
 
 
 @pytest.mark.parametrize("labels", [[0] * 7 + [None] * 5, [None] * 7 + [1] * 5])
 def test_labels_missing_from_a_whole_window_are_named(
     tokenizer: PreTrainedTokenizerFast, labels: list[Any]
 ) -> None:
-    stages, row = SumStages(), labels.index(None)
-    classifier = Classifier(stages, tokenizer, window=7)
+    runtime, row = SumStages(), labels.index(None)
+    classifier = Classifier(runtime, tokenizer, window=7)
     with pytest.raises(BadData, match=f"row {row} has no label"):
         collect_quietly(classifier, rows(12, label=labels))
-    assert stages.batches == []
+    assert runtime.batches == []
     with pytest.raises(BadData, match=f"row {row} has no label"):
         collect_quietly(classifier, rows(12, label=labels).to_iterable_dataset())
 

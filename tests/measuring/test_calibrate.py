@@ -16,7 +16,7 @@ from offramp.measuring.cost import macs
 from offramp.measuring.guarantee import threshold_grid
 from offramp.measuring.targets import Target
 from offramp.policy import Policy
-from offramp.rules import CRITERIA
+from offramp.rules import RULES
 from offramp.rules.base import softmax
 from offramp.trace import Trace
 
@@ -69,7 +69,7 @@ def test_min_speedup_takes_the_best_score_that_is_fast_enough(make_trace: Make) 
 
 def test_min_speedup_in_macs_counts_lengths(make_trace: Make) -> None:
     trace, shape = make_trace(400), {"hidden": 8, "intermediate": 16, "heads": 2}
-    policy = calibrate(trace, "entropy", MinSpeedup(1.5, of="macs"))
+    policy = calibrate(trace, "entropy", MinSpeedup(1.5, cost="macs"))
     exits = policy.exits(trace.logits)
     each = [
         int(macs(shape, 3, length, exit + 1, exit + 1))
@@ -90,7 +90,7 @@ def test_a_budget_is_kept_and_nearly_spent(rule: str, make_trace: Make) -> None:
 
 def test_a_budget_may_be_in_macs(make_trace: Make) -> None:
     trace, shape = make_trace(500), {"hidden": 8, "intermediate": 16, "heads": 2}
-    exits = calibrate(trace, "entropy", Budget(150_000, of="macs")).exits(trace.logits)
+    exits = calibrate(trace, "entropy", Budget(150_000, cost="macs")).exits(trace.logits)
     each = [
         int(macs(shape, 3, length, exit + 1, exit + 1))
         for length, exit in zip(trace.lengths, exits, strict=True)
@@ -100,7 +100,7 @@ def test_a_budget_may_be_in_macs(make_trace: Make) -> None:
 
 def test_a_budget_does_not_pay_for_heads_that_are_not_evaluated(make_trace: Make) -> None:
     trace, shape = make_trace(500), {"hidden": 8, "intermediate": 16, "heads": 2}
-    policy = calibrate(trace, "entropy:0,min_layer=3", Budget(150_000, of="macs"))
+    policy = calibrate(trace, "entropy:0,min_layer=3", Budget(150_000, cost="macs"))
     each = [
         int(macs(shape, 3, length, exit + 1, exit - 1))  # the first two exits are silent
         for length, exit in zip(trace.lengths, policy.exits(trace.logits), strict=True)
@@ -120,7 +120,7 @@ def test_a_guarantee_keeps_its_risk_and_certifies_it(make_trace: Make) -> None:
     assert proof.mean_layer == pytest.approx(layers)
     assert proof.exits == tuple(float(np.mean(policy.exits(trace.logits) == exit)) for exit in range(6))
     expected = {
-        "of": "disagreement",
+        "risk": "disagreement",
         "epsilon": 0.05,
         "delta": 0.1,
         "examples": 3000,
@@ -141,12 +141,12 @@ def test_disagreement_needs_no_labels_and_accuracy_does(make_trace: Make) -> Non
     blind = replace(trace, labels=None)
     assert calibrate(blind, "entropy", Guarantee(0.05)) == calibrate(trace, "entropy", Guarantee(0.05))
     with pytest.raises(BadOption, match="labels"):
-        calibrate(blind, "entropy", Guarantee(0.05, of="accuracy"))
+        calibrate(blind, "entropy", Guarantee(0.05, risk="accuracy"))
 
 
 def test_accuracy_counts_only_right_answers_that_were_lost(make_trace: Make) -> None:
     trace = make_trace(2000)
-    policy = calibrate(trace, "entropy", Guarantee(0.05, of="accuracy"))
+    policy = calibrate(trace, "entropy", Guarantee(0.05, risk="accuracy"))
     early = policy.decide(trace.logits).logits.argmax(-1) == trace.labels
     full = trace.logits[:, -1].argmax(-1) == trace.labels
     assert policy.certificate.observed_risk == pytest.approx(np.mean(full & ~early))
@@ -164,7 +164,7 @@ def test_more_confidence_or_less_risk_never_leaves_earlier(make_trace: Make) -> 
     assert layers(0.1, 0.2) <= layers(0.05, 0.2) <= layers(0.05, 0.01)
 
 
-CALIBRATED = sorted(name for name, kind in CRITERIA.items() if kind.takes_threshold)
+CALIBRATED = sorted(name for name, kind in RULES.items() if kind.takes_threshold)
 
 
 @pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification"])
@@ -175,7 +175,7 @@ def test_the_thresholds_tested_depend_on_the_shape_alone(
     def rungs(seed: int) -> np.ndarray:
         gates = np.random.default_rng(seed).random((50, 6))
         trace = make_trace(50, seed=seed, labels=None, problem_type=problem_type, gates=gates)
-        return threshold_grid(CRITERIA[rule](), trace)
+        return threshold_grid(RULES[rule](), trace)
 
     assert len(rungs(0)) > 1
     np.testing.assert_array_equal(rungs(0), rungs(1))
@@ -184,21 +184,21 @@ def test_the_thresholds_tested_depend_on_the_shape_alone(
 @pytest.mark.parametrize("rule", CALIBRATED)
 def test_only_thresholds_of_the_grid_are_chosen(rule: str, make_trace: Make) -> None:
     trace = make_trace(2000, gates=np.random.default_rng(0).random((2000, 6)))
-    policy = calibrate(trace, rule, Guarantee(0.3, of="accuracy"))
-    assert policy.threshold in threshold_grid(policy.criterion, trace)
+    policy = calibrate(trace, rule, Guarantee(0.3, risk="accuracy"))
+    assert policy.threshold in threshold_grid(policy.rule, trace)
 
 
 def test_the_entropy_grid_is_that_of_one_logit_in_the_lead(make_trace: Make) -> None:
     p = softmax(np.stack([np.linspace(0, 25, 400), np.zeros(400), np.zeros(400)], -1))
     expected = np.sort(-(p * np.log(p)).sum(-1))
     np.testing.assert_allclose(
-        threshold_grid(CRITERIA["entropy"](), make_trace(5)), expected, rtol=1e-3, atol=1e-12
+        threshold_grid(RULES["entropy"](), make_trace(5)), expected, rtol=1e-3, atol=1e-12
     )
 
 
 @pytest.mark.parametrize("rule", ["entropy", "confidence", "margin"])
 def test_calibrated_thresholds_are_short_enough_to_read(rule: str, make_trace: Make) -> None:
-    policy = calibrate(make_trace(2000), rule, Guarantee(0.3, of="accuracy"))
+    policy = calibrate(make_trace(2000), rule, Guarantee(0.3, risk="accuracy"))
     assert len(f"{policy.threshold:g}".lstrip("0.")) <= 6
     assert float(f"{policy.threshold:.6g}") == policy.threshold
 
@@ -222,7 +222,7 @@ def test_many_labels_lose_accuracy_by_the_share(make_trace: Make) -> None:
     trace = make_trace(
         2000, problem_type="multi_label_classification", labels=rng.integers(2, size=(2000, 3))
     )
-    policy = calibrate(trace, "confidence", Guarantee(0.1, of="accuracy"))
+    policy = calibrate(trace, "confidence", Guarantee(0.1, risk="accuracy"))
     assert policy.certificate.bound == "Hoeffding-Bentkus"  # whatever the losses happen to be
     assert calibrate(trace, "confidence", Guarantee(0.2)).certificate.bound == "exact binomial"
     early = policy.decide(trace.logits, problem_type=trace.problem_type).logits > 0
@@ -230,13 +230,13 @@ def test_many_labels_lose_accuracy_by_the_share(make_trace: Make) -> None:
     assert policy.certificate.observed_risk == pytest.approx(lost.mean())
 
 
-@pytest.mark.parametrize("of", ["disagreement", "accuracy"])
-def test_bounds_by_class_hold_for_the_examples_of_each_class(of: str, make_trace: Make) -> None:
+@pytest.mark.parametrize("risk", ["disagreement", "accuracy"])
+def test_bounds_by_class_hold_for_the_examples_of_each_class(risk: str, make_trace: Make) -> None:
     trace = make_trace(4000, label_names=("ham", "spam", "news"))
-    policy = calibrate(trace, "entropy", Guarantee({"ham": 0.05, "1": 0.02, "news": 0.05}, 0.1, of=of))
+    policy = calibrate(trace, "entropy", Guarantee({"ham": 0.05, "1": 0.02, "news": 0.05}, 0.1, risk=risk))
     answers, full = policy.decide(trace.logits).logits.argmax(-1), trace.logits[:, -1].argmax(-1)
-    lost = answers != full if of == "disagreement" else (full == trace.labels) & (answers != trace.labels)
-    belongs = full if of == "disagreement" else trace.labels
+    lost = answers != full if risk == "disagreement" else (full == trace.labels) & (answers != trace.labels)
+    belongs = full if risk == "disagreement" else trace.labels
     for index, (name, epsilon) in enumerate({"ham": 0.05, "spam": 0.02, "news": 0.05}.items()):
         seen = policy.certificate.by_class[name]
         assert seen["examples"] == np.sum(belongs == index)
@@ -244,7 +244,7 @@ def test_bounds_by_class_hold_for_the_examples_of_each_class(of: str, make_trace
         assert seen["observed_risk"] <= epsilon
         assert repr(name) in policy.certificate.promise
     assert policy.certificate.observed_risk == pytest.approx(lost.mean())
-    loose = calibrate(trace, "entropy", Guarantee(0.05, 0.1, of=of))
+    loose = calibrate(trace, "entropy", Guarantee(0.05, 0.1, risk=risk))
     assert outcome(loose, trace)[0] < outcome(policy, trace)[0] < 6
 
 
@@ -328,7 +328,7 @@ def test_the_examples_needed_for_many_labels_are_those_of_their_own_bound(make_t
     logits[0, 0, 0] = -3  # the first exit is wrong about one label of 120
     trace = make_trace(40, exits=2, problem_type="multi_label_classification", labels=np.ones((40, 3), int))
     with pytest.raises(NoSafeThreshold) as too_few:
-        calibrate(replace(trace, logits=logits), "confidence", Guarantee(0.05, of="accuracy"))
+        calibrate(replace(trace, logits=logits), "confidence", Guarantee(0.05, risk="accuracy"))
     needed = examples_needed(0.05, 0.05, 1 / 120, hoeffding_bentkus)
     assert too_few.value.examples_needed == needed > examples_needed(0.05, 0.05, 1 / 120)
 
@@ -448,12 +448,12 @@ def test_a_tempered_policy_is_calibrated_as_it_will_run(make_trace: Make) -> Non
     [
         lambda: MaxLoss(-1),
         lambda: MinSpeedup(0.5),
-        lambda: MinSpeedup(2, of="watts"),
+        lambda: MinSpeedup(2, cost="watts"),
         lambda: Budget(0),
         lambda: Guarantee(0),
         lambda: Guarantee({}),
         lambda: Guarantee(0.1, delta=1.0),
-        lambda: Guarantee(0.1, of="f1"),
+        lambda: Guarantee(0.1, risk="f1"),
         lambda: Guarantee({"spam": 0.1, "ham": 1.5}),
         lambda: Guarantee(0.1, tolerance=-0.1),
         lambda: Guarantee(0.1, tolerance=float("nan")),
@@ -476,8 +476,8 @@ def test_what_cannot_be_calibrated_raises(make_trace: Make) -> None:
     with pytest.raises(BadOption, match="not scored by 'f1'"):
         calibrate(make_trace(10), "entropy", MaxLoss(1.0, metric="f1"))
     with pytest.raises(BadOption, match="shape"):
-        calibrate(make_trace(10, shape={}), "entropy", MinSpeedup(2.0, of="macs"))
+        calibrate(make_trace(10, shape={}), "entropy", MinSpeedup(2.0, cost="macs"))
     with pytest.raises(BadOption, match="shape"):
-        calibrate(make_trace(10, shape={}), "entropy", Budget(2.0, of="macs"))
+        calibrate(make_trace(10, shape={}), "entropy", Budget(2.0, cost="macs"))
     with pytest.raises(BadOption, match="temperatures"):
         fit_temperatures(make_trace(10, labels=None))

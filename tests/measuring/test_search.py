@@ -37,7 +37,7 @@ def test_a_rule_that_learns_is_fitted_on_some_examples_and_calibrated_on_the_oth
     assert (found.fitted, found.fitted_on, found.calibrated_on) == (("agreement",), 300, 600)
     fitted_on = np.setdiff1d(trace.ids, found.trace.ids)
     assert len(found.trace) == 600
-    assert found.policy.criterion == Agreement.fit(trace[fitted_on])
+    assert found.policy.rule == Agreement.fit(trace[fitted_on])
     others = find_policy(trace, "agreement", target, seed=4).trace.ids
     assert set(others) != set(found.trace.ids)
 
@@ -93,10 +93,8 @@ def test_a_tolerance_of_nothing_leaves_only_static_cuts(make_trace: Make) -> Non
 
 def test_the_rules_own_tolerance_comes_first(make_trace: Make) -> None:
     policy = calibrate(numbers(make_trace), "agreement:0,tolerance=0.1", Guarantee(0.1, tolerance=0.3))
-    assert policy.criterion.tolerance == 0.1
-    assert (
-        calibrate(numbers(make_trace), "agreement", Guarantee(0.1, tolerance=0.3)).criterion.tolerance == 0.3
-    )
+    assert policy.rule.tolerance == 0.1
+    assert calibrate(numbers(make_trace), "agreement", Guarantee(0.1, tolerance=0.3)).rule.tolerance == 0.3
 
 
 def test_few_examples_leave_out_the_rule_that_learns(make_trace: Make) -> None:
@@ -110,7 +108,7 @@ def test_temperatures_apply_to_the_examples_that_a_rule_is_fitted_on(make_trace:
     found = find_policy(trace, "agreement", Guarantee(0.1), temperatures=temperatures)
     some = trace[np.setdiff1d(trace.ids, found.trace.ids)]
     tempered = replace(some, logits=some.logits / np.array(temperatures)[:, None])
-    assert found.policy.criterion == Agreement.fit(tempered)
+    assert found.policy.rule == Agreement.fit(tempered)
 
 
 def test_a_budget_can_be_met_by_a_static_cut(make_trace: Make) -> None:
@@ -139,6 +137,6 @@ def test_a_static_cut_that_is_as_good_is_found(target: Target, make_trace: Make)
 
 def test_a_static_cut_that_costs_more_is_not_recommended(make_trace: Make) -> None:
     found = find_policy(make_trace(3000), ["agreement", "layer"], Guarantee(0.1))
-    assert isinstance(found.policy.criterion, Agreement)
+    assert isinstance(found.policy.rule, Agreement)
     assert found.static_cut is None
     assert find_policy(make_trace(3000), "entropy", Guarantee(0.1)).static_cut is None

@@ -21,7 +21,7 @@ Make = Callable[..., Trace]
 
 RULES = [
     "entropy",
-    "entropy:0.3,normalised=true",
+    "entropy:0.3,normalized=true",
     "confidence",
     "margin",
     "min_probability",
@@ -82,7 +82,7 @@ def test_in_regression_a_rule_that_learns_needs_a_tolerance(make_trace: Make) ->
     trace = make_trace(200, classes=1, labels=truth, problem_type="regression", metrics=())
     rule = "agreement:0,tolerance=0.5"
     curve = sweep(trace, rule, points=5).curves[rule]
-    assert curve.policy(curve.points[1]).criterion == Agreement.fit(trace, tolerance=0.5)
+    assert curve.policy(curve.points[1]).rule == Agreement.fit(trace, tolerance=0.5)
     with pytest.raises(BadOption, match="agreement:0,tolerance="):
         sweep(trace, "agreement")
 
@@ -95,7 +95,7 @@ def test_a_policy_is_swept_like_its_text(make_trace: Make) -> None:
     curve = sweep(trace, [policy, fitted], {str(fitted): [0.5, 0.8]}).curves["agreement:0.9"]
     for point in curve.points:
         done = curve.policy(point).decide(trace.logits)
-        assert curve.policy(point).criterion == fitted.criterion
+        assert curve.policy(point).rule == fitted.rule
         assert point.exits == tuple(np.bincount(done.exits, minlength=6))
 
 

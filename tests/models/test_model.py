@@ -231,7 +231,7 @@ def test_a_saved_model_loads_as_the_same_model(tiny_encoder: Make, padded: Input
         exits=2,
         head={"classifier": "shared", "gate": True},
     )
-    model.config.policy = {"criterion": "entropy", "threshold": 0.3}
+    model.config.policy = {"rule": "entropy", "threshold": 0.3}
     model.save_pretrained(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
     for loaded in (
@@ -364,7 +364,7 @@ def test_truncation_keeps_the_pooling_of_that_exit_and_no_policy(
     tiny_classifier: Make, padded: Inputs
 ) -> None:
     model = ExitModel.from_encoder(tiny_classifier("bert"))
-    model.config.policy = {"criterion": "never"}
+    model.config.policy = {"rule": "never"}
     shorter = model.truncate(2)
     assert torch.equal(exit_logits(shorter, padded), exit_logits(model, padded)[:, :3])
     assert shorter.config.policy is None

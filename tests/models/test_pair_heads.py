@@ -16,8 +16,8 @@ from offramp.models.exit_model import ExitModel
 from offramp.models.heads import HeadConfig, pool
 from offramp.onnx_export import export
 from offramp.runtimes import Tokens
-from offramp.runtimes.onnx import OnnxStages
-from offramp.runtimes.torch import TorchStages
+from offramp.runtimes.onnx import OnnxRuntime
+from offramp.runtimes.torch import TorchRuntime
 from offramp.training.features import absorb, collect_features, measure_scaling
 
 Make = Callable[..., Any]
@@ -72,27 +72,27 @@ def test_the_last_exit_stays_that_of_the_cross_encoder(tiny_classifier: Make) ->
         )
 
 
-@pytest.mark.parametrize("runtime", ["torch", "fp32", "int8"])
+@pytest.mark.parametrize("kind", ["torch", "fp32", "int8"])
 def test_rows_that_leave_and_neighbours_change_no_pair(
-    model: ExitModel, pairs: list[Tokens], truth: np.ndarray, tokenizer: Any, tmp_path: Path, runtime: str
+    model: ExitModel, pairs: list[Tokens], truth: np.ndarray, tokenizer: Any, tmp_path: Path, kind: str
 ) -> None:
-    stages: Any = TorchStages(model)
-    if runtime != "torch":
+    runtime: Any = TorchRuntime(model)
+    if kind != "torch":
         words = [("a b c d", "e f g h i j"), ("k l", "m"), ("n", "o p q r s t u v")]
-        stages = OnnxStages(export(model, tmp_path / "out", runtime, tokenizer, texts=words), threads=1)
-    alone = np.concatenate([Engine(stages).trace([pair])[0] for pair in pairs])
-    if runtime == "int8":
+        runtime = OnnxRuntime(export(model, tmp_path / "out", kind, tokenizer, texts=words), threads=1)
+    alone = np.concatenate([Engine(runtime).trace([pair])[0] for pair in pairs])
+    if kind == "int8":
         assert np.corrcoef(alone[:, 1].ravel(), truth[:, 1].ravel())[0, 1] > 0.97
     else:
         np.testing.assert_allclose(alone, truth, atol=1e-4)
-    together = Engine(stages, batch_tokens=60).trace(pairs)[0]
-    np.testing.assert_allclose(together, alone, atol=1e-5 if runtime == "torch" else 0)
+    together = Engine(runtime, batch_tokens=60).trace(pairs)[0]
+    np.testing.assert_allclose(together, alone, atol=1e-5 if kind == "torch" else 0)
 
-    left, right = (stages.run(0, stages.embed(half))[0] for half in (pairs[:12], pairs[12:]))
-    left = stages.keep(left, np.array([1, 4, 5]))
-    _, logits, _ = stages.run(2, stages.merge([left, right]))
+    left, right = (runtime.run(0, runtime.embed(half))[0] for half in (pairs[:12], pairs[12:]))
+    left = runtime.keep(left, np.array([1, 4, 5]))
+    _, logits, _ = runtime.run(2, runtime.merge([left, right]))
     expected = alone[[1, 4, 5, *range(12, 24)], 2]
-    np.testing.assert_allclose(logits, expected, atol=1e-5 if runtime == "torch" else 0)
+    np.testing.assert_allclose(logits, expected, atol=1e-5 if kind == "torch" else 0)
 
 
 def test_stored_features_give_the_same_logits(
@@ -121,7 +121,7 @@ def test_it_is_saved_and_cut_at_an_exit(
     model: ExitModel, pairs: list[Tokens], truth: np.ndarray, tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path)
-    shorter = TorchStages(ExitModel.from_pretrained(tmp_path).truncate(2))
+    shorter = TorchRuntime(ExitModel.from_pretrained(tmp_path).truncate(2))
     np.testing.assert_allclose(Engine(shorter).trace(pairs)[0], truth[:, :3], atol=1e-4)
 
 

@@ -23,7 +23,7 @@ from offramp.onnx_export import export, exporter
 from offramp.policy import Certificate, Policy
 from offramp.rules.base import softmax
 from offramp.runtimes import Tokens
-from offramp.runtimes.onnx import OnnxStages
+from offramp.runtimes.onnx import OnnxRuntime
 
 make_graphs = exporter.graphs
 SAMPLE = [" ".join(np.random.default_rng(length).choice([*"abcdefghij"], length)) for length in range(1, 30)]
@@ -81,11 +81,11 @@ def tokens(lengths: list[int]) -> list[Tokens]:
     return [Tokens(draw.integers(2, 60, length).tolist()) for length in lengths]
 
 
-def all_logits(stages: Any, texts: list[Tokens]) -> np.ndarray:
+def all_logits(runtime: Any, texts: list[Tokens]) -> np.ndarray:
     """(texts, exits, labels), all texts as one batch."""
-    batch, every_exit = stages.embed(texts), []
-    for exit in range(len(stages.layers)):
-        batch, logits, _ = stages.run(exit, batch)
+    batch, every_exit = runtime.embed(texts), []
+    for exit in range(len(runtime.layers)):
+        batch, logits, _ = runtime.run(exit, batch)
         every_exit.append(logits)
     return np.stack(every_exit, axis=1)
 
@@ -101,10 +101,10 @@ def truth(model: ExitModel, texts: list[Tokens]) -> np.ndarray:
 def test_graphs_agree_with_the_model_for_any_batch_and_length(
     models: Callable[[str], ExitModel], exported: Callable[..., Path], backbone: str
 ) -> None:
-    stages = OnnxStages(exported(backbone), threads=1)
-    for lengths in ([1], [2, 1], [7, 3, 11, 1, 5, 7], [stages.max_length]):
+    runtime = OnnxRuntime(exported(backbone), threads=1)
+    for lengths in ([1], [2, 1], [7, 3, 11, 1, 5, 7], [runtime.max_length]):
         texts = tokens(lengths)
-        np.testing.assert_allclose(all_logits(stages, texts), truth(models(backbone), texts), atol=1e-4)
+        np.testing.assert_allclose(all_logits(runtime, texts), truth(models(backbone), texts), atol=1e-4)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -113,7 +113,7 @@ def test_int8_logits_are_close(
 ) -> None:
     texts = tokens([9, 4, 12, 1, 6, 6, 8, 3])
     found, expected = (
-        all_logits(OnnxStages(exported(backbone, "int8"), threads=1), texts),
+        all_logits(OnnxRuntime(exported(backbone, "int8"), threads=1), texts),
         truth(models(backbone), texts),
     )
     assert not np.array_equal(found, expected)
@@ -127,18 +127,18 @@ def test_int8_logits_are_close(
 def test_neighbours_and_padding_change_no_bit_of_logits_and_no_exit(
     exported: Callable[..., Path], backbone: str, precision: str
 ) -> None:
-    stages = OnnxStages(exported(backbone, precision), threads=1)
+    runtime = OnnxRuntime(exported(backbone, precision), threads=1)
     draw = np.random.default_rng(0)
     # from two tokens, because tokenizers add special ones; a convolution of one is computed in another order
     texts = tokens(draw.integers(2, 30, 24).tolist())
-    alone = np.concatenate([all_logits(stages, [text]) for text in texts])
+    alone = np.concatenate([all_logits(runtime, [text]) for text in texts])
     policy = Policy.parse(f"confidence:{np.median(softmax(alone).max(-1))}")
-    exits = policy.exits(alone, layers=stages.layers)
+    exits = policy.exits(alone, layers=runtime.layers)
     assert len({*exits.tolist()}) > 1
     for window, batch_tokens, overhead in itertools.product([5, 24], [60, 1000], [0, 1000]):
         order = draw.permutation(len(texts))
-        stages.overhead = overhead
-        engine = Engine(stages, window, batch_tokens)
+        runtime.overhead = overhead
+        engine = Engine(runtime, window, batch_tokens)
         chosen = [texts[row] for row in order]
         np.testing.assert_array_equal(engine.trace(chosen)[0], alone[order])
         decision = engine.run(chosen, policy)
@@ -149,8 +149,8 @@ def test_neighbours_and_padding_change_no_bit_of_logits_and_no_exit(
 def test_gates_come_out_with_the_logits(
     models: Callable[[str], ExitModel], exported: Callable[..., Path]
 ) -> None:
-    stages, texts = OnnxStages(exported("bert"), threads=1), tokens([4, 6])
-    _, _, gates = stages.run(2, stages.embed(texts))
+    runtime, texts = OnnxRuntime(exported("bert"), threads=1), tokens([4, 6])
+    _, _, gates = runtime.run(2, runtime.embed(texts))
     with torch.inference_mode():
         expected = [models("bert")(input_ids=torch.tensor([text.ids])).exit_gates[0, 2] for text in texts]
     np.testing.assert_allclose(gates, torch.stack(expected).numpy(), atol=1e-5)
@@ -186,31 +186,31 @@ def test_stages_that_are_the_same_share_a_branch(
         num_labels=2,
         head={"pooler": "shared", "classifier": "shared"},
     )
-    stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
-    assert stages.manifest.branches == (
+    runtime = OnnxRuntime(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
+    assert runtime.manifest.branches == (
         0,
-        *[1] * (len(stages.layers) - 1),
+        *[1] * (len(runtime.layers) - 1),
     )  # before the first layer, after any
-    np.testing.assert_allclose(all_logits(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
+    np.testing.assert_allclose(all_logits(runtime, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 
 
 def test_a_stage_of_several_layers_is_one_branch(
     tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path: Path
 ) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert", layers=4), num_labels=2, exits=2)
-    stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
-    assert stages.layers == (0, 2, 4)
-    assert stages.manifest.branches == (0, 1, 2)
-    np.testing.assert_allclose(all_logits(stages, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
+    runtime = OnnxRuntime(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
+    assert runtime.layers == (0, 2, 4)
+    assert runtime.manifest.branches == (0, 1, 2)
+    np.testing.assert_allclose(all_logits(runtime, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 
 
 def test_the_model_is_not_changed(tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert", layers=1), num_labels=2).to(torch.bfloat16).train()
     before = model.fingerprint(), model.dtype, model.backbone.config._attn_implementation
-    stages = OnnxStages(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
+    runtime = OnnxRuntime(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
     assert (model.fingerprint(), model.dtype, model.backbone.config._attn_implementation) == before
     assert model.training
-    assert stages.manifest.fingerprint == before[0]
+    assert runtime.manifest.fingerprint == before[0]
 
 
 def test_graphs_contain_no_paths_of_the_machine(exported: Callable[..., Path]) -> None:
@@ -321,7 +321,7 @@ def test_a_certificate_for_another_precision_warns_and_is_left_out(
         folder = exported("bert", precision)
     assert any(issubclass(each.category, CertificateMismatch) for each in caught) == warned
     kept = replace(policy, certificate=None) if warned else policy
-    assert OnnxStages(folder, threads=1).policy == kept
+    assert OnnxRuntime(folder, threads=1).policy == kept
 
 
 def test_a_folder_with_files_is_not_overwritten(exported: Callable[..., Path], tmp_path: Path) -> None:

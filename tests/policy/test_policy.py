@@ -11,7 +11,7 @@ import pytest
 
 from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, OfframpError, UnknownName
 from offramp.policy import Certificate, Policy, check_certificate
-from offramp.rules import CRITERIA
+from offramp.rules import RULES
 from offramp.rules.confidence import Confidence, Entropy
 from offramp.rules.fixed import Oracle
 
@@ -20,8 +20,8 @@ ALL_SURE = np.array([[SURE] * 6])
 
 WRITTEN = [
     "entropy:0.3",
-    "entropy:0.3,normalised=true",
-    "entropy:0.3,normalised=true,top=5",
+    "entropy:0.3,normalized=true",
+    "entropy:0.3,normalized=true,top=5",
     "entropy:0.1/0.2/0.3",
     "confidence:0.95",
     "margin:0.8",
@@ -53,8 +53,8 @@ def test_json_survives_a_file(text: str) -> None:
 
 
 def test_spaces_and_commas_between_thresholds_are_read_too() -> None:
-    assert Policy.parse(" entropy:0.1, 0.2, normalised=true") == Policy.parse(
-        "entropy:0.1/0.2,normalised=true"
+    assert Policy.parse(" entropy:0.1, 0.2, normalized=true") == Policy.parse(
+        "entropy:0.1/0.2,normalized=true"
     )
 
 
@@ -75,9 +75,9 @@ def test_thresholds_of_numpy_are_plain_numbers_inside() -> None:
         ("entrpy:0.3", "did you mean entropy?"),
         ("nothing_like_it:1", "available: agreement, entropy"),
         ("", "available: agreement"),
-        ("entropy:0.3,normalized=true", "did you mean normalised?"),
+        ("entropy:0.3,normalized=true", "did you mean normalized?"),
         ("entropy:0.3,min_layers=2", "did you mean min_layer"),
-        ("entropy:0.3,normalised=yes", "normalised=true or normalised=false"),
+        ("entropy:0.3,normalized=yes", "normalized=true or normalized=false"),
         ("entropy:0.3,top=2,top=3", "set twice"),
         ("entropy", "write entropy:VALUE"),
         ("entropy:", "should be a number"),
@@ -104,33 +104,33 @@ def test_a_mistake_in_the_text_gets_advice(text: str, advice: str) -> None:
 @pytest.mark.parametrize(
     ("record", "advice"),
     [
-        ({"criterion": "entropi"}, "did you mean entropy?"),
-        ({"criterion": "entropy", "treshold": 0.3}, "did you mean threshold or"),
-        ({"criterion": "entropy", "options": {"normalized": True}}, "did you mean normalised?"),
+        ({"rule": "entropi"}, "did you mean entropy?"),
+        ({"rule": "entropy", "treshold": 0.3}, "did you mean threshold or"),
+        ({"rule": "entropy", "options": {"normalized": True}}, "did you mean normalized?"),
         ({}, "unknown rule ''"),
-        ({"criterion": "entropy", "threshold": 0.3, "newer": 1}, "no field 'newer'"),
-        ({"criterion": "entropy", "threshold": 0.3, "labels": ["a"]}, "no field 'labels'"),
+        ({"rule": "entropy", "threshold": 0.3, "newer": 1}, "no field 'newer'"),
+        ({"rule": "entropy", "threshold": 0.3, "labels": ["a"]}, "no field 'labels'"),
         ("entropy:0.3", "not a saved policy"),
         ([1, 2], "not a saved policy"),
         (None, "not a saved policy"),
         ({1: 2}, "not a saved policy"),
-        ({"criterion": "entropy"}, "no threshold"),
-        ({"criterion": 3}, "not a saved policy"),
-        ({"criterion": ["entropy"]}, "not a saved policy"),
-        ({"criterion": "entropy", "options": ["top"]}, "not a saved policy"),
-        ({"criterion": "entropy", "options": {"top": "five"}}, "not a saved policy"),
-        ({"criterion": "entropy", "options": {"normalised": "yes"}}, "normalised=true"),
-        ({"criterion": "patience", "options": {"tolerance": "0.1"}}, "wrong type"),
-        ({"criterion": "entropy", "threshold": "low"}, "not a saved policy"),
-        ({"criterion": "entropy", "threshold": None}, "not a saved policy"),
-        ({"criterion": "entropy", "threshold": {}}, "not a saved policy"),
-        ({"criterion": "entropy", "threshold": 10**400}, "not a saved policy"),
-        ({"criterion": "entropy", "threshold": 0.1, "class_thresholds": [1]}, "not a saved policy"),
-        ({"criterion": "entropy", "threshold": 0.1, "min_layer": "2"}, "wrong type"),
-        ({"criterion": "entropy", "threshold": 0.1, "max_layer": 2.5}, "whole number"),
-        ({"criterion": "entropy", "threshold": 0.1, "temperatures": 2}, "not a saved policy"),
-        ({"criterion": "entropy", "threshold": 0.1, "certificate": "proven"}, "certificate"),
-        ({"criterion": "entropy", "threshold": 0.1, "certificate": []}, "certificate"),
+        ({"rule": "entropy"}, "no threshold"),
+        ({"rule": 3}, "not a saved policy"),
+        ({"rule": ["entropy"]}, "not a saved policy"),
+        ({"rule": "entropy", "options": ["top"]}, "not a saved policy"),
+        ({"rule": "entropy", "options": {"top": "five"}}, "not a saved policy"),
+        ({"rule": "entropy", "options": {"normalized": "yes"}}, "normalized=true"),
+        ({"rule": "patience", "options": {"tolerance": "0.1"}}, "wrong type"),
+        ({"rule": "entropy", "threshold": "low"}, "not a saved policy"),
+        ({"rule": "entropy", "threshold": None}, "not a saved policy"),
+        ({"rule": "entropy", "threshold": {}}, "not a saved policy"),
+        ({"rule": "entropy", "threshold": 10**400}, "not a saved policy"),
+        ({"rule": "entropy", "threshold": 0.1, "class_thresholds": [1]}, "not a saved policy"),
+        ({"rule": "entropy", "threshold": 0.1, "min_layer": "2"}, "wrong type"),
+        ({"rule": "entropy", "threshold": 0.1, "max_layer": 2.5}, "whole number"),
+        ({"rule": "entropy", "threshold": 0.1, "temperatures": 2}, "not a saved policy"),
+        ({"rule": "entropy", "threshold": 0.1, "certificate": "proven"}, "certificate"),
+        ({"rule": "entropy", "threshold": 0.1, "certificate": []}, "certificate"),
     ],
 )
 def test_a_mistake_in_saved_json_gets_advice(record: Any, advice: str) -> None:
@@ -149,7 +149,7 @@ def test_a_certificate_survives_json(certified: Policy) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"examples": 0}, {"epsilon": 0}, {"epsilon": {}}, {"of": "luck"}, {"delta": 1}, {"more": 1}]
+    "change", [{"examples": 0}, {"epsilon": 0}, {"epsilon": {}}, {"risk": "luck"}, {"delta": 1}, {"more": 1}]
 )
 def test_a_certificate_that_proves_nothing_is_refused(certified: Policy, change: dict[str, Any]) -> None:
     record = certified.to_json()
@@ -157,7 +157,7 @@ def test_a_certificate_that_proves_nothing_is_refused(certified: Policy, change:
         Policy.from_json(record | {"certificate": record["certificate"] | change})
 
 
-@pytest.mark.parametrize("field", ["of", "epsilon", "delta", "examples", "policy"])
+@pytest.mark.parametrize("field", ["risk", "epsilon", "delta", "examples", "policy"])
 def test_an_incomplete_certificate_is_refused(certified: Policy, field: str) -> None:
     record = certified.to_json()
     del record["certificate"][field]
@@ -213,7 +213,7 @@ def test_a_rule_without_a_name_is_refused_with_the_line_to_write() -> None:
     class Own(Confidence):
         pass
 
-    with pytest.raises(BadPolicy, match=r"CRITERIA\['my_rule'\] = Own"):
+    with pytest.raises(BadPolicy, match=r"RULES\['my_rule'\] = Own"):
         Policy(Own(), 0.5)
 
 
@@ -221,7 +221,7 @@ def test_a_rule_of_ones_own_needs_a_class_and_a_line(monkeypatch: pytest.MonkeyP
     class Own(Confidence):
         pass
 
-    monkeypatch.setitem(CRITERIA, "own", Own)
+    monkeypatch.setitem(RULES, "own", Own)
     assert str(Policy.parse("own:0.5")) == "own:0.5"
     assert Policy.parse("own:0.5").exits(ALL_SURE).tolist() == [0]
 
@@ -306,9 +306,9 @@ def test_rules_that_need_no_classes_decide_for_regression(name: str) -> None:
     assert exits.tolist() == ([2] if name == "never" else [1])
 
 
-@pytest.mark.parametrize("name", sorted({name for name, kind in CRITERIA.items() if not kind.regression}))
+@pytest.mark.parametrize("name", sorted({name for name, kind in RULES.items() if not kind.regression}))
 def test_rules_for_classes_refuse_regression(name: str) -> None:
-    rule = Oracle(np.zeros(1)) if name == "oracle" else CRITERIA[name]()
+    rule = Oracle(np.zeros(1)) if name == "oracle" else RULES[name]()
     with pytest.raises(Incompatible, match="patience, gate, layer, never"):
         Policy(rule, 1 if rule.takes_threshold else 0).exits([[[1.0], [1.1]]])
 

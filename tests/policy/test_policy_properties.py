@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp.policy import Policy, fold, reached
-from offramp.rules import CRITERIA
+from offramp.rules import RULES
 from offramp.rules.agreement import Agreement
 from offramp.rules.fixed import Oracle
 
@@ -19,7 +19,7 @@ TEXTS = [
     "agreement:0.7",
     "agreement:0.6,class.1=0.9",
     "entropy:0.5",
-    "entropy:0.4/0.1/0.6/0.2/0.5/0.3,normalised=true",
+    "entropy:0.4/0.1/0.6/0.2/0.5/0.3,normalized=true",
     "entropy:0.3,top=2",
     "confidence:0.7",
     "confidence:0.6,class.1=0.9",
@@ -80,7 +80,7 @@ def same(one: Any, other: Any) -> None:
 
 
 def test_every_rule_is_tried() -> None:
-    assert {text.split(":")[0] for text in TEXTS} == set(CRITERIA)
+    assert {text.split(":")[0] for text in TEXTS} == set(RULES)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -103,10 +103,10 @@ def test_thresholds_on_the_whole_fold_give_the_same_exits_and_logits(
 ) -> None:
     chosen = policy(text, batch["oracle_exits"])
     if chosen.class_thresholds or chosen.min_layer:
-        chosen = Policy(chosen.criterion, chosen.threshold)
+        chosen = Policy(chosen.rule, chosen.threshold)
     arrays = (batch["logits"], batch["gates"], None, batch["problem_type"])
-    live, whole = chosen.decide(*arrays), fold(chosen.criterion, *arrays)
-    leaves = reached(chosen.criterion, whole.readiness, chosen.threshold)
+    live, whole = chosen.decide(*arrays), fold(chosen.rule, *arrays)
+    leaves = reached(chosen.rule, whole.readiness, chosen.threshold)
     leaves[:, -1] = True
     exits = leaves.argmax(1)
     np.testing.assert_array_equal(exits, live.exits)
@@ -150,11 +150,11 @@ def test_dropping_rows_at_any_time_leaves_the_others_as_they_were(
 def test_a_looser_threshold_never_leaves_later(
     text: str, batch: dict[str, Any], numbers: tuple[int, int]
 ) -> None:
-    criterion = policy(text, batch["oracle_exits"]).criterion
-    low, high = sorted(numbers if criterion.counts_exits else (number / 6 for number in numbers))
-    strict, loose = (low, high) if criterion.sign < 0 else (high, low)
+    rule = policy(text, batch["oracle_exits"]).rule
+    low, high = sorted(numbers if rule.counts_exits else (number / 6 for number in numbers))
+    strict, loose = (low, high) if rule.sign < 0 else (high, low)
     arrays = (batch["logits"], batch["gates"], None, batch["problem_type"])
-    assert (Policy(criterion, loose).exits(*arrays) <= Policy(criterion, strict).exits(*arrays)).all()
+    assert (Policy(rule, loose).exits(*arrays) <= Policy(rule, strict).exits(*arrays)).all()
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -173,7 +173,7 @@ def test_no_example_leaves_early_where_logits_are_broken_and_all_are_reported(
 
 
 options = st.one_of(
-    st.builds("entropy:{},normalised=true,top={}".format, st.floats(allow_nan=False), st.integers(2, 9)),
+    st.builds("entropy:{},normalized=true,top={}".format, st.floats(allow_nan=False), st.integers(2, 9)),
     st.builds("patience:{},tolerance={}".format, st.integers(0, 30), st.floats(0.001, 9)),
     st.builds(
         "window:{},shape={},entropy={},margin={}".format,
@@ -193,6 +193,6 @@ options = st.one_of(
 def test_text_and_json_round_trip(text: str, limits: Any, classes: dict[str, float]) -> None:
     plain = Policy.parse(text)
     low, high = limits or (None, None)
-    written = Policy(plain.criterion, plain.threshold, classes, low, high)
+    written = Policy(plain.rule, plain.threshold, classes, low, high)
     assert Policy.parse(str(written)) == written
     assert Policy.from_json(written.to_json()) == written

@@ -37,7 +37,7 @@ CASES = [  # name, policy, logits of each layer, layer to leave at, class or val
     ("elastic-p-03", "patience:1", [[1, 0], [0, 1], [1, 0], [0, 1]], 4, 1),
     ("elastic-p-05", "patience:3,tolerance=0.94", [[1], [1.9375], [2.25], [2.5], [2.5]], 4, 2.5),
     ("elastic-p-06", "patience:0", [[1, 0], [1, 0], [0, 1]], 3, 1),
-    ("elbert-01", "entropy:0.3,normalised=true", [[0, 2.5], [0, 3], [0, 5]], 2, 1),
+    ("elbert-01", "entropy:0.3,normalized=true", [[0, 2.5], [0, 3], [0, 5]], 2, 1),
     ("elbert-03", "window:3,shape=side,entropy=0.1,margin=0", [[0.2, 0], [0.3, 0], [0.1, 0], [0, 4]], 3, 0),
     ("elbert-05", "window:3,shape=side,entropy=0.1,margin=0", [[0.2, 0], [0, 0], [0.3, 0], [0.3, 0], [0.3, 0]], 5, 0),
     ("elbert-07", "window:1,shape=side,entropy=0.1,margin=0", [[-0.01, 0], [3, 0], [5, 0]], 1, 1),
@@ -58,7 +58,7 @@ ONE_NUMBER = [  # regression under rules for classes: the originals leave at onc
 BORDERS = [  # of our own, where the rules are easily off by one
     ("entropy equal to the threshold stays", "entropy:0.6931471805599453", [[0, 0], [0, 0], [0, 9]], 3, 1),
     ("uniform over three equals ln 3 and stays", "entropy:1.0986122886681098", [[5, 5, 5], [0, 0, 9]], 2, 2),
-    ("uniform is 1 when normalised", "entropy:1,normalised=true", [[7, 7, 7], [0, 1, 0], [0, 0, 9]], 2, 1),
+    ("uniform is 1 when normalized", "entropy:1,normalized=true", [[7, 7, 7], [0, 1, 0], [0, 0, 9]], 2, 1),
     ("entropy 0 never leaves", "entropy:0", [[1000, 0], [1000, 0], [0, 1]], 3, 1),
     ("saturated logits leave first", "entropy:1e-30", [[1, 0], [0, 1000], [1, 0]], 2, 1),
     ("huge logits do not overflow", "entropy:0.1", [[3e38, -3e38], [0, 1]], 1, 0),

@@ -25,8 +25,8 @@ def test_answers_stay_the_same_class_at_the_same_exit() -> None:
 
 
 def test_a_sweep_over_tempered_logits_is_the_live_decision() -> None:
-    ready = fold(COOL.criterion, COOL.tempered(LOGITS)).readiness
-    leaves = reached(COOL.criterion, ready, 0.6)
+    ready = fold(COOL.rule, COOL.tempered(LOGITS)).readiness
+    leaves = reached(COOL.rule, ready, 0.6)
     leaves[:, -1] = True
     assert leaves.argmax(1).tolist() == COOL.exits(LOGITS).tolist()
 

@@ -225,7 +225,7 @@ def test_every_problem_type_has_default_rules(problem_type: str, gates: bool, ma
 def test_a_report_holds_the_coefficients_of_a_rule_that_learns(make_trace: Make) -> None:
     found = json.loads(json.dumps(report(make_trace(60), ["agreement"], bootstrap=0).to_json()))
     fitted = found["sections"][0]["sweep"]["curves"]["agreement"]["fitted"]
-    assert len(fitted["criterion"]["coefficients"]) == 6
+    assert len(fitted["rule"]["coefficients"]) == 6
 
 
 def test_a_section_without_rules_is_reported_beside_others(make_trace: Make, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_bars_of_the_same_colour_have_different_hatches() -> None:
 
 def test_the_histogram_draws_the_hatches(make_trace: Make) -> None:
     rules = ["confidence", "margin", "entropy", "min_probability", "ensemble"]
-    rules += ["entropy:0,normalised=true", "entropy:0,top=2"]
+    rules += ["entropy:0,normalized=true", "entropy:0,top=2"]
     section = report(make_trace(60), rules, bootstrap=0).sections[0]
     figure = Figure()
     draw(figure, [histogram_chart(section.sweep, points_near_half(section.sweep))])

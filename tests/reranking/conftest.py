@@ -59,7 +59,12 @@ def with_rule(classifier: Classifier, threshold: float = 0.2, top_k: int = 3) ->
     logits, _ = classifier.engine.trace(classifier.tokenizer(pairs))
     numbers = np.arange(len(pairs))
     trace = Trace(
-        logits, classifier.stages.layers, None, numbers, numbers, problem_type=classifier.stages.problem_type
+        logits,
+        classifier.runtime.layers,
+        None,
+        numbers,
+        numbers,
+        problem_type=classifier.runtime.problem_type,
     )
     fitted = fit(QuerySet(trace, np.array([len(documents) for _, documents in queries])), top_k)
     return Reranker(classifier, replace(fitted, threshold=threshold))

@@ -75,16 +75,16 @@ def test_losses_computed_by_hand() -> None:
     assert ndcg_loss(np.array([[2, 3, 0, 1]]), full, k, n).tolist() == [1]
 
 
-@pytest.mark.parametrize("of", ["overlap", "ndcg"])
-def test_a_certificate_says_what_was_proven(of: str) -> None:
+@pytest.mark.parametrize("risk", ["overlap", "ndcg"])
+def test_a_certificate_says_what_was_proven(risk: str) -> None:
     trace, queries = made_up(600, precision="int8", max_length=64)
-    rule = calibrate_ranking(trace, queries, RankGuarantee(0.05, of=of, top_k=5))
+    rule = calibrate_ranking(trace, queries, RankGuarantee(0.05, risk=risk, top_k=5))
     proof = rule.certificate
     assert proof is not None
     assert rule.threshold in GRID
-    assert (proof.policy, proof.of, proof.top_k, proof.examples, proof.fitted_on) == (
+    assert (proof.policy, proof.risk, proof.top_k, proof.examples, proof.fitted_on) == (
         str(rule),
-        of,
+        risk,
         5,
         480,
         120,
@@ -102,7 +102,7 @@ def test_the_guarantee_holds_on_new_queries_with_and_without_exact_top() -> None
     """Of 20 calibrations, at most 5 % may be wrong; 5 or more would have a probability of 0.3 %."""
     fresh = QuerySet.group(*made_up(1000, seed=999))
     full = reference_ranks(fresh, 5)
-    target = RankGuarantee(0.05, of="overlap", top_k=5)
+    target = RankGuarantee(0.05, risk="overlap", top_k=5)
     risks = []
     for seed in range(20):
         rule = calibrate_ranking(*made_up(200, seed=seed), target, seed=seed)
@@ -147,7 +147,7 @@ def test_not_a_number_in_a_trace_is_named() -> None:
         calibrate_ranking(bad, queries, RankGuarantee(0.1))
 
 
-@pytest.mark.parametrize("options", [{"epsilon": 0}, {"delta": 1}, {"of": "accuracy"}, {"top_k": 0}])
+@pytest.mark.parametrize("options", [{"epsilon": 0}, {"delta": 1}, {"risk": "accuracy"}, {"top_k": 0}])
 def test_an_impossible_target_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(BadOption):
         RankGuarantee(**{"epsilon": 0.1, **options})

@@ -38,7 +38,7 @@ def offline(reranker: Reranker, query: str, documents: list[str], top_k: int, ex
     logits, _ = classifier.engine.trace(classifier.tokenizer([(query, text) for text in documents]))
     ranking = Ranking(reranker.rule, np.array([len(documents)]), np.array([top_k]), exact)
     decision = ranking.decide(logits)
-    layers = np.asarray(classifier.stages.layers)[decision.exits]
+    layers = np.asarray(classifier.runtime.layers)[decision.exits]
     return best_first(ranking.scores(decision), layers)[:top_k]
 
 
@@ -90,8 +90,8 @@ def test_a_k_beyond_the_list_gives_all_documents_in_the_order_of_full_depth(rera
 def test_neighbours_and_batches_never_change_a_ranking(
     reranker: Reranker, window: int, batch_tokens: int | None
 ) -> None:
-    classifier = Classifier(reranker.classifier.stages, reranker.classifier.tokenizer.rust, "never")
-    classifier.engine = Engine(classifier.stages, window, batch_tokens)
+    classifier = Classifier(reranker.classifier.runtime, reranker.classifier.tokenizer.rust, "never")
+    classifier.engine = Engine(classifier.runtime, window, batch_tokens)
     small = Reranker(classifier, reranker.rule)
     alone = [reranker.rank(*query) for query in QUERIES]
     for found, expected in zip(small.rank_many(QUERIES), alone, strict=True):
@@ -100,7 +100,7 @@ def test_neighbours_and_batches_never_change_a_ranking(
 
 def test_a_list_is_never_divided_between_windows(reranker: Reranker) -> None:
     classifier = reranker.classifier
-    engine = Engine(classifier.stages, window=5)
+    engine = Engine(classifier.runtime, window=5)
     tokens = classifier.tokenizer(["a"] * 14)
     assert [*engine.windows(tokens, [2, 2, 7, 1, 2])] == [range(4), range(4, 11), range(11, 14)]
 

@@ -60,10 +60,10 @@ def test_a_reranker_gets_exits_and_a_certificate_about_its_own_top_k(
     reranker = Reranker.from_pretrained(done.folder)
     proof = reranker.rule.certificate
     assert proof is not None
-    assert (proof.of, proof.top_k, proof.reference, proof.data) == ("overlap", 2, "mine", "pairs.csv")
+    assert (proof.risk, proof.top_k, proof.reference, proof.data) == ("overlap", 2, "mine", "pairs.csv")
     assert proof.observed_risk <= 0.3
     assert len(reranker.rank("good film", ["a", "b", "c", "d"])) == 2
-    assert reranker.classifier.stages.model.heads.poolings == [*["pair"] * 4, "first"]
+    assert reranker.classifier.runtime.model.heads.poolings == [*["pair"] * 4, "first"]
     assert done.results["comparison"][1]["overlap"] == 0, "full depth is the original"
     assert "times faster than mine" in str(done)
     card = (done.folder / "README.md").read_text()
@@ -130,7 +130,7 @@ def test_the_command_line_takes_a_table_of_pairs(
         0.3,
         "--ladder",
         0.5,
-        "--of",
+        "--risk",
         "ndcg",
         "--runtime",
         "torch",

@@ -120,7 +120,7 @@ def test_the_examples_that_a_rule_was_fitted_on_are_not_those_that_it_is_tested_
     assert candidate.fitted_on == 300
     assert len(candidate.trace) == 600
     fitted_on = np.setdiff1d(trace.ids, candidate.trace.ids)
-    assert candidate.policy.criterion == Agreement.fit(trace[fitted_on])
+    assert candidate.policy.rule == Agreement.fit(trace[fitted_on])
 
 
 def test_a_certificate_says_how_many_examples_the_rule_was_fitted_on() -> None:
@@ -152,9 +152,9 @@ def test_without_a_rule_the_best_of_five_shares_delta(make_trace: Make) -> None:
 
 def test_a_threshold_typed_later_takes_the_temperatures_of_the_fit() -> None:
     stored = Policy.parse("agreement:0.9,temperatures=4/4")
-    stored = replace(stored, criterion=Agreement(coefficients=((0, 1, 0, 0, 0, 0, 0),) * 2))
+    stored = replace(stored, rule=Agreement(coefficients=((0, 1, 0, 0, 0, 0, 0),) * 2))
     found = Policy.parse("agreement:0.8").with_fit_of(stored)
-    assert (found.threshold, found.temperatures, found.criterion) == (0.8, (4.0, 4.0), stored.criterion)
+    assert (found.threshold, found.temperatures, found.rule) == (0.8, (4.0, 4.0), stored.rule)
     for typed in ("agreement:0.8,temperatures=2/2", "agreement:0.8,tolerance=0.5"):
         with pytest.raises(BadPolicy, match="other options"):
             Policy.parse(typed).with_fit_of(stored)

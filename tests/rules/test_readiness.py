@@ -6,7 +6,7 @@ from scipy import special, stats
 
 from offramp.errors import BadPolicy, Incompatible
 from offramp.policy import Policy, fold
-from offramp.rules import CRITERIA
+from offramp.rules import RULES
 from offramp.rules.base import PerExample, entropy, log_softmax, softmax
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (40, 5, 4))
@@ -15,7 +15,7 @@ MULTI = "multi_label_classification"
 
 
 def ready(text: str, logits: np.ndarray = LOGITS, **options: object) -> np.ndarray:
-    return fold(Policy.parse(text).criterion, logits, **options).readiness  # type: ignore[arg-type]
+    return fold(Policy.parse(text).rule, logits, **options).readiness  # type: ignore[arg-type]
 
 
 def counts(text: str, logits: list[list[float]]) -> list[float]:
@@ -37,7 +37,7 @@ def test_entropy_of_saturated_logits_is_tiny_and_never_negative() -> None:
 def test_readiness_of_the_stateless_rules_is_what_scipy_computes() -> None:
     best = np.sort(CHANCES, -1)
     np.testing.assert_allclose(ready("entropy:1"), -stats.entropy(CHANCES, axis=-1), rtol=1e-12)
-    np.testing.assert_allclose(ready("entropy:1,normalised=true"), -stats.entropy(CHANCES, base=4, axis=-1))
+    np.testing.assert_allclose(ready("entropy:1,normalized=true"), -stats.entropy(CHANCES, base=4, axis=-1))
     np.testing.assert_allclose(ready("entropy:1,top=2"), -stats.entropy(best[..., 2:], axis=-1))
     np.testing.assert_allclose(ready("confidence:1"), best[..., 3])
     np.testing.assert_allclose(ready("margin:1"), best[..., 3] - best[..., 2])
@@ -45,7 +45,7 @@ def test_readiness_of_the_stateless_rules_is_what_scipy_computes() -> None:
 
 
 def test_ensemble_answers_with_the_geometric_mean_of_the_exits_so_far() -> None:
-    folded = fold(CRITERIA["ensemble"](), LOGITS)
+    folded = fold(RULES["ensemble"](), LOGITS)
     for exit in range(5):
         mean = stats.gmean(CHANCES[:, : exit + 1], axis=1)
         mean /= mean.sum(-1, keepdims=True)
@@ -56,8 +56,8 @@ def test_ensemble_answers_with_the_geometric_mean_of_the_exits_so_far() -> None:
 def test_ensemble_leaves_broken_exits_out() -> None:
     logits = LOGITS[:1].copy()
     logits[0, 1, 0] = np.nan
-    without = fold(CRITERIA["ensemble"](), np.delete(LOGITS[:1], 1, axis=1))
-    with_it = fold(CRITERIA["ensemble"](), logits)
+    without = fold(RULES["ensemble"](), np.delete(LOGITS[:1], 1, axis=1))
+    with_it = fold(RULES["ensemble"](), logits)
     np.testing.assert_allclose(np.delete(with_it.logits, 1, axis=1), without.logits)
     assert with_it.readiness[0, 1] == -np.inf
 
@@ -151,18 +151,18 @@ def test_answers_of_many_labels_are_the_logits_themselves() -> None:
 @pytest.mark.parametrize("problem_type", [None, MULTI])
 def test_oracle_leaves_at_the_chosen_exits(problem_type: str | None) -> None:
     chosen = np.random.default_rng(2).integers(0, 5, 40)
-    exits = Policy(CRITERIA["oracle"](chosen)).exits(LOGITS, problem_type=problem_type)
+    exits = Policy(RULES["oracle"](chosen)).exits(LOGITS, problem_type=problem_type)
     np.testing.assert_array_equal(exits, chosen)
 
 
 def test_oracle_refuses_exits_of_other_examples() -> None:
     with pytest.raises(Incompatible, match="exits of shape"):
-        Policy(CRITERIA["oracle"](np.zeros(3, int))).exits(LOGITS)
+        Policy(RULES["oracle"](np.zeros(3, int))).exits(LOGITS)
 
 
 @pytest.mark.parametrize("rows", [np.array([True, False, True]), np.array([2, 0]), slice(1, None)])
 def test_state_keeps_rows_by_mask_by_index_and_by_slice(rows: object) -> None:
-    for name, kind in CRITERIA.items():
+    for name, kind in RULES.items():
         rule = kind(np.array([0, 1, 2])) if name == "oracle" else kind()  # type: ignore[call-arg]
         state = rule.start(3)
         assert isinstance(state, PerExample)

@@ -76,7 +76,7 @@ class Door:
 
 @pytest.fixture
 def door(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    found, embed = Door(), classifier.stages.embed
+    found, embed = Door(), classifier.runtime.embed
     found.is_open.set()
 
     def embed_behind_the_door(tokens: Any) -> Any:
@@ -86,7 +86,7 @@ def door(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Do
             raise found.fault
         return embed(tokens)
 
-    monkeypatch.setattr(classifier.stages, "embed", embed_behind_the_door)
+    monkeypatch.setattr(classifier.runtime, "embed", embed_behind_the_door)
     yield found
     found.is_open.set()
 
@@ -129,7 +129,7 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             **options: Any,
         ) -> Served:
             ladder = Ladder(rungs or [model.policy])
-            audit = Audit(ladder.rungs, model.stages.layers, share=audit_share) if audit_share else None
+            audit = Audit(ladder.rungs, model.runtime.layers, share=audit_share) if audit_share else None
             rank_ladder = Ladder(rank_rules) if rank_rules else None
             batcher = Batcher(model, ladder, limits or Limits(), audit, rank_ladder=rank_ladder)
             allowed = {str(policy): policy for policy in [*ladder.rungs, Policy.parse("never")]}

@@ -108,14 +108,14 @@ def problem(make_trace: Make, kind: str) -> tuple[Trace, Guarantee, str]:
 def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -> None:
     trace, target, rule = problem(make_trace, kind)
     policy = calibrate(trace, "patience:1,tolerance=0.3" if rule == "patience" else rule, target)
-    stages: Any = SimpleNamespace(
+    runtime: Any = SimpleNamespace(
         labels=trace.label_names or ("0", "1", "2")[: trace.logits.shape[-1]],
         problem_type=trace.problem_type,
         layers=trace.layers,
     )
-    given = predictions(policy.decide(trace.logits, None, trace.layers, trace.problem_type), stages)
+    given = predictions(policy.decide(trace.logits, None, trace.layers, trace.problem_type), runtime)
     last = Decision(np.full(len(trace), 3), trace.logits[:, -1], np.ones(len(trace), bool))
-    full = [*predictions(last, stages)]
+    full = [*predictions(last, runtime)]
     audit = Audit([policy], trace.layers, share=1, keep=len(trace))
     for row, prediction in enumerate(given):
         audit.offer(0, Tokens([row]), prediction)
@@ -139,14 +139,14 @@ def test_a_bound_of_one_class_is_broken_by_that_class_alone() -> None:
 
 
 def test_few_differences_prove_an_accuracy_certificate_and_none_disprove_it() -> None:
-    audit = Audit([certified(of="accuracy")], LAYERS, share=1)
+    audit = Audit([certified(risk="accuracy")], LAYERS, share=1)
     assert run(audit, drawn(0.01, 500, 0)) == []
     assert report(audit).verdict == "holds"
     assert run(audit, drawn(0.5, 500, 0)) == []
     assert report(audit).verdict == "open"
     assert report(audit).lower > 0.05
     for unknown in ({"tolerance": 0.1}, {"epsilon": {"yes": 0.9, "no": 0.9}}):
-        audit = Audit([certified(of="accuracy", **unknown)], LAYERS, share=1)
+        audit = Audit([certified(risk="accuracy", **unknown)], LAYERS, share=1)
         run(audit, [False] * 500)
         assert report(audit).verdict == "open"
 

@@ -102,29 +102,29 @@ class WordStages:
 class Bench:
     """A batcher with its classifier and stages."""
 
-    stages: WordStages
+    runtime: WordStages
     classifier: Classifier
     batcher: Batcher
 
     @property
     def windows(self) -> list[int]:
         """The number of texts in each run since `shut`; a window of texts of like length is one run."""
-        return [examples for exit, examples in self.stages.runs if exit == 0]
+        return [examples for exit, examples in self.runtime.runs if exit == 0]
 
     def submit(self, texts: Any, **options: Any) -> Future[Reply]:
         return self.batcher.submit(Request([texts] if isinstance(texts, str) else texts, **options))
 
     def shut(self, text: str = "z") -> Future[Reply]:
         """Holds the worker at the door with this text; later requests wait."""
-        self.stages.door.clear()
-        self.stages.reached.clear()
+        self.runtime.door.clear()
+        self.runtime.reached.clear()
         first = self.submit(text)
-        assert self.stages.reached.wait(WAIT)
-        self.stages.runs.clear()
+        assert self.runtime.reached.wait(WAIT)
+        self.runtime.runs.clear()
         return first
 
     def open(self) -> None:
-        self.stages.door.set()
+        self.runtime.door.set()
 
 
 Make = Callable[..., Bench]
@@ -135,12 +135,12 @@ def make(tokenizer: PreTrainedTokenizerFast) -> Iterator[Make]:
     made: list[Bench] = []
 
     def start(*looser: Policy, audit: float = 0.0, **limits: int) -> Bench:
-        stages = WordStages()
-        stages.door.set()
-        classifier = Classifier(stages, tokenizer, NORMAL)
+        runtime = WordStages()
+        runtime.door.set()
+        classifier = Classifier(runtime, tokenizer, NORMAL)
         ladder = Ladder([NORMAL, *looser], high=0.5, fall=0.0)
-        audited = Audit(ladder.rungs, stages.layers, share=audit) if audit else None
-        bench = Bench(stages, classifier, Batcher(classifier, ladder, Limits(**limits), audited))
+        audited = Audit(ladder.rungs, runtime.layers, share=audit) if audit else None
+        bench = Bench(runtime, classifier, Batcher(classifier, ladder, Limits(**limits), audited))
         made.append(bench)
         return bench
 
@@ -209,7 +209,7 @@ def test_a_reply_names_its_policy_and_rung(make: Make) -> None:
 
 def test_a_request_to_an_idle_worker_runs_at_once_and_alone(make: Make) -> None:
     bench = make()
-    bench.stages.runs.clear()
+    bench.runtime.runs.clear()
     for turn in range(1, 6):
         assert len(predictions(bench.submit("a b"))) == 1
         assert bench.windows == [1] * turn
@@ -305,7 +305,7 @@ def test_retry_after_is_the_time_to_empty_the_queue_at_the_measured_pace(
     def takes_two_seconds() -> None:
         now[0] += 2
 
-    bench.stages.before = takes_two_seconds
+    bench.runtime.before = takes_two_seconds
     for _ in range(3):
         predictions(bench.submit(["a", "b"]))
     bench.shut()
@@ -391,11 +391,11 @@ def test_the_rest_of_a_request_cancelled_half_way_does_not_run(make: Make) -> No
 
     def third_window_begins() -> None:
         if next(windows, None) == 2:
-            bench.stages.door.clear()
+            bench.runtime.door.clear()
             begun.set()
-            assert bench.stages.door.wait(WAIT)
+            assert bench.runtime.door.wait(WAIT)
 
-    bench.stages.before = third_window_begins
+    bench.runtime.before = third_window_begins
     bench.open()
     predictions(first)
     assert begun.wait(WAIT)
@@ -408,7 +408,7 @@ def test_the_rest_of_a_request_cancelled_half_way_does_not_run(make: Make) -> No
 
 def test_a_failing_run_fails_its_own_requests_and_the_next_works(make: Make) -> None:
     bench = make(window=4)
-    bench.stages.poison = bench.classifier.tokenizer(["bad"])[0].ids[1]
+    bench.runtime.poison = bench.classifier.tokenizer(["bad"])[0].ids[1]
     first = bench.shut()
     poisoned = bench.submit(["a", "bad", *"cdefghij"])
     beside = bench.submit("k")
@@ -427,7 +427,7 @@ def test_a_failing_run_fails_its_own_requests_and_the_next_works(make: Make) -> 
 
 def test_a_prediction_that_is_not_finite_is_flagged_and_a_sound_model_stays_healthy(make: Make) -> None:
     bench = make()
-    bench.stages.nan = bench.classifier.tokenizer(["bad"])[0].ids[1]
+    bench.runtime.nan = bench.classifier.tokenizer(["bad"])[0].ids[1]
     fine, broken = predictions(bench.submit(["a", "bad"]))
     assert fine.finite
     assert (broken.finite, broken.label) == (False, None)
@@ -439,18 +439,18 @@ def test_a_model_that_gives_nan_is_unhealthy_until_it_recovers(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RETEST", 0.001)
-    stages = WordStages(nan=2)  # [CLS]
-    stages.door.set()
-    classifier = Classifier(stages, tokenizer, NORMAL)
+    runtime = WordStages(nan=2)  # [CLS]
+    runtime.door.set()
+    classifier = Classifier(runtime, tokenizer, NORMAL)
     batcher = Batcher(classifier, Ladder([NORMAL]), Limits())
     assert not batcher.healthy
     recovered = threading.Event()
 
     def recover() -> None:
-        stages.nan = None
+        runtime.nan = None
         recovered.set()
 
-    stages.before = recover  # by the time of the next test
+    runtime.before = recover  # by the time of the next test
     assert recovered.wait(WAIT)
     batcher.submit(Request(["a"])).result(WAIT)  # after which that test is over
     assert batcher.healthy
@@ -460,7 +460,7 @@ def test_a_model_that_gives_nan_is_unhealthy_until_it_recovers(
 def test_a_model_that_fails_its_test_after_an_error_is_unhealthy(make: Make) -> None:
     bench = make()
     assert bench.batcher.healthy
-    bench.stages.poison = 2  # [CLS]
+    bench.runtime.poison = 2  # [CLS]
     for text in "ab":  # when the second is run, the test after the first is over
         with pytest.raises(RunFailed):
             bench.submit(text).result(WAIT)
@@ -575,7 +575,7 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
     def takes_a_second() -> None:
         now[0] += 1
 
-    bench.stages.before = takes_a_second
+    bench.runtime.before = takes_a_second
     first = bench.shut()
     futures = [bench.submit("a b") for _ in range(40)]
     auditor, audit = bench.batcher._auditor, bench.batcher.audit
@@ -600,9 +600,9 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
 def test_the_audit_compares_with_full_depth_in_the_runtime_that_serves(make: Make) -> None:
     bench = make(audit=1.0)
     tokens = bench.classifier.tokenizer(["a b"])[0]
-    bench.stages.runs.clear()
+    bench.runtime.runs.clear()
     assert run_to_the_end(bench.classifier, tokens) == bench.classifier.predict("a b", policy="never")
-    assert [exit for exit, _ in bench.stages.runs] == [3, 3]  # both ran in these stages
+    assert [exit for exit, _ in bench.runtime.runs] == [3, 3]  # both ran in these stages
 
 
 def test_texts_being_tokenized_take_room_in_the_queue(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -665,7 +665,7 @@ def test_requests_with_their_own_limits_are_not_audited(make: Make) -> None:
     assert bench.batcher.audit.reports()[0].exits == (0, 0, 0, 0)
     [prediction] = predictions(bench.submit("a b"))
     assert sum(bench.batcher.audit.reports()[0].exits) == 1
-    assert bench.batcher.audit.reports()[0].exits[bench.stages.layers.index(prediction.layer)] == 1
+    assert bench.batcher.audit.reports()[0].exits[bench.runtime.layers.index(prediction.layer)] == 1
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_ladder_runs_the_policy_that_calibrate_printed(learned: Learned) -> No
     stored, rung = batcher.ladder.rungs
     assert rung == Policy.from_json(json.loads(learned.rung.read_text())["saved_policy"])
     assert list(allowed) == [str(stored), str(rung)]
-    assert stored.criterion == rung.criterion  # the same trace and seed
+    assert stored.rule == rung.rule  # the same trace and seed
     assert stored.threshold > rung.threshold
     served = [each.layer for each in batcher.classifier.predict(learned.texts[:50], policy=rung)]
     assert served == layers(rung, learned)
@@ -83,7 +83,7 @@ def test_a_ladder_runs_the_policy_that_calibrate_printed(learned: Learned) -> No
 
 def test_a_request_names_a_threshold_and_the_stored_coefficients_decide(learned: Learned) -> None:
     stored = Classifier.from_pretrained(learned.model).policy
-    readiness = fold(stored.criterion, learned.trace.logits, layers=learned.trace.layers).readiness
+    readiness = fold(stored.rule, learned.trace.logits, layers=learned.trace.layers).readiness
     threshold = round(float(np.median(readiness[:50, :-1].max(1))), 3)  # some texts leave early
     options = ServerOptions(
         learned.model, "colours", allow=(f"agreement:{threshold}",), allowed_hosts=("localhost",)

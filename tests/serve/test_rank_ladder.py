@@ -37,7 +37,7 @@ def certified(
     proof: dict[str, Any] = {
         "promise": "",
         "policy": str(rule),
-        "of": "overlap",
+        "risk": "overlap",
         "epsilon": epsilon,
         "delta": 0.05,
         "bound": "Hoeffding-Bentkus",
@@ -63,7 +63,7 @@ def start(reranker: Reranker) -> Iterator[Callable[..., Batcher]]:
         rules: Sequence[RankRule], documents: int = 4096, share: float = 0.0, **options: Any
     ) -> Batcher:
         classifier, ladder = reranker.classifier, Ladder(rules)
-        audit = ListAudit(rules, classifier.stages.layers, share=share) if share else None
+        audit = ListAudit(rules, classifier.runtime.layers, share=share) if share else None
         normal, limits = Ladder([classifier.policy]), Limits(documents=documents)
         started.append(Batcher(classifier, normal, limits, rank_ladder=ladder, list_audit=audit, **options))
         return started[-1]
@@ -198,8 +198,8 @@ def test_lists_are_compared_with_the_original_if_the_certificate_names_it() -> N
 def test_a_thousand_documents_fit_the_default_limits_and_block_nobody(
     start: Callable[..., Batcher], reranker: Reranker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batcher, stages = start([RULE]), reranker.classifier.stages
-    embed, embedded, go_on = stages.embed, threading.Event(), threading.Event()
+    batcher, runtime = start([RULE]), reranker.classifier.runtime
+    embed, embedded, go_on = runtime.embed, threading.Event(), threading.Event()
 
     def embed_slowly(tokens: Any) -> Any:
         embedded.set()
@@ -207,7 +207,7 @@ def test_a_thousand_documents_fit_the_default_limits_and_block_nobody(
         return embed(tokens)
 
     monkeypatch.setattr(reranker.classifier.engine, "batch_tokens", 256)
-    monkeypatch.setattr(stages, "embed", embed_slowly)
+    monkeypatch.setattr(runtime, "embed", embed_slowly)
     finished: list[str] = []
     try:
         requests = {
@@ -264,8 +264,8 @@ def folder(make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerF
 
 def about(folder: Path) -> dict[str, Any]:
     """The model that a certificate is for."""
-    stages = Classifier.from_pretrained(folder, "never").stages
-    return {"fingerprint": stages.about()["fingerprint"], "precision": stages.precision}
+    runtime = Classifier.from_pretrained(folder, "never").runtime
+    return {"fingerprint": runtime.about()["fingerprint"], "precision": runtime.precision}
 
 
 def test_the_server_loads_a_ladder_of_rank_rules(folder: Path) -> None:

@@ -371,8 +371,8 @@ def test_a_missing_key_variable_is_an_error(exported: Path) -> None:
 @pytest.fixture
 def certified(classifier: Classifier, make_certificate: Callable[..., Certificate]) -> Callable[..., Policy]:
     """certified("entropy:0.3", ...) -> a policy with a certificate for this model."""
-    stages = classifier.stages
-    about = {"fingerprint": stages.about()["fingerprint"], "precision": stages.precision}
+    runtime = classifier.runtime
+    about = {"fingerprint": runtime.about()["fingerprint"], "precision": runtime.precision}
 
     def make(text: str, **fields: Any) -> Policy:
         return replace(Policy.parse(text), certificate=make_certificate(policy=text, **about | fields))
@@ -468,7 +468,7 @@ def test_texts_are_truncated_at_max_length(saved: Path) -> None:
         "{}",
         '{"policy": "layer:1", "certificate": "yes"}',
         '{"policy": 5, "certificate": null}',
-        '{"criterion": 5}',
+        '{"rule": 5}',
     ],
 )
 def test_a_file_that_is_not_a_policy_is_refused(tmp_path: Path, content: str) -> None:

@@ -170,7 +170,7 @@ def test_only_the_parameters_of_the_phase_are_trainable(
 
 def test_training_removes_the_policy(fit: Fit, tiny_model: Make) -> None:
     model = tiny_model()
-    model.config.policy = {"criterion": "entropy", "threshold": 0.3}
+    model.config.policy = {"rule": "entropy", "threshold": 0.3}
     assert ExitModel.from_pretrained(fit(model=model, max_steps=1).folder).config.policy is None
 
 

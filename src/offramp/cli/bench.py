@@ -45,7 +45,7 @@ def bench(
     rows = rows.select(range(min(limit, len(rows))))
     texts = texts_of(rows)
     classifier = runtime.load(folder, policy)
-    if classifier.policy.criterion.reads == "nothing":
+    if classifier.policy.rule.reads == "nothing":
         if policy is not None:
             raise BadOption(
                 f"--policy {policy} is full depth, which is timed in any case; name another policy."

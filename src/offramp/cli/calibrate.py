@@ -35,21 +35,19 @@ class TargetOptions:
         float | None, Option(help="Points of the headline metric that may be lost, such as 0.5.")
     ] = None
     min_speedup: Annotated[
-        float | None, Option(help="How many times cheaper than full depth (see --of), such as 2.")
+        float | None, Option(help="How many times cheaper than full depth (see --cost), such as 2.")
     ] = None
     budget: Annotated[
-        float | None, Option(help="Mean layers (or MACs, with --of macs) per text, such as 3.5.")
+        float | None, Option(help="Mean layers (or MACs, with --cost macs) per text, such as 3.5.")
     ] = None
     policy: Annotated[str | None, Option(help="Store this policy, such as entropy:0.3.")] = None
     delta: Annotated[
         float, Option(help="With --guarantee: the probability that the bound does not hold.")
     ] = 0.05
-    of: Annotated[
+    risk: Annotated[str | None, Option(help="With --guarantee: disagreement (default) or accuracy.")] = None
+    cost: Annotated[
         str | None,
-        Option(
-            help="With --guarantee: disagreement (default) or accuracy. "
-            "With --min-speedup: macs (default) or layers. With --budget: layers (default) or macs."
-        ),
+        Option(help="With --min-speedup: macs (default) or layers. With --budget: layers (default) or macs."),
     ] = None
     tolerance: Annotated[
         float | None, Option(help="With --guarantee, for regression: predictions this close count as equal.")
@@ -71,14 +69,14 @@ class TargetOptions:
     def target(self) -> "Target":
         from offramp.measuring import Budget, Guarantee, MaxLoss, MinSpeedup
 
-        of: dict[str, Any] = {} if self.of is None else {"of": self.of}
         if self.guarantee is not None:
-            return Guarantee(parse_bounds(self.guarantee), self.delta, tolerance=self.tolerance, **of)
+            bounds = parse_bounds(self.guarantee)
+            return Guarantee(bounds, self.delta, self.risk or "disagreement", self.tolerance)
         if self.max_loss is not None:
             return MaxLoss(self.max_loss)
         if self.min_speedup is not None:
-            return MinSpeedup(self.min_speedup, **of)
-        return Budget(float(self.budget or 0), **of)
+            return MinSpeedup(self.min_speedup, self.cost or "macs")
+        return Budget(float(self.budget or 0), self.cost or "layers")
 
     def given(self) -> list[str]:
         return [name for name in TARGETS if getattr(self, name) is not None]
@@ -90,7 +88,8 @@ class TargetOptions:
         (name,) = self.given()
         value = getattr(self, name)
         flag = f"--{name.replace('_', '-')} {value if isinstance(value, str) else f'{value:g}'}"
-        return flag if self.of is None else f"{flag} --of {self.of}"
+        options = {"risk": self.risk, "cost": self.cost}
+        return " ".join([flag, *(f"--{key} {text}" for key, text in options.items() if text is not None)])
 
     def check(self) -> None:
         if len(self.given()) != 1:
@@ -185,8 +184,8 @@ def check_same_model(folder: Path, trace: "Trace") -> None:
     from offramp.inference import Classifier
 
     classifier = Classifier.from_pretrained(folder, "never")
-    length, precision = classifier.tokenizer.max_length, classifier.stages.precision
-    if trace.fingerprint != classifier.stages.about()["fingerprint"]:
+    length, precision = classifier.tokenizer.max_length, classifier.runtime.precision
+    if trace.fingerprint != classifier.runtime.about()["fingerprint"]:
         difference = "with other weights than"
     elif trace.precision != precision:
         difference = f"in {trace.precision}, not in the {precision} of"

@@ -111,11 +111,11 @@ def target_flags(info: "ModelInfo") -> str:
     epsilon = proof.epsilon if isinstance(proof.epsilon, Mapping) else {"": proof.epsilon}
     bounds = ",".join(f"{name}={bound:g}".removeprefix("=") for name, bound in epsilon.items())
     tolerance = [] if proof.tolerance is None else [f"--tolerance {proof.tolerance:g}"]
-    return " ".join([f"--guarantee {bounds} --delta {proof.delta:g} --of {proof.of}", *tolerance])
+    return " ".join([f"--guarantee {bounds} --delta {proof.delta:g} --risk {proof.risk}", *tolerance])
 
 
 def stored_rule(info: "ModelInfo") -> list[str] | None:
     """The rule of the stored policy, with its options and limits, if it has a threshold to set."""
-    if info.policy is None or not info.policy.criterion.takes_threshold:
+    if info.policy is None or not info.policy.rule.takes_threshold:
         return None
     return [str(replace(info.policy, class_thresholds={}, temperatures=None))]

@@ -40,9 +40,9 @@ def backbones() -> dict[str, str]:
 
 
 def rules() -> dict[str, str]:
-    from offramp.rules import CRITERIA
+    from offramp.rules import RULES
 
-    return {name: first_line(rule) for name, rule in CRITERIA.items()}
+    return {name: first_line(rule) for name, rule in RULES.items()}
 
 
 def recipes() -> dict[str, str]:

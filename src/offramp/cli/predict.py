@@ -104,9 +104,9 @@ def predict(
     stream = read_stdin(input_format, text, text_pair) if given is None else given
     records = predict_records(classifier, stream, max_layer, None if given is None else len(given))
     if out is not None:
-        several = classifier.stages.problem_type == MULTI_LABEL
+        several = classifier.runtime.problem_type == MULTI_LABEL
         return write_records(
-            (record for _, record in records), out, classifier.stages.labels if several else ()
+            (record for _, record in records), out, classifier.runtime.labels if several else ()
         )
     return Result((record for _, record in records), (tsv_line(short_record(*each)) for each in records))
 
@@ -129,7 +129,7 @@ def predict_records(
         yield row, record(row, prediction)
     if done:
         rate = done / (time.perf_counter() - start)
-        mean, depth = layers / done, classifier.stages.layers[-1]
+        mean, depth = layers / done, classifier.runtime.layers[-1]
         log(f"{count(done, 'text')}, mean layer {mean:.2f} of {depth}, {rate:.0f} texts/s")
 
 
@@ -160,7 +160,7 @@ def predict_submission(
 
     rows = task.load("test")["test"]
     decision = classifier.decide(texts_of(rows), classifier.resolve_policy(classifier.policy, max_layer))
-    layers = np.asarray(classifier.stages.layers)[decision.exits]
+    layers = np.asarray(classifier.runtime.layers)[decision.exits]
     files = write_submission(
         task,
         rows["idx"],

@@ -94,7 +94,7 @@ def rank_records(
                 row = rows[each.index]
                 found = {"rank": rank, "score": rounded(each.score), "layer": each.layer}
                 yield row, {**found, **input_columns(row, RANKED)}
-    depth = reranker.classifier.stages.layers[-1]
+    depth = reranker.classifier.runtime.layers[-1]
     log(
         f"{count(len(lists), 'query')} with {count(documents, 'document')}, mean layer {layers / documents:.2f} of "
         f"{depth}"

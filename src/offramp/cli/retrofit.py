@@ -67,7 +67,7 @@ def retrofit(
         str, Option(help="With --rank: column of the query; --text is that of the document.")
     ] = "query",
     top_k: Annotated[int, Option(help="With --rank: how many documents to find.")] = 10,
-    of: Annotated[
+    risk: Annotated[
         str,
         Option(
             help="With --rank: the loss, overlap (documents missed) or ndcg (against full depth's order)."
@@ -114,7 +114,7 @@ def retrofit(
         for flag, value in {**classifier_flags, "rule": rule}.items():
             if value:
                 raise BadOption(f"--{flag} is not used with --rank; leave it out.")
-        ranked = RankGuarantee(parse_bound(guarantee or "0.05"), delta, of, top_k)
+        ranked = RankGuarantee(parse_bound(guarantee or "0.05"), delta, risk, top_k)
         pairs = [row.text for rows in read_lists(texts, query, text or "text").values() for row in rows]
         with training_progress() as callbacks:
             done = retrofit_reranker(

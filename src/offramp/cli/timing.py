@@ -56,14 +56,14 @@ def time_policies(
             else:
                 classifier.predict(texts, policy=each)
             seconds[which].append(time.perf_counter() - begin)
-    layers = classifier.stages.layers
+    layers = classifier.runtime.layers
     return [
         Timing(
             policy=str(each),
             seconds=statistics.median(times),
             texts_per_second=len(texts) / statistics.median(times),
             mean_layer=statistics.fmean(layers[exit] for exit in decision.exits),
-            scores=score_logits(metrics, labels, decision.logits, classifier.stages.problem_type),
+            scores=score_logits(metrics, labels, decision.logits, classifier.runtime.problem_type),
         )
         for each, times, decision in zip(policies, seconds, decisions, strict=True)
     ]

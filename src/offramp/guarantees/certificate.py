@@ -26,7 +26,7 @@ class Certificate:
     """The exact statement, with every condition; `summary` is the short one."""
     policy: str
     """The text form of the policy it was issued for."""
-    of: str
+    risk: str
     """The risk: "disagreement" (the prediction differs from the reference) or "accuracy" (a right one is lost); of a
     rank rule, "overlap" (documents missing from the top k) or "ndcg" (1 - nDCG@k against the reference's order)."""
     epsilon: float | Mapping[str, float]
@@ -66,12 +66,12 @@ class Certificate:
     def __post_init__(self) -> None:
         bounds = self.epsilon.values() if isinstance(self.epsilon, Mapping) else [self.epsilon]
         if (
-            self.of not in (*RISKS, *RANK_RISKS)
+            self.risk not in (*RISKS, *RANK_RISKS)
             or not bounds
             or not all(0 < bound < 1 for bound in [*bounds, self.delta])
         ):
             raise BadPolicy(
-                f"a certificate needs a risk, epsilon and delta, not {self.of!r}, {self.epsilon}."
+                f"a certificate needs a risk, epsilon and delta, not {self.risk!r}, {self.epsilon}."
             )
         if self.examples < 1 or not 0 <= self.observed_risk <= 1:
             raise BadPolicy(
@@ -101,7 +101,7 @@ class Certificate:
         within = "" if self.tolerance is None else f" by more than {self.tolerance:g}"
         where = f"data like {self.data}" if self.data else "data like the calibration examples"
         return (
-            f"With {100 * (1 - self.delta):.4g} % confidence, at most {', '.join(shares)} {loss[self.of]}{within} "
+            f"With {100 * (1 - self.delta):.4g} % confidence, at most {', '.join(shares)} {loss[self.risk]}{within} "
             f"(on {where})."
         )
 
@@ -116,7 +116,7 @@ class Certificate:
         'The rule was fitted on 400 further examples.'
         """
         data = f" ({self.data})" if self.data else ""
-        one = "query" if self.of in RANK_RISKS else "example"
+        one = "query" if self.risk in RANK_RISKS else "example"
         fitted = (
             f" The rule was fitted on {count(self.fitted_on, f'further {one}')}." if self.fitted_on else ""
         )

@@ -18,10 +18,10 @@ from offramp.inference.prediction import Prediction, predictions
 from offramp.inference.texts import BatchTokenizer, Text, check_texts, chunks, is_single
 from offramp.policy import Decision, Policy, check_certificate, fold
 from offramp.problems import Array
-from offramp.rules import CRITERIA
-from offramp.runtimes import Stages, Tokens, stages_of, text_length
+from offramp.rules import RULES
+from offramp.runtimes import Runtime, Tokens, runtime_of, text_length
 
-NEVER = Policy(CRITERIA["never"]())
+NEVER = Policy(RULES["never"]())
 MIN_LENGTH = 8
 """The smallest `max_length`: special tokens take up to four."""
 
@@ -38,7 +38,7 @@ class PredictOptions(TypedDict, total=False):
 class Classifier:
     """A model with exits, its tokenizer, and a policy.
 
-    `model` is an ExitModel or a runtime (`Stages`); `tokenizer` is a fast transformers tokenizer or a
+    `model` is an ExitModel or a runtime (`Runtime`); `tokenizer` is a fast transformers tokenizer or a
     `tokenizers.Tokenizer`. The default policy is the one stored with the model, or `never`. Threads may share a
     classifier.
     """
@@ -56,16 +56,16 @@ class Classifier:
     ) -> None:
         if max_length is not None and max_length < MIN_LENGTH:
             raise BadOption(f"max_length={max_length} must be at least {MIN_LENGTH} tokens.")
-        self.stages = stages_of(model)
+        self.runtime = runtime_of(model)
         self.training_rows = training_rows  # hashes, sorted; see `offramp.data.row_hashes`
-        self.engine = Engine(self.stages, window, batch_tokens)
-        self.tokenizer = BatchTokenizer(tokenizer, text_length(self.stages, max_length))
-        self.policy = self.resolve_policy(policy or self.stages.policy or NEVER)
+        self.engine = Engine(self.runtime, window, batch_tokens)
+        self.tokenizer = BatchTokenizer(tokenizer, text_length(self.runtime, max_length))
+        self.policy = self.resolve_policy(policy or self.runtime.policy or NEVER)
         if self.policy.certificate is not None:  # computing a fingerprint is slow
             self.policy = check_certificate(
                 self.policy,
-                self.stages.about()["fingerprint"],
-                self.stages.precision,
+                self.runtime.about()["fingerprint"],
+                self.runtime.precision,
                 self.tokenizer.max_length,
             )
 
@@ -105,19 +105,19 @@ class Classifier:
                     f"{path} is an exported model, which runs on the CPU in ONNX Runtime and does not support "
                     f"{', '.join(unknown)}."
                 )
-            from offramp.runtimes.onnx import OnnxStages
+            from offramp.runtimes.onnx import OnnxRuntime
 
-            onnx = OnnxStages(folder, threads)
-            stages: Stages[Any] = onnx
+            onnx = OnnxRuntime(folder, threads)
+            runtime: Runtime[Any] = onnx
             tokenizer: Any = SavedTokenizer.load(folder, onnx.manifest.tokenizer)
         else:
-            from offramp.runtimes.torch import TorchStages
+            from offramp.runtimes.torch import TorchRuntime
 
             options.pop("revision", None)
             model, tokenizer = load_model(folder, **options)
-            stages = TorchStages(model, device, autocast, threads)
+            runtime = TorchRuntime(model, device, autocast, threads)
         sizes: dict[str, Any] = {"window": window, "batch_tokens": batch_tokens, "max_length": max_length}
-        return cls(stages, tokenizer, policy, **sizes, training_rows=load_hashes(folder))
+        return cls(runtime, tokenizer, policy, **sizes, training_rows=load_hashes(folder))
 
     @overload
     def predict(self, texts: Text, **options: Unpack[PredictOptions]) -> Prediction: ...
@@ -177,7 +177,7 @@ class Classifier:
 
     def check_texts(self, texts: Any) -> Iterator[Text]:
         """The texts or pairs, whichever the model was trained on; anything else is a `BadData`."""
-        return check_texts(texts, self.stages.trained_on_pairs)
+        return check_texts(texts, self.runtime.trained_on_pairs)
 
     def sklearn(self, policy: Policy | str | None = None, classes: Sequence[Any] | None = None) -> Any:
         """A fitted scikit-learn estimator; it predicts `classes` instead of label names if they are given."""
@@ -187,11 +187,11 @@ class Classifier:
 
     def resolve_policy(self, policy: Policy | str, max_layer: int | None = None) -> Policy:
         """Parse a policy, resolve class names, apply `max_layer`, and check it against this model."""
-        policy = Policy.resolve(policy, self.stages.policy, self.stages.labels)
+        policy = Policy.resolve(policy, self.runtime.policy, self.runtime.labels)
         if max_layer is not None:
             own = max_layer if policy.max_layer is None else policy.max_layer
             policy = replace(policy, max_layer=min(max_layer, own))
-        policy.check(self.stages.layers, self.stages.problem_type, self.stages.has_gate)
+        policy.check(self.runtime.layers, self.runtime.problem_type, self.runtime.has_gate)
         return policy
 
     def stream(
@@ -207,18 +207,18 @@ class Classifier:
         """Like `predict`, for tokens; `policy` comes from `resolve_policy`, `deadline` is as in `Engine.run`."""
         if trace:
             return self.predict_every_exit(tokens, policy)
-        return predictions(self.engine.run(tokens, policy, deadline), self.stages)
+        return predictions(self.engine.run(tokens, policy, deadline), self.runtime)
 
     def predict_every_exit(self, tokens: list[Tokens], policy: Policy) -> Iterator[Prediction]:
         logits, gates = self.engine.trace(tokens)
-        model = gates, self.stages.layers, self.stages.problem_type
-        folded = fold(policy.criterion, policy.tempered(logits), *model).logits
+        model = gates, self.runtime.layers, self.runtime.problem_type
+        folded = fold(policy.rule, policy.tempered(logits), *model).logits
         finite = np.isfinite(logits.sum(-1))
         every_exit = [
-            predictions(Decision(np.full(len(tokens), exit), folded[:, exit], finite[:, exit]), self.stages)
+            predictions(Decision(np.full(len(tokens), exit), folded[:, exit], finite[:, exit]), self.runtime)
             for exit in range(logits.shape[1])
         ]
-        taken = predictions(policy.decide(logits, *model), self.stages)
+        taken = predictions(policy.decide(logits, *model), self.runtime)
         for prediction, *exits in zip(taken, *every_exit, strict=True):
             yield replace(prediction, exits=tuple(exits))
 

@@ -14,7 +14,7 @@ from offramp.errors import BadData, BadOption
 from offramp.inference import Classifier
 from offramp.inference.texts import BatchTokenizer, check_kind
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
-from offramp.runtimes import Tokens, stages_of, text_length
+from offramp.runtimes import Tokens, runtime_of, text_length
 from offramp.trace import Trace
 
 Batch = dict[str, list[Any]]
@@ -55,23 +55,23 @@ def collect(
     try:
         engine, batch_tokenizer = prepare(model, tokenizer, batch_tokens, max_length)
         if "text" in columns:
-            check_kind("text_pair" in columns, engine.stages.trained_on_pairs, "a row")
+            check_kind("text_pair" in columns, engine.runtime.trained_on_pairs, "a row")
         known_rows = model.training_rows if isinstance(model, Classifier) else None
         arrays = run(engine, dataset, batch_tokenizer, progress, known_rows)
     finally:
-        if was_training:  # TorchStages set the model to evaluation
+        if was_training:  # TorchRuntime set the model to evaluation
             model.train()
-    stages = engine.stages
+    runtime = engine.runtime
     return Trace(
         **arrays,
-        layers=stages.layers,
-        problem_type=stages.problem_type,
-        label_names=stages.labels,
+        layers=runtime.layers,
+        problem_type=runtime.problem_type,
+        label_names=runtime.labels,
         metrics=metrics,
         data=data,
-        precision=stages.precision,
+        precision=runtime.precision,
         max_length=batch_tokenizer.max_length if batch_tokenizer and "input_ids" not in columns else None,
-        **stages.about(),
+        **runtime.about(),
     )
 
 
@@ -84,8 +84,8 @@ def prepare(
                 "a Classifier has its own tokenizer, batch_tokens and max_length; set them there."
             )
         return model.engine, model.tokenizer
-    engine = Engine(stages_of(model), batch_tokens=batch_tokens)
-    longest = text_length(engine.stages, max_length)
+    engine = Engine(runtime_of(model), batch_tokens=batch_tokens)
+    longest = text_length(engine.runtime, max_length)
     return engine, None if tokenizer is None else BatchTokenizer(tokenizer, longest)
 
 
@@ -99,13 +99,13 @@ def run(
     """The arrays of a trace. Labels are checked before the model runs; those of a stream, as they are read."""
     from tqdm.auto import tqdm
 
-    problem_type, classes = engine.stages.problem_type, len(engine.stages.labels)
+    problem_type, classes = engine.runtime.problem_type, len(engine.runtime.labels)
     total = len(dataset) if hasattr(dataset, "__len__") else None
     label_columns = [name for name in ("label", "labels") if name in (dataset.column_names or ())]
     if total and label_columns:
         for _ in read(dataset.select_columns(label_columns), engine.window, problem_type, classes):
             pass
-    logits = None if total is None else np.empty((total, len(engine.stages.layers), classes), np.float32)
+    logits = None if total is None else np.empty((total, len(engine.runtime.layers), classes), np.float32)
     parts: dict[str, list[Array]] = defaultdict(list)
     with tqdm(total=total, unit=" examples", disable=not progress) as bar:
         for first, batch, labels in read(dataset, engine.window, problem_type, classes):

@@ -17,11 +17,11 @@ def estimator(
     classifier: Classifier, policy: Policy | str | None = None, classes: Sequence[Any] | None = None
 ) -> "ExitEstimator":
     """The estimator for the classifier's problem type."""
-    labels = classifier.stages.labels
+    labels = classifier.runtime.labels
     if classes is not None and len(classes) != len(labels):
         raise BadOption(f"expected a class for each label ({', '.join(labels)}), got {len(classes)}.")
     kinds = {REGRESSION: ExitRegressor, MULTI_LABEL: ExitMultiLabelClassifier}
-    kind = kinds.get(classifier.stages.problem_type, ExitClassifier)
+    kind = kinds.get(classifier.runtime.problem_type, ExitClassifier)
     return kind(classifier, policy, classes)
 
 
@@ -34,7 +34,7 @@ class ExitEstimator(BaseEstimator):  # type: ignore[misc]
         self.classifier = classifier
         self.policy = policy
         self.classes = classes
-        self.classes_ = np.array(classifier.stages.labels if classes is None else classes)
+        self.classes_ = np.array(classifier.runtime.labels if classes is None else classes)
 
     def fit(self, texts: Any, labels: Any = None) -> Self:
         return self
@@ -62,7 +62,7 @@ class ExitClassifier(ClassifierMixin, ExitEstimator):  # type: ignore[misc]
 
     def predict_proba(self, texts: Any) -> Array:
         """(texts, classes)"""
-        return probabilities(self.logits(texts), self.classifier.stages.problem_type)
+        return probabilities(self.logits(texts), self.classifier.runtime.problem_type)
 
 
 class ExitMultiLabelClassifier(ExitClassifier):

@@ -39,11 +39,11 @@ class ExitPipeline(TextClassificationPipeline):
         return super().preprocess(inputs, **truncation | options)
 
     def _forward(self, model_inputs: Any, policy: Policy | str | None = None) -> dict[str, Tensor]:
-        stages = self.classifier.stages
+        runtime = self.classifier.runtime
         decision = self.classifier.engine.run(
             unpadded(**model_inputs), self.classifier.resolve_policy(policy or self.classifier.policy)
         )
-        layers = torch.tensor(stages.layers)[torch.from_numpy(decision.exits)]
+        layers = torch.tensor(runtime.layers)[torch.from_numpy(decision.exits)]
         return {"logits": torch.from_numpy(decision.logits), "layer": layers}
 
     def postprocess(self, model_outputs: Any, **options: Any) -> Any:

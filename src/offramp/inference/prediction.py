@@ -9,7 +9,7 @@ import numpy as np
 from offramp.policy import Decision
 from offramp.problems import MULTI_LABEL, REGRESSION, Array
 from offramp.rules.base import softmax
-from offramp.runtimes import Stages
+from offramp.runtimes import Runtime
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Prediction:
     """Of every label, in the model's order; in a regression, the value alone."""
 
 
-def predictions(decision: Decision, stages: Stages[Any]) -> Iterator[Prediction]:
+def predictions(decision: Decision, runtime: Runtime[Any]) -> Iterator[Prediction]:
     """A prediction for each example of a decision."""
-    logits, names = decision.logits, stages.labels
-    chances = probabilities(logits, stages.problem_type)
+    logits, names = decision.logits, runtime.labels
+    chances = probabilities(logits, runtime.problem_type)
     labels: list[Any]
-    if stages.problem_type == REGRESSION:
+    if runtime.problem_type == REGRESSION:
         labels, scores, names = [None] * len(logits), logits[:, 0], ()
-    elif stages.problem_type == MULTI_LABEL:
+    elif runtime.problem_type == MULTI_LABEL:
         labels = [tuple(np.array(names)[row].tolist()) for row in chances > 0.5]
         scores = np.maximum(chances, 1 - chances).min(-1)
     else:
@@ -54,8 +54,8 @@ def predictions(decision: Decision, stages: Stages[Any]) -> Iterator[Prediction]
             label=labels[row] if finite else None,
             score=float(scores[row]) if finite else float("nan"),
             probabilities=dict(zip(names, chances[row].tolist(), strict=True)),
-            layer=stages.layers[decision.exits[row]],
-            layers=stages.layers[-1],
+            layer=runtime.layers[decision.exits[row]],
+            layers=runtime.layers[-1],
             finite=bool(decision.finite[row]),
             logits=tuple(logits[row].tolist()),
         )

@@ -38,13 +38,15 @@ class Reranker:
 
     def __init__(self, classifier: Classifier, rule: RankRule | None = None) -> None:
         self.classifier = classifier
-        stages = classifier.stages
-        check_reranker(stages.labels, stages.problem_type)
-        self.rule = rule or RankRule.full_depth(len(stages.layers))
-        self.rule.check(stages.layers, stages.labels, stages.problem_type)
+        runtime = classifier.runtime
+        check_reranker(runtime.labels, runtime.problem_type)
+        self.rule = rule or RankRule.full_depth(len(runtime.layers))
+        self.rule.check(runtime.layers, runtime.labels, runtime.problem_type)
         if self.rule.certificate is not None:  # computing a fingerprint is slow
             length = classifier.tokenizer.max_length
-            self.rule = check_certificate(self.rule, stages.about()["fingerprint"], stages.precision, length)
+            self.rule = check_certificate(
+                self.rule, runtime.about()["fingerprint"], runtime.precision, length
+            )
 
     @classmethod
     def from_pretrained(cls, path: str | PathLike[str], **options: Any) -> Self:
@@ -107,7 +109,7 @@ class Reranker:
         tokens = self.classifier.tokenizer([*texts])
         ranking = Ranking(self.rule, sizes, np.minimum(sizes, min(top_k, int(sizes.max()))), exact_top)
         *_, decision = self.classifier.engine.run_lists(tokens, ranking, deadline)
-        scores, layers = ranking.scores(decision), np.asarray(self.classifier.stages.layers)[decision.exits]
+        scores, layers = ranking.scores(decision), np.asarray(self.classifier.runtime.layers)[decision.exits]
         ends = ranking.sizes.cumsum()
         found = []
         for query, (size, end) in enumerate(zip(sizes.tolist(), ends.tolist(), strict=True)):

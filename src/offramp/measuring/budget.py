@@ -12,7 +12,7 @@ from offramp.measuring.sweep import macs_to_exit
 from offramp.measuring.targets import Budget, Found
 from offramp.policy import Policy, reached
 from offramp.problems import Array
-from offramp.rules.base import Criterion, softmax
+from offramp.rules.base import Rule, softmax
 from offramp.trace import Trace
 
 STEEPEST = 20.0
@@ -23,9 +23,9 @@ def spend(trace: Trace, policies: Sequence[Policy], target: Budget) -> list[Foun
     """For each rule its policy within the budget on this trace, the best score first; or `NoSafeThreshold`."""
     found, least = [], np.inf
     for policy in policies:
-        prices = prices_of(trace, policy, target.of)
+        prices = prices_of(trace, policy, target.cost)
         output = apply_rule(trace, policy)
-        if policy.criterion.reads == "layer":
+        if policy.rule.reads == "layer":
             splits = [static(trace, exit) for exit in range(len(trace.layers))]
         else:
             splits = [bisect(trace, policy, output.readiness, prices, target.mean)]
@@ -44,7 +44,7 @@ def spend(trace: Trace, policies: Sequence[Policy], target: Budget) -> list[Foun
             )
     if not found:
         raise NoSafeThreshold(
-            f"a mean of {target.mean:g} {target.of} is out of reach: even leaving as early as possible takes "
+            f"a mean of {target.mean:g} {target.cost} is out of reach: even leaving as early as possible takes "
             f"{least:.4g}. Allow that much, or add earlier exits to the model."
         )
     return sorted(found, key=lambda each: -(each.score or 0.0))
@@ -75,9 +75,9 @@ def score_of(trace: Trace, predictions: Array, split: "Split") -> float:
     return float(scores(trace, table, predictions)[metric_names(trace)[0]][0])
 
 
-def prices_of(trace: Trace, policy: Policy, of: str) -> Array:
+def prices_of(trace: Trace, policy: Policy, unit: str) -> Array:
     """(exits, examples) the cost of leaving at each exit."""
-    if of == "layers":
+    if unit == "layers":
         return np.repeat(np.asarray(trace.layers, np.float64)[:, None], len(trace), axis=1)
     if not trace.shape:
         raise BadOption("MACs are unknown: the trace has no model shape. Count layers, or collect it again.")
@@ -103,8 +103,8 @@ def split(policy: Policy, readiness: Array, layers: Sequence[int], slope: float)
         wanted = round(until[exit] * len(readiness)) - (len(readiness) - len(waiting))
         if layer < (policy.min_layer or 0):
             wanted = 0
-        threshold = threshold_for(policy.criterion, column, wanted, len(layers))
-        leaves = reached(policy.criterion, column, threshold)
+        threshold = threshold_for(policy.rule, column, wanted, len(layers))
+        leaves = reached(policy.rule, column, threshold)
         if layer >= policy.last_layer(layers):
             leaves = np.ones(len(waiting), bool)
         thresholds.append(threshold)
@@ -113,14 +113,14 @@ def split(policy: Policy, readiness: Array, layers: Sequence[int], slope: float)
     return Split(tuple(thresholds), exits)
 
 
-def threshold_for(criterion: Criterion, readiness: Array, wanted: int, exits: int) -> float:
+def threshold_for(rule: Rule, readiness: Array, wanted: int, exits: int) -> float:
     """A threshold that the `wanted` readiest examples reach, and of the rest only ties with the last of them."""
-    finite = readiness if criterion.counts_exits else readiness[np.isfinite(readiness)]
+    finite = readiness if rule.counts_exits else readiness[np.isfinite(readiness)]
     wanted = min(wanted, len(finite))
     if wanted <= 0:
-        return unreachable_threshold(criterion)
+        return unreachable_threshold(rule)
     last = float(np.partition(finite, len(finite) - wanted)[len(finite) - wanted])
-    if criterion.counts_exits:
+    if rule.counts_exits:
         return float(np.clip(last, 1, exits + 1))
     below = finite[finite < last]
-    return criterion.sign * short_number_between(float(below.max()) if below.size else last - 0.1, last)
+    return rule.sign * short_number_between(float(below.max()) if below.size else last - 0.1, last)

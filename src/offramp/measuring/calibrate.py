@@ -27,8 +27,8 @@ from offramp.measuring.temperatures import Temperatures
 from offramp.policy import Policy
 from offramp.policy.text import fitted_names
 from offramp.problems import REGRESSION
-from offramp.rules import CRITERIA
-from offramp.rules.base import Criterion
+from offramp.rules import RULES
+from offramp.rules.base import Rule
 from offramp.trace import Trace
 
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "layer")
@@ -134,7 +134,7 @@ def find_policy(
     if temperatures is not None:
         policies = [replace(policy, temperatures=tuple(temperatures)) for policy in policies]
     for policy in policies:
-        if not policy.criterion.takes_threshold:
+        if not policy.rule.takes_threshold:
             raise BadOption(f"{policy} has no threshold to calibrate")
     for what, source in (("rule was chosen", chosen_on), ("temperatures were fitted", fitted_on)):
         if source is not None and reuses(trace, source):
@@ -144,7 +144,7 @@ def find_policy(
     if isinstance(target, Guarantee):
         check_target(trace, target)
         tolerance = target.tolerance
-        policies = [replace(policy, criterion=unfitted(policy.criterion)) for policy in policies]
+        policies = [replace(policy, rule=unfitted(policy.rule)) for policy in policies]
     candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
     if isinstance(target, Guarantee):
         names = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
@@ -201,12 +201,12 @@ def default_rules(trace: Trace, target: Target) -> list[str]:
 
 def rules_of(problem_type: str) -> list[str]:
     """Those of `DEFAULT_RULES` that work for a problem type."""
-    return [name for name in DEFAULT_RULES if problem_type != REGRESSION or CRITERIA[name].regression]
+    return [name for name in DEFAULT_RULES if problem_type != REGRESSION or RULES[name].regression]
 
 
 def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Candidate:
     """A rule that learns is fitted on some examples and calibrated on the others, any other on all of them."""
-    if policy.criterion.is_fitted:
+    if policy.rule.is_fitted:
         return Candidate(policy, trace)
     order = np.random.default_rng(seed).permutation(len(trace))
     number = min(len(trace) // FIT_SHARE, FIT_MOST)
@@ -219,10 +219,10 @@ def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Can
     return Candidate(fitted, trace[np.sort(order[number:])], number)
 
 
-def unfitted(criterion: Criterion) -> Criterion:
+def unfitted(rule: Rule) -> Rule:
     """The rule without what it was fitted to."""
-    learned = fitted_names(type(criterion))
-    return replace(cast(Any, criterion), **dict.fromkeys(learned)) if learned else criterion
+    learned = fitted_names(type(rule))
+    return replace(cast(Any, rule), **dict.fromkeys(learned)) if learned else rule
 
 
 def reach(candidates: Sequence[Candidate], target: MaxLoss | MinSpeedup | Budget) -> list[Found]:
@@ -244,7 +244,7 @@ def reach(candidates: Sequence[Candidate], target: MaxLoss | MinSpeedup | Budget
 
 def as_good(static: Found, best: Found, target: Target) -> bool:
     """Whether this is a static cut that costs about as little as the best policy, or for a cost scores as high."""
-    if static.policy.criterion.reads != "layer":
+    if static.policy.rule.reads != "layer":
         return False
     if isinstance(target, Guarantee | MaxLoss):
         return static.mean_layer <= AS_GOOD * best.mean_layer
@@ -300,14 +300,14 @@ def fast_enough(found: Sweep, target: MinSpeedup) -> list[tuple[Curve, Point]]:
     """For each rule the point with the best score within the allowed cost, the best first."""
 
     def ratio(point: Point) -> float:
-        return expense(found.full, target.of) / max(expense(point, target.of), 1e-9)
+        return expense(found.full, target.cost) / max(expense(point, target.cost), 1e-9)
 
     points = [(curve, point) for curve in found.curves.values() for point in curve.points]
     allowed = [(curve, point) for curve, point in points if ratio(point) >= target.ratio - 1e-9]
     if not allowed:
         most = max(ratio(point) for _, point in points)
         raise NoSafeThreshold(
-            f"no threshold reduces {target.of} {target.ratio:g} times; the most is {most:.2f} times. "
+            f"no threshold reduces {target.cost} {target.ratio:g} times; the most is {most:.2f} times. "
             "Ask for less, or train earlier exits."
         )
     allowed.sort(key=lambda item: (-found.score(item[1]), -ratio(item[1])))
@@ -322,8 +322,8 @@ def first_of_each(points: Sequence[tuple[Curve, Point]]) -> list[tuple[Curve, Po
     return [*firsts.values()]
 
 
-def expense(point: Point, of: str) -> float:
-    if of == "layers":
+def expense(point: Point, unit: str) -> float:
+    if unit == "layers":
         return point.cost.mean_layer
     if point.cost.macs is None:
         raise BadOption("MACs are unknown: the trace has no model shape. Count layers, or collect it again.")

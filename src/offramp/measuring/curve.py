@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike
 from offramp.errors import BadOption
 from offramp.measuring.cost import Cost
 from offramp.policy import Policy
-from offramp.policy.text import rule_class
+from offramp.policy.text import rule_in_text
 from offramp.problems import Array
-from offramp.rules import CRITERIA
+from offramp.rules import RULES
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def parse_rule(rule: str | Policy) -> Policy:
     if isinstance(rule, Policy):
         policy = rule
     else:
-        known = CRITERIA.get(rule)
+        known = RULES.get(rule)
         policy = Policy(known()) if known and not known.needs_labels else Policy.parse(rule)
     if policy.class_thresholds:
         raise BadOption(f"a sweep varies one threshold for all classes; remove class.* from {rule}")
@@ -132,7 +132,7 @@ def parse_rule(rule: str | Policy) -> Policy:
 
 def needs_labels(rule: str | Policy) -> bool:
     """Whether a rule reads the labels, as the oracle does."""
-    kind = rule_class(str(rule))
+    kind = rule_in_text(str(rule))
     return kind is not None and kind.needs_labels
 
 

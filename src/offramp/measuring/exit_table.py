@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from offramp.policy import Policy
 from offramp.problems import Array
-from offramp.rules.base import Criterion
+from offramp.rules.base import Rule
 
 SAMPLE = 50_000
 """Examples that automatic thresholds are chosen from."""
@@ -67,8 +67,8 @@ def build_exit_table(
 ) -> ExitTable:
     """Apply thresholds, and the policy's first and last layer, to readiness (examples, exits)."""
     values = np.asarray(thresholds, np.float64)
-    cuts = np.asarray(policy.criterion.level(values), np.float64)
-    if not policy.criterion.counts_exits:
+    cuts = np.asarray(policy.rule.level(values), np.float64)
+    if not policy.rule.counts_exits:
         cuts = np.nextafter(cuts, np.inf)  # so that `policy.reached` is a plain >=
     order = np.argsort(cuts, kind="stable")
     best = np.full(len(readiness), -np.inf)
@@ -87,12 +87,12 @@ def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], n
     Each lies between two neighbouring values of readiness, so that float noise decides nothing, and has few
     digits. At the loosest every example leaves at the first exit allowed, at the strictest at the last.
     """
-    criterion = policy.criterion
+    rule = policy.rule
     allowed = [exit for exit, layer in enumerate(layers[:-1]) if layer >= (policy.min_layer or 0)]
     every = readiness[:, allowed]
     finite = np.isfinite(every)
     if not finite.any():
-        return np.array([unreachable_threshold(criterion)])
+        return np.array([unreachable_threshold(rule)])
     most = np.max(every, where=finite, initial=-np.inf)
     least = np.min(every[:, 0], where=finite[:, 0], initial=most)
     step = 1 + len(readiness) // SAMPLE
@@ -103,18 +103,18 @@ def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], n
     if len(distinct) > number - 1:
         picks = np.linspace(0, len(values) - 1, number - 1).astype(int)
         chosen = np.searchsorted(distinct, np.unique(values[picks]))
-    if criterion.counts_exits:
+    if rule.counts_exits:
         levels = [*distinct[chosen], distinct[-1] + 1]
     else:
         below = np.append(distinct[0] - max(abs(distinct[0]), 1.0) / 10, distinct[:-1])
         levels = [*map(short_number_between, below[chosen], distinct[chosen]), distinct[-1]]
-    thresholds = criterion.sign * np.array(levels)
-    return np.asarray(thresholds[np.isfinite(criterion.level(thresholds))])
+    thresholds = rule.sign * np.array(levels)
+    return np.asarray(thresholds[np.isfinite(rule.level(thresholds))])
 
 
-def unreachable_threshold(criterion: Criterion) -> float:
+def unreachable_threshold(rule: Rule) -> float:
     """A threshold that no example reaches: no entropy is below 0, no probability above 1, and 0 exits mean never."""
-    return 1.0 if not criterion.counts_exits and criterion.sign > 0 else 0.0
+    return 1.0 if not rule.counts_exits and rule.sign > 0 else 0.0
 
 
 def short_number_between(low: float, high: float) -> float:

@@ -24,7 +24,7 @@ from offramp.measuring.targets import NO_EARLY_EXIT, Candidate, Found, Guarantee
 from offramp.policy import Certificate, Policy, fold
 from offramp.policy.text import class_indices, round_threshold
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
-from offramp.rules.base import Criterion
+from offramp.rules.base import Rule
 from offramp.trace import Trace
 
 GRID_SIZE = 400
@@ -63,8 +63,8 @@ def check_target(trace: Trace, target: Guarantee) -> None:
         raise BadOption("regression needs tolerance=..., within which two numbers count as equal")
     if not regression and target.tolerance is not None:
         raise BadOption("a tolerance is for regression only; leave it out")
-    if target.of == "accuracy" and trace.labels is None:
-        raise BadOption("accuracy needs labels and the trace has none; pass of='disagreement'")
+    if target.risk == "accuracy" and trace.labels is None:
+        raise BadOption("accuracy needs labels and the trace has none; pass risk='disagreement'")
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def prove(candidate: Candidate, target: Guarantee, delta: float) -> Outcome:
     """Fixed-sequence testing of one rule along its grid of thresholds."""
     trace, policy = candidate.trace, candidate.policy
     output = apply_rule(trace, policy)
-    table = build_exit_table(policy, output.readiness, trace.layers, threshold_grid(policy.criterion, trace))
+    table = build_exit_table(policy, output.readiness, trace.layers, threshold_grid(policy.rule, trace))
     losses, largest = losses_of(trace, target, output.predictions), largest_loss(trace, target)
     _, bound = bound_for(trace, target)
     parts = parts_of(trace, target)
@@ -143,18 +143,18 @@ def prove(candidate: Candidate, target: Guarantee, delta: float) -> Outcome:
     )
 
 
-def threshold_grid(criterion: Criterion, trace: Trace) -> Array:
+def threshold_grid(rule: Rule, trace: Trace) -> Array:
     """Thresholds in the rule's own units that depend on the shape of the model and not on its logits.
 
     Rules that count exits have few. For the others, logits of growing confidence (a lead of 0 to 25) span the
     readiness that the rule can take. Rounded, so that a policy is easy to read.
     """
     _, exits, classes = trace.logits.shape
-    if criterion.reads == "layer":
+    if rule.reads == "layer":
         return np.asarray(trace.layers)
-    if criterion.counts_exits:
+    if rule.counts_exits:
         return np.arange(1, exits + 1)
-    if criterion.probability:
+    if rule.probability:
         probabilities = 1 / (1 + np.exp(-np.linspace(*LOG_ODDS, GRID_SIZE)))
         return np.unique([round_threshold(value) for value in probabilities.tolist()])
     logits = np.zeros((GRID_SIZE, 1, classes))
@@ -163,8 +163,8 @@ def threshold_grid(criterion: Criterion, trace: Trace) -> Array:
         logits[:] = lead[..., None]  # the least confident label decides
     else:
         logits[..., 0] = lead
-    readiness = fold(criterion, logits, problem_type=trace.problem_type).readiness[:, 0]
-    return np.unique([round_threshold(value) for value in (criterion.sign * readiness).tolist()])
+    readiness = fold(rule, logits, problem_type=trace.problem_type).readiness[:, 0]
+    return np.unique([round_threshold(value) for value in (rule.sign * readiness).tolist()])
 
 
 def losses_of(trace: Trace, target: Guarantee, predictions: Array) -> Array:
@@ -179,7 +179,7 @@ def losses_of(trace: Trace, target: Guarantee, predictions: Array) -> Array:
             return np.asarray(a == b)
         return np.asarray(np.abs(a - b) <= target.tolerance)
 
-    if target.of == "disagreement":
+    if target.risk == "disagreement":
         differ = ~same(predictions, full)
         return np.asarray(differ.any(-1) if differ.ndim == 3 else differ, np.int64)
     lost = same(full, trace.labels) & ~same(predictions, trace.labels)
@@ -188,7 +188,7 @@ def losses_of(trace: Trace, target: Guarantee, predictions: Array) -> Array:
 
 def largest_loss(trace: Trace, target: Guarantee) -> int:
     """The most that one example can lose: its prediction, or for multi-label accuracy each of its labels."""
-    each_label = target.of == "accuracy" and trace.problem_type == MULTI_LABEL
+    each_label = target.risk == "accuracy" and trace.problem_type == MULTI_LABEL
     return trace.logits.shape[-1] if each_label else 1
 
 
@@ -206,9 +206,9 @@ def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
     if trace.problem_type != SINGLE_LABEL:
         raise BadOption("bounds by class need a single-label problem; give one bound for all")
     names = trace.label_names or tuple(map(str, range(trace.logits.shape[-1])))
-    of = trace.reference_predictions() if target.of == "disagreement" else trace.labels
+    belongs = trace.reference_predictions() if target.risk == "disagreement" else trace.labels
     bounds = class_bounds(target.epsilon, names)
-    return [Part(names[index], np.asarray(of == index), epsilon) for index, epsilon in bounds.items()]
+    return [Part(names[index], np.asarray(belongs == index), epsilon) for index, epsilon in bounds.items()]
 
 
 def class_bounds(bounds: Mapping[str, float], names: Sequence[str]) -> dict[int, float]:
@@ -235,7 +235,7 @@ def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeT
         examples += f" of the class {part.of_class!r}"
     if nearest.candidate.fitted_on:
         examples += f" (not counting {nearest.candidate.fitted_on} that the rule was fitted on)"
-    wanted = f"{target.of} of at most {part.epsilon:g} with confidence {1 - delta:.4g}"
+    wanted = f"{target.risk} of at most {part.epsilon:g} with confidence {1 - delta:.4g}"
     if without_errors is None or part.examples < without_errors:
         least = "more than a billion" if without_errors is None else str(without_errors)
         reason = f"{examples} cannot prove {wanted}: even with no errors it takes {least}"
@@ -262,7 +262,7 @@ def issue(outcome: Outcome, target: Guarantee, rules_tried: int, chosen_on: dict
     return Certificate(
         promise=promise(target, outcome),
         policy=str(outcome.policy),
-        of=target.of,
+        risk=target.risk,
         epsilon=dict(target.epsilon) if isinstance(target.epsilon, Mapping) else target.epsilon,
         delta=target.delta,
         tolerance=target.tolerance,
@@ -285,7 +285,7 @@ def promise(target: Guarantee, outcome: Outcome) -> str:
     loss, belongs = {
         "disagreement": (f"get a prediction that differs from {reference}", f"that {reference} predicts as"),
         "accuracy": (f"lose a right prediction of {reference}", "labelled"),
-    }[target.of]
+    }[target.risk]
     parts = [
         f"a fraction {part.epsilon:g} of "
         + ("examples" if part.of_class is None else f"examples {belongs} {part.of_class!r}")

@@ -17,12 +17,12 @@ def fit_rule(policy: Policy, trace: Trace, tolerance: float | None = None) -> Po
 
     `tolerance` is for regression, and for a rule that has none of its own.
     """
-    if policy.criterion.is_fitted:
+    if policy.rule.is_fitted:
         return policy
-    assert isinstance(policy.criterion, Agreement)  # the only rule that learns
+    assert isinstance(policy.rule, Agreement)  # the only rule that learns
     some = trace[:: max(1, -(-len(trace) // MOST))]
     tempered = replace(some, logits=policy.tempered(some.logits))
-    return replace(policy, criterion=Agreement.fit(tempered, policy.criterion.tolerance or tolerance))
+    return replace(policy, rule=Agreement.fit(tempered, policy.rule.tolerance or tolerance))
 
 
 def default_tolerance(trace: Trace) -> float:

@@ -68,7 +68,7 @@ def sweep(
 
         def point(index: int) -> Point:
             return Point(
-                threshold=None if not policy.criterion.takes_threshold else float(table.thresholds[index]),
+                threshold=None if not policy.rule.takes_threshold else float(table.thresholds[index]),
                 scores={name: float(by_metric[name][index]) for name in metrics},
                 cost=cost(
                     histogram[index], trace.layers, trace.layers[-1], None if spent is None else spent[index]
@@ -77,7 +77,7 @@ def sweep(
                 interval=None if around is None else around[index],
             )
 
-        learned = policy if fitted_names(type(policy.criterion)) else None
+        learned = policy if fitted_names(type(policy.rule)) else None
         return Curve(str(rule), tuple(map(point, range(len(table.thresholds)))), learned)
 
     by_text = {str(rule): rule for rule in ([rules] if isinstance(rules, str | Policy) else rules)}
@@ -117,11 +117,11 @@ def thresholds_for(
     policy: Policy, given: str | Sequence[float], readiness: Array, trace: Trace, points: int
 ) -> Array:
     """The thresholds of one rule, each of which must work for the model of this trace."""
-    if not policy.criterion.takes_threshold:
+    if not policy.rule.takes_threshold:
         return np.zeros(1)
     if not isinstance(given, str):
         values = np.asarray(given, np.float64)
-    elif policy.criterion.reads == "layer":
+    elif policy.rule.reads == "layer":
         values = np.asarray(trace.layers)
     else:
         values = useful_thresholds(policy, readiness, trace.layers, points)
@@ -142,7 +142,7 @@ def mean_macs(trace: Trace, policy: Policy, table: ExitTable, padded_to: int | N
 def macs_to_exit(trace: Trace, policy: Policy, exit: int, padded_to: int | None = None) -> Array:
     """(examples,) MACs up to a prediction at this exit, with every head that the policy evaluates on the way."""
     # static policies evaluate only the head of the exit that examples take
-    static = policy.criterion.reads in ("nothing", "layer")
+    static = policy.rule.reads in ("nothing", "layer")
     heads = 1 if static else exit + 1 - policy.skippable_exits(trace.layers)
     lengths = trace.lengths if padded_to is None else np.full(len(trace), padded_to)
     return macs(trace.shape, trace.logits.shape[-1], lengths, trace.layers[exit], heads)

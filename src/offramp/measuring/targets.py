@@ -30,12 +30,12 @@ class MinSpeedup:
     """The best score at a cost at least this many times lower than full depth."""
 
     ratio: float
-    of: str = "macs"
+    cost: str = "macs"
     """What is counted: "macs" or "layers", of which an exit before the first layer has none."""
 
     def __post_init__(self) -> None:
         require(self.ratio >= 1, f"ratio={self.ratio}: expected 1 (full depth) or more")
-        require(self.of in COSTS, f"of={self.of!r}: choose one of {', '.join(COSTS)}")
+        require(self.cost in COSTS, f"cost={self.cost!r}: choose one of {', '.join(COSTS)}")
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Budget:
     """
 
     mean: float
-    of: str = "layers"
+    cost: str = "layers"
     """What is counted: "layers" or "macs"."""
 
     def __post_init__(self) -> None:
         require(self.mean > 0, f"mean={self.mean}: expected more than 0")
-        require(self.of in COSTS, f"of={self.of!r}: choose one of {', '.join(COSTS)}")
+        require(self.cost in COSTS, f"cost={self.cost!r}: choose one of {', '.join(COSTS)}")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Guarantee:
     that full depth predicts as it, or for "accuracy" those labelled with it. This protects rare classes, and each
     class needs enough calibration examples."""
     delta: float = 0.05
-    of: str = "disagreement"
+    risk: str = "disagreement"
     """ "disagreement" or "accuracy"."""
     tolerance: float | None = None
     """In regression: numbers no further apart than this count as equal."""
@@ -79,7 +79,7 @@ class Guarantee:
         possible = bool(bounds) and all(0 < bound < 1 for bound in bounds)
         require(possible, f"epsilon={self.epsilon}: expected a fraction between 0 and 1")
         require(0 < self.delta < 1, f"delta={self.delta}: expected a probability between 0 and 1")
-        require(self.of in RISKS, f"of={self.of!r}: choose one of {', '.join(RISKS)}")
+        require(self.risk in RISKS, f"risk={self.risk!r}: choose one of {', '.join(RISKS)}")
         near = self.tolerance is None or 0 <= self.tolerance < float("inf")
         require(near, f"tolerance={self.tolerance}: expected a distance of 0 or more")
 

@@ -30,8 +30,8 @@ from offramp.onnx_export.weights import WeightsFile
 from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
 from offramp.runtimes import Tokens
-from offramp.runtimes.onnx import OnnxStages, embedding_inputs, token_weights
-from offramp.runtimes.torch import TorchStages, backbone_shape
+from offramp.runtimes.onnx import OnnxRuntime, embedding_inputs, token_weights
+from offramp.runtimes.torch import TorchRuntime, backbone_shape
 
 PRECISIONS = ("fp32", "int8")
 TOLERANCE = 1e-3
@@ -80,8 +80,8 @@ def export(
     if plain.config.rank_rule is not None:
         rule = RankRule.from_json(plain.config.rank_rule)
         plain.config.rank_rule = check_certificate(rule, model.fingerprint(), precision).to_json()
-    stages = TorchStages(plain)
-    batch_tokenizer = BatchTokenizer(tokenizer, stages.max_length)
+    runtime = TorchRuntime(plain)
+    batch_tokenizer = BatchTokenizer(tokenizer, runtime.max_length)
     sample = sample_tokens(batch_tokenizer, texts) if precision == "int8" else None
     with atomic_folder(Path(path)) as folder:
         branches = write_graphs(plain, folder, sample)
@@ -92,14 +92,14 @@ def export(
         Manifest(
             precision=precision,
             branches=branches,
-            max_length=stages.max_length,
-            padding=stages.padding,
+            max_length=runtime.max_length,
+            padding=runtime.padding,
             shape=backbone_shape(plain.config),
             fingerprint=model.fingerprint(),
             tokenizer=batch_tokenizer.settings(),
             made_with=versions(),
         ).save(folder)
-        check_graphs(stages, OnnxStages(folder), plain.config.encoder_config.vocab_size)
+        check_graphs(runtime, OnnxRuntime(folder), plain.config.encoder_config.vocab_size)
     return Path(path)
 
 
@@ -165,7 +165,7 @@ def versions() -> dict[str, str]:
     return {module.__name__: module.__version__ for module in (offramp, torch, onnx, onnxruntime)}
 
 
-def check_graphs(expected: TorchStages, found: OnnxStages, vocabulary: int) -> None:
+def check_graphs(expected: TorchRuntime, found: OnnxRuntime, vocabulary: int) -> None:
     """Runs a padded batch through both runtimes: fp32 logits must agree, int8 logits must be finite."""
     draw = np.random.default_rng(0)
     lengths = (5, 2, min(17, found.max_length))

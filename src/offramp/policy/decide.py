@@ -1,4 +1,4 @@
-"""A criterion over exits: one exit at a time (`advance`), or all of them before any threshold (`fold`)."""
+"""A rule over exits: one exit at a time (`advance`), or all of them before any threshold (`fold`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike
 
 from offramp.errors import Incompatible, count
 from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, Array, is_regression
-from offramp.rules import CRITERIA
-from offramp.rules.base import Criterion, as_choices, finite_rows
+from offramp.rules import RULES
+from offramp.rules.base import Rule, as_choices, finite_rows
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A criterion folded over all exits."""
+    """A rule folded over all exits."""
 
     readiness: Array
     """(examples, exits), minus infinity where an input was not finite; for multi-label, the least ready label."""
@@ -24,27 +24,27 @@ class Folded:
 
 
 def fold(
-    criterion: Criterion,
+    rule: Rule,
     logits: ArrayLike,
     gates: ArrayLike | None = None,
     layers: Sequence[int] | None = None,
     problem_type: str | None = None,
 ) -> Folded:
-    """One pass of a criterion over all exits, for sweeping thresholds; arguments as for `Policy.decide`.
+    """One pass of a rule over all exits, for sweeping thresholds; arguments as for `Policy.decide`.
 
-    A threshold lets an example leave at the first exit where `reached(criterion, folded.readiness, threshold)`.
+    A threshold lets an example leave at the first exit where `reached(rule, folded.readiness, threshold)`.
     """
     every = Exits(logits, gates, layers)
     examples, exits, _ = every.logits.shape
-    criterion.check(exits)
-    own_logits = type(criterion).output is Criterion.output
+    rule.check(exits)
+    own_logits = type(rule).output is Rule.output
     folded = Folded(
         readiness=np.empty((examples, exits)),
         logits=every.logits if own_logits else np.empty_like(every.logits),
     )
     state = None
     for exit, layer in enumerate(every.layers):
-        seen = advance(criterion, state, *every.at(exit), layer, problem_type)
+        seen = advance(rule, state, *every.at(exit), layer, problem_type)
         state = seen.state
         folded.readiness[:, exit] = seen.readiness.min(-1)
         if not own_logits:
@@ -52,20 +52,20 @@ def fold(
     return folded
 
 
-def reached(criterion: Criterion, readiness: Array, threshold: ArrayLike) -> Array:
+def reached(rule: Rule, readiness: Array, threshold: ArrayLike) -> Array:
     """Where readiness reaches a threshold given in the rule's own units: the one comparison.
 
     `readiness >= level` for rules that count exits and `readiness > level` for the others, where
-    `level = criterion.level(threshold)`: `sign * threshold`, with sign -1 for entropy and min_probability,
+    `level = rule.level(threshold)`: `sign * threshold`, with sign -1 for entropy and min_probability,
     and infinity where a count is 0. Conversely a readiness r lies on the border of threshold `sign * r`.
 
-    >>> reached(CRITERIA["entropy"](), np.array([-0.2, -0.3, -0.4]), 0.3)
+    >>> reached(RULES["entropy"](), np.array([-0.2, -0.3, -0.4]), 0.3)
     array([ True, False, False])
-    >>> reached(CRITERIA["patience"](), np.array([1, 2, 3]), 2)
+    >>> reached(RULES["patience"](), np.array([1, 2, 3]), 2)
     array([False,  True,  True])
     """
-    level = criterion.level(threshold)
-    where: Array = readiness >= level if criterion.counts_exits else readiness > level
+    level = rule.level(threshold)
+    where: Array = readiness >= level if rule.counts_exits else readiness > level
     return where
 
 
@@ -97,7 +97,7 @@ class Exits:
 
 @dataclass(frozen=True)
 class Step:
-    """The result of stepping a criterion over one exit."""
+    """The result of stepping a rule over one exit."""
 
     state: Any
     readiness: Array  # (examples, labels), or (examples, 1) where there is one decision per example
@@ -106,41 +106,41 @@ class Step:
 
 
 def advance(
-    criterion: Criterion, state: Any, logits: Array, gate: Array | None, layer: int, problem_type: str | None
+    rule: Rule, state: Any, logits: Array, gate: Array | None, layer: int, problem_type: str | None
 ) -> Step:
-    """Step a criterion over one exit; the state is None at the first. Non-finite rows are never ready."""
+    """Step a rule over one exit; the state is None at the first. Non-finite rows are never ready."""
     if state is None:
-        check_criterion(criterion, logits.shape[-1], problem_type, gate is not None)
+        check_rule(rule, logits.shape[-1], problem_type, gate is not None)
     finite = finite_rows(logits)
     choices = as_choices(logits, problem_type)
-    if criterion.reads == "gate":
+    if rule.reads == "gate":
         read = np.asarray(gate)[:, None]
         finite &= np.isfinite(read[:, 0])
-    elif criterion.reads == "layer":
+    elif rule.reads == "layer":
         read = np.full((len(logits), 1), layer)
     else:
         read = choices
     if state is None:
-        state = criterion.start(read.shape[:2])
-    state, ready = criterion.step(state, read)
-    output = criterion.output(state, choices)
+        state = rule.start(read.shape[:2])
+    state, ready = rule.step(state, read)
+    output = rule.output(state, choices)
     output = output[..., 1] - output[..., 0] if problem_type == MULTI_LABEL else output[:, 0]
     return Step(state, np.where(finite[:, None], ready, -np.inf), output, finite)
 
 
-def check_criterion(criterion: Criterion, outputs: int, problem_type: str | None, has_gate: bool) -> None:
+def check_rule(rule: Rule, outputs: int, problem_type: str | None, has_gate: bool) -> None:
     """Refuse a rule that cannot decide for such a model."""
     if problem_type not in (None, *PROBLEM_TYPES):
         raise Incompatible(f"problem_type {problem_type!r} is not one of {', '.join(PROBLEM_TYPES)}.")
     if problem_type == REGRESSION and outputs > 1:
         raise Incompatible(f"no rule works for {outputs} real-valued outputs; train one model per output.")
-    if is_regression(outputs, problem_type) and not criterion.regression:
-        able = ", ".join(name for name, kind in CRITERIA.items() if kind.regression)
+    if is_regression(outputs, problem_type) and not rule.regression:
+        able = ", ".join(name for name, kind in RULES.items() if kind.regression)
         raise Incompatible(
-            f"{type(criterion).__name__} compares classes, and this model predicts a number. "
+            f"{type(rule).__name__} compares classes, and this model predicts a number. "
             f"Use a rule for regression ({able}), for example patience:3,tolerance=0.1."
         )
-    if criterion.reads == "gate" and not has_gate:
+    if rule.reads == "gate" and not has_gate:
         raise Incompatible(
             "the gate rule reads gate scores, and this model has no gate: train one with the recipe berxit."
         )

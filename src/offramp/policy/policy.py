@@ -1,4 +1,4 @@
-"""Policy: a criterion, its thresholds and limits; Decider: a policy at work on examples."""
+"""Policy: a rule, its thresholds and limits; Decider: a policy at work on examples."""
 
 import reprlib
 from bisect import bisect_left
@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from offramp.errors import BadPolicy, Incompatible, count, did_you_mean
 from offramp.guarantees.certificate import Certificate
 from offramp.policy import text
-from offramp.policy.decide import Exits, advance, check_criterion, reached
+from offramp.policy.decide import Exits, advance, check_rule, reached
 from offramp.problems import MULTI_LABEL, REGRESSION, Array, is_regression
-from offramp.rules.base import Criterion
+from offramp.rules.base import Rule
 
 NO_TEMPERATURES = "temperatures would change the numbers that a regression predicts; leave them out."
 NO_CLASSES = "a regression has no classes, so it takes no thresholds by class; leave class.* out."
@@ -45,7 +45,7 @@ class Policy:
     'entropy:0.1/0.2/0.3/0.3,min_layer=2,class.spam=0.01'
     """
 
-    criterion: Criterion
+    rule: Rule
     threshold: float | tuple[float, ...] = 0.0
     """In the rule's own units (nats, a probability, a number of exits); a tuple has one per exit."""
     class_thresholds: Mapping[str, float] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Policy:
     def __post_init__(self) -> None:
         several = tuple(map(float, np.atleast_1d(self.threshold)))
         classes = {str(label): float(value) for label, value in self.class_thresholds.items()}
-        _check_thresholds(self.criterion, [*several], [*classes.values()])
+        _check_thresholds(self.rule, [*several], [*classes.values()])
         object.__setattr__(self, "threshold", several if len(several) > 1 else several[0])
         object.__setattr__(self, "class_thresholds", classes)
         if self.temperatures is not None:
@@ -88,17 +88,17 @@ class Policy:
 
     def __str__(self) -> str:
         return text.write(
-            self.criterion, self.threshold, self.class_thresholds, self._limits, self.temperatures or ()
+            self.rule, self.threshold, self.class_thresholds, self._limits, self.temperatures or ()
         )
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, certificate included; `from_json` reads it."""
-        name = text.criterion_name(self.criterion)
-        if self.criterion.needs_labels:
+        name = text.rule_name(self.rule)
+        if self.rule.needs_labels:
             raise BadPolicy(f"{name} needs the labels of its data set, so it cannot be saved.")
         return {
-            "criterion": name,
-            "options": asdict(self.criterion),  # type: ignore[call-overload]
+            "rule": name,
+            "options": asdict(self.rule),  # type: ignore[call-overload]
             "threshold": list(self.threshold) if isinstance(self.threshold, tuple) else self.threshold,
             "class_thresholds": dict(self.class_thresholds),
             **self._limits,
@@ -119,32 +119,32 @@ class Policy:
             raise BadPolicy(
                 f"{reprlib.repr(record)} is not a saved policy ({error}); calibrate again."
             ) from error
-        fitted = {name: getattr(policy.criterion, name) for name in text.fitted_names(type(policy.criterion))}
+        fitted = {name: getattr(policy.rule, name) for name in text.fitted_names(type(policy.rule))}
         as_read = replace(
             as_read,
-            criterion=replace(as_read.criterion, **fitted),  # type: ignore[type-var]
+            rule=replace(as_read.rule, **fitted),  # type: ignore[type-var]
             certificate=policy.certificate,
         )
         if as_read != policy:
             raise BadPolicy(f"{reprlib.repr(record)} has a value of the wrong type: it reads as {as_read}.")
-        if policy.criterion.takes_threshold and "threshold" not in record:
+        if policy.rule.takes_threshold and "threshold" not in record:
             raise BadPolicy(f"{reprlib.repr(record)} has no threshold; calibrate again.")
         return policy
 
     @classmethod
     def _read(
         cls,
-        criterion: str = "",
+        rule: str = "",
         options: Mapping[str, Any] | None = None,
         certificate: Any = None,
         **rest: Any,
     ) -> Self:
-        known = ["criterion", "options", *(each.name for each in fields(cls) if each.name != "labels")]
+        known = ["rule", "options", *(each.name for each in fields(cls) if each.name != "labels")]
         for key in rest.keys() - known:
             raise BadPolicy(f"a saved policy has no field {did_you_mean(key, known)}")
-        kind = text.criterion_class(criterion)
+        kind = text.rule_class(rule)
         for key in (options or {}).keys() - {*text.option_names(kind), *text.fitted_names(kind)}:
-            raise BadPolicy(f"{criterion} has no option {did_you_mean(key, text.option_names(kind))}")
+            raise BadPolicy(f"{rule} has no option {did_you_mean(key, text.option_names(kind))}")
         proof = None if certificate is None else Certificate.from_json(certificate)
         return cls(kind(**options or {}), certificate=proof, **rest)
 
@@ -159,17 +159,17 @@ class Policy:
         So "agreement:0.95" works on a model that was calibrated at another threshold. Temperatures belong to
         the fit; a policy that names different temperatures or options is an error.
         """
-        kind = type(self.criterion)
-        if self.criterion.is_fitted or other is None or type(other.criterion) is not kind:
+        kind = type(self.rule)
+        if self.rule.is_fitted or other is None or type(other.rule) is not kind:
             return self
-        fitted = {name: getattr(other.criterion, name) for name in text.fitted_names(kind)}
-        own = replace(cast(Any, self.criterion), **fitted)
-        differs = self.criterion != kind() and own != other.criterion
+        fitted = {name: getattr(other.rule, name) for name in text.fitted_names(kind)}
+        own = replace(cast(Any, self.rule), **fitted)
+        differs = self.rule != kind() and own != other.rule
         if differs or self.temperatures not in (None, other.temperatures):
             raise BadPolicy(
                 f"{self} has other options than {other}, which the model was calibrated for; omit them."
             )
-        return replace(self, criterion=other.criterion, temperatures=other.temperatures)
+        return replace(self, rule=other.rule, temperatures=other.temperatures)
 
     def exits(
         self,
@@ -205,10 +205,10 @@ class Policy:
         """Raise `Incompatible` if this policy cannot run on a model with these exits."""
         _check_layers(self, layers)
         thresholds = [*np.atleast_1d(self.threshold), *self.class_thresholds.values()]
-        if (self.criterion.level(thresholds) > self.criterion.highest).all():
+        if (self.rule.level(thresholds) > self.rule.highest).all():
             raise Incompatible(f"{self}: no example reaches this threshold; write never for full depth.")
         regression = problem_type == REGRESSION
-        check_criterion(self.criterion, 1 if regression else 2, problem_type, has_gate)
+        check_rule(self.rule, 1 if regression else 2, problem_type, has_gate)
         if regression and self.temperatures is not None:
             raise Incompatible(NO_TEMPERATURES)
         if regression and self.class_thresholds:
@@ -229,11 +229,11 @@ class Policy:
         0
         """
         first, last = self.min_layer or 0, self.last_layer(layers)
-        if self.criterion.reads == "nothing":
+        if self.rule.reads == "nothing":
             first = last
-        elif self.criterion.reads == "layer":
+        elif self.rule.reads == "layer":
             first = max(first, int(np.max(self.threshold)))
-        elif type(self.criterion).start is not Criterion.start:
+        elif type(self.rule).start is not Rule.start:
             first = 0
         return bisect_left(layers, min(first, last))
 
@@ -271,7 +271,7 @@ class Decider:
         self.layers = layers
         self.problem_type = problem_type
         self.finite = finite  # (examples,) False where an exit so far gave NaN or infinity
-        self.state = state  # of the criterion, None before the first exit
+        self.state = state  # of the rule, None before the first exit
 
     def step(self, exit: int, logits: ArrayLike, gate: ArrayLike | None = None) -> tuple[Array, Array]:
         """(examples,) which leave at this exit, and (examples, classes) the logits each would return here.
@@ -285,7 +285,7 @@ class Decider:
             raise Incompatible(NO_TEMPERATURES)
         logits = policy._tempered_at(exit, logits)
         gate = None if gate is None else np.asarray(gate)
-        seen = advance(policy.criterion, self.state, logits, gate, layer, self.problem_type)
+        seen = advance(policy.rule, self.state, logits, gate, layer, self.problem_type)
         self.state = seen.state
         self.finite = self.finite & seen.finite
         if layer >= policy.last_layer(self.layers):
@@ -294,7 +294,7 @@ class Decider:
             leaving = np.zeros(len(logits), bool)
         else:
             threshold = _threshold(policy, exit, seen.logits, self.problem_type)
-            leaving = np.asarray(reached(policy.criterion, seen.readiness, threshold).all(-1))
+            leaving = np.asarray(reached(policy.rule, seen.readiness, threshold).all(-1))
         return leaving, seen.logits
 
     def __getitem__(self, rows: Any) -> "Decider":
@@ -323,16 +323,16 @@ def replay(decider: Any, every: Exits) -> Decision:
     return decision
 
 
-def _check_thresholds(criterion: Criterion, thresholds: list[float], by_class: list[float]) -> None:
+def _check_thresholds(rule: Rule, thresholds: list[float], by_class: list[float]) -> None:
     every = [*thresholds, *by_class]
     if not thresholds or np.isnan(every).any():
         raise BadPolicy(f"{every} is not a threshold; give a number, or one per exit.")
-    name = text.criterion_name(criterion)
-    if not criterion.takes_threshold and any(every):
+    name = text.rule_name(rule)
+    if not rule.takes_threshold and any(every):
         raise BadPolicy(f"{name} takes no threshold; leave it out.")
-    if criterion.reads == "layer" and len(every) > 1:
+    if rule.reads == "layer" and len(every) > 1:
         raise BadPolicy(f"{name} takes a single layer, as in layer:6.")
-    if criterion.counts_exits and not all(value.is_integer() for value in every):
+    if rule.counts_exits and not all(value.is_integer() for value in every):
         raise BadPolicy(f"{name} counts exits, so its threshold must be a whole number.")
 
 
@@ -346,9 +346,9 @@ def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
         )
     if policy.temperatures is not None and len(policy.temperatures) != len(layers):
         raise Incompatible(_wrong_number("temperature", policy.temperatures, len(layers)))
-    policy.criterion.check(len(layers))
+    policy.rule.check(len(layers))
     limits = {"min_layer": policy.min_layer, "max_layer": policy.max_layer}
-    if policy.criterion.reads == "layer":
+    if policy.rule.reads == "layer":
         limits["layer"] = int(np.max(policy.threshold))
     for name, layer in limits.items():
         if layer is not None and layer not in layers:

@@ -14,8 +14,8 @@ from typing import Any, get_args, get_type_hints
 from urllib.parse import quote, unquote
 
 from offramp.errors import BadPolicy, UnknownName, did_you_mean
-from offramp.rules import CRITERIA
-from offramp.rules.base import FITTED, Criterion
+from offramp.rules import RULES
+from offramp.rules.base import FITTED, Rule
 
 LIMITS = ("min_layer", "max_layer")
 CLASS = "class."
@@ -29,7 +29,7 @@ def read(text: str) -> dict[str, Any]:
     numbers = [first, *takewhile(lambda part: "=" not in part, rest)] if colon else []
     settings = _parse_settings(rest[max(len(numbers) - 1, 0) :])
 
-    kind = criterion_class(name)
+    kind = rule_class(name)
     known = [*option_names(kind), *LIMITS, TEMPERATURES]
     for key in settings:
         if key not in known and not key.startswith(CLASS):
@@ -42,7 +42,7 @@ def read(text: str) -> dict[str, Any]:
     options = {key: _parse_option(kind, key, settings[key]) for key in option_names(kind) if key in settings}
     classes = {key: value for key, value in settings.items() if key.startswith(CLASS)}
     return {
-        "criterion": kind(**options),
+        "rule": kind(**options),
         "threshold": _parse_numbers("/".join(numbers)) if numbers else 0.0,
         "class_thresholds": {
             unquote(key.removeprefix(CLASS)): _parse_number(x) for key, x in classes.items()
@@ -53,21 +53,21 @@ def read(text: str) -> dict[str, Any]:
 
 
 def write(
-    criterion: Criterion,
+    rule: Rule,
     threshold: float | tuple[float, ...],
     class_thresholds: Mapping[str, float],
     limits: Mapping[str, int | None],
     temperatures: tuple[float, ...] = (),
 ) -> str:
     """The text form; options at their default are left out, unless marked `ALWAYS_WRITTEN`."""
-    name = criterion_name(criterion)
+    name = rule_name(rule)
     numbers = threshold if isinstance(threshold, tuple) else (threshold,)
-    head = f"{name}:{_format_numbers(numbers)}" if criterion.takes_threshold else name
+    head = f"{name}:{_format_numbers(numbers)}" if rule.takes_threshold else name
     options = [
-        f"{option.name}={_format_value(getattr(criterion, option.name))}"
-        for option in fields(criterion)  # type: ignore[arg-type]
-        if option.name in option_names(type(criterion))
-        and (option.metadata or getattr(criterion, option.name) != option.default)
+        f"{option.name}={_format_value(getattr(rule, option.name))}"
+        for option in fields(rule)  # type: ignore[arg-type]
+        if option.name in option_names(type(rule))
+        and (option.metadata or getattr(rule, option.name) != option.default)
     ]
     bounds = [f"{key}={layer}" for key, layer in limits.items() if layer is not None]
     classes = [f"{CLASS}{_escape_label(label)}={_format_value(x)}" for label, x in class_thresholds.items()]
@@ -75,42 +75,40 @@ def write(
     return ",".join([head, *options, *bounds, *divisors, *classes])
 
 
-def criterion_name(criterion: Criterion) -> str:
-    """The name of this rule in `CRITERIA`."""
-    for name, kind in CRITERIA.items():
-        if kind is type(criterion):
+def rule_name(rule: Rule) -> str:
+    """The name of this rule in `RULES`."""
+    for name, kind in RULES.items():
+        if kind is type(rule):
             return name
-    kind = type(criterion)
-    raise BadPolicy(
-        f"{kind.__name__} is not registered; add it first: CRITERIA['my_rule'] = {kind.__name__}."
-    )
+    kind = type(rule)
+    raise BadPolicy(f"{kind.__name__} is not registered; add it first: RULES['my_rule'] = {kind.__name__}.")
 
 
-def criterion_class(name: str) -> type[Criterion]:
-    if name not in CRITERIA:
-        raise BadPolicy(f"unknown rule {did_you_mean(name, CRITERIA)}")
-    if CRITERIA[name].needs_labels:
+def rule_class(name: str) -> type[Rule]:
+    if name not in RULES:
+        raise BadPolicy(f"unknown rule {did_you_mean(name, RULES)}")
+    if RULES[name].needs_labels:
         raise BadPolicy(f"{name} needs labels, so it has no text form; it is for curves only.")
-    return CRITERIA[name]
+    return RULES[name]
 
 
-def option_names(kind: type[Criterion]) -> list[str]:
+def option_names(kind: type[Rule]) -> list[str]:
     """The options that a person can set, in order."""
     settable = (option for option in fields(kind) if option.default is not MISSING)  # type: ignore[arg-type]
     return [option.name for option in settable if option.metadata != FITTED]
 
 
-def fitted_names(kind: type[Criterion]) -> list[str]:
+def fitted_names(kind: type[Rule]) -> list[str]:
     return [option.name for option in fields(kind) if option.metadata == FITTED]  # type: ignore[arg-type]
 
 
-def rule_class(text: str) -> type[Criterion] | None:
+def rule_in_text(text: str) -> type[Rule] | None:
     """The rule that a text form names, also without a threshold; None if there is no such rule.
 
-    >>> rule_class("entropy").__name__, rule_class("never,max_layer=6").__name__, rule_class("entrpy:0.3")
+    >>> rule_in_text("entropy").__name__, rule_in_text("never,max_layer=6").__name__, rule_in_text("entrpy:0.3")
     ('Entropy', 'Never', None)
     """
-    return CRITERIA.get(re.split("[:,]", text)[0].strip())
+    return RULES.get(re.split("[:,]", text)[0].strip())
 
 
 def round_threshold(value: float) -> float:
@@ -154,7 +152,7 @@ def _parse_settings(parts: Iterable[str]) -> dict[str, str]:
     return settings
 
 
-def _parse_option(kind: type[Criterion], name: str, text: str) -> Any:
+def _parse_option(kind: type[Rule], name: str, text: str) -> Any:
     hint = get_type_hints(kind)[name]
     types = get_args(hint) or (hint,)
     if bool in types:

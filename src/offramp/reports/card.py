@@ -15,7 +15,7 @@ from offramp.measuring import sweep
 from offramp.measuring.scores import measure
 from offramp.policy import Certificate, Policy, check_certificate
 from offramp.policy.ranking import RankRule
-from offramp.policy.text import criterion_name
+from offramp.policy.text import rule_name
 from offramp.problems import REGRESSION
 from offramp.reports.table import layer_rows, percent, short, threshold_text
 from offramp.trace import Trace
@@ -89,7 +89,7 @@ def curve_for_card(trace: Trace, policy: Policy) -> dict[str, Any]:
         "data": trace.data,
         "examples": len(trace),
         "layers": trace.layers[-1],
-        "rule": criterion_name(policy.criterion),
+        "rule": rule_name(policy.rule),
         "headline": found.headline,
         "points": [
             {

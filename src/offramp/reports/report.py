@@ -19,7 +19,7 @@ from offramp.reports.sections import Section, measure_section
 from offramp.reports.table import report_text
 from offramp.trace import Trace
 
-RULES = ("agreement", "entropy", "confidence", "margin", "patience", "layer", "oracle")
+DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "patience", "layer", "oracle")
 
 
 def report(
@@ -60,7 +60,7 @@ def report(
 
 def rules_by_problem(trace: Trace) -> list[str]:
     """In regression, differences of a tenth of the predictions' standard deviation are tolerated."""
-    rules = list(RULES)
+    rules = list(DEFAULT_RULES)
     if trace.problem_type == REGRESSION:
         tolerance = default_tolerance(trace)
         rules = [f"agreement:0,tolerance={tolerance:g}"] if tolerance else []

@@ -9,7 +9,7 @@ import numpy as np
 from offramp.measuring import Point, Sweep, sweep
 from offramp.measuring.curve import parse_rule
 from offramp.measuring.scores import apply_rule
-from offramp.policy.text import rule_class
+from offramp.policy.text import rule_in_text
 from offramp.problems import REGRESSION
 from offramp.reports.chart import Band, Bars, Chart, Line, padded_range
 from offramp.reports.style import FRONT, FULL_DEPTH, RIGHT, WRONG, style
@@ -50,7 +50,7 @@ def measure_section(name: str, trace: Trace, rules: Sequence[str], bootstrap: in
 
 
 def is_graded(rule: str) -> bool:
-    kind = rule_class(rule)
+    kind = rule_in_text(rule)
     return kind is not None and kind.takes_threshold and not kind.counts_exits
 
 
@@ -63,7 +63,7 @@ def measure_readiness(trace: Trace, rule: str, seed: int) -> Readiness | None:
     truth = trace.reference_predictions() if trace.labels is None else trace.labels
     right = output.predictions[:-1] == truth
     right = (right.all(-1) if right.ndim == 3 else right).T
-    values = policy.criterion.sign * output.readiness[:, :-1]
+    values = policy.rule.sign * output.readiness[:, :-1]
     finite = np.isfinite(values)
     if not finite.any():
         return None

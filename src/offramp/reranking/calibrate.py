@@ -35,7 +35,7 @@ class RankGuarantee:
 
     epsilon: float
     delta: float = 0.05
-    of: str = "overlap"
+    risk: str = "overlap"
     """ "overlap": the share of the top k at full depth that is not found; "ndcg": 1 - nDCG@k, where the documents
     of the top k at full depth have the gains k, k-1, ..., 1."""
     top_k: int = 10
@@ -43,7 +43,7 @@ class RankGuarantee:
     def __post_init__(self) -> None:
         require(0 < self.epsilon < 1, f"epsilon={self.epsilon}: expected a fraction between 0 and 1")
         require(0 < self.delta < 1, f"delta={self.delta}: expected a probability between 0 and 1")
-        require(self.of in RANK_RISKS, f"of={self.of!r}: choose one of {', '.join(RANK_RISKS)}")
+        require(self.risk in RANK_RISKS, f"risk={self.risk!r}: choose one of {', '.join(RANK_RISKS)}")
         require(self.top_k >= 1, f"top_k={self.top_k}: expected 1 or more")
 
 
@@ -172,13 +172,13 @@ def ranking_losses(
     """(queries,) from 0 to 1."""
     ranking = queries.ranking(rule, exact_top)
     found = ranks(ranking.padded(ranking.scores(ranking.decide(queries.trace.logits))))
-    return LOSSES[target.of](found, full, ranking.top_k, ranking.sizes)
+    return LOSSES[target.risk](found, full, ranking.top_k, ranking.sizes)
 
 
 def no_safe_threshold(target: RankGuarantee, losses: Array, delta: float) -> NoSafeThreshold:
     """Why nothing was proven, and how many queries would have been enough."""
     needed = examples_to_bet_on(losses, target.epsilon, delta)
-    wanted = f"a mean loss ({target.of}) of at most {target.epsilon:g} with confidence {1 - delta:g}"
+    wanted = f"a mean loss ({target.risk}) of at most {target.epsilon:g} with confidence {1 - delta:g}"
     seen = f"the loss at the safest threshold is {losses.mean():.4f}"
     advice = (
         "More queries do not help; allow a larger loss, or train the exits further."
@@ -197,7 +197,7 @@ def issue(
     certificate = Certificate(
         promise="",
         policy=str(rule),
-        of=target.of,
+        risk=target.risk,
         epsilon=target.epsilon,
         delta=target.delta,
         bound="betting",
@@ -219,7 +219,7 @@ def promise(certificate: Certificate) -> str:
     loss = {
         "overlap": f"the share of the top {k} of {reference} that is missing from the top {k}",
         "ndcg": f"1 - nDCG@{k}, with gains from {k} to 1 for the top {k} of {reference},",
-    }[certificate.of]
+    }[certificate.risk]
     return (
         f"With probability at least {1 - certificate.delta:g} over the draw of the calibration queries, for queries "
         f"with documents from the same distribution, when the top {k} is asked for: {loss} is at most "

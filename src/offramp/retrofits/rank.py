@@ -212,9 +212,9 @@ def measure(steps: Steps, variant: Variant, rule: RankRule, target: RankGuarante
         losses = dict.fromkeys(("overlap", "ndcg"), 0.0)
         layer = float(trace.layers[-1])
         if under is not None:
-            for of in losses:
-                measured = RankGuarantee(target.epsilon, of=of, top_k=rule.top_k)
-                losses[of] = float(ranking_losses(queries, under, full, measured, exact_top=False).mean())
+            for risk in losses:
+                measured = RankGuarantee(target.epsilon, risk=risk, top_k=rule.top_k)
+                losses[risk] = float(ranking_losses(queries, under, full, measured, exact_top=False).mean())
             exits = queries.ranking(under).decide(trace.logits).exits
             layer = float(np.asarray(trace.layers)[exits].mean())
         speed: Speed = speeds[name]

@@ -29,7 +29,7 @@ from offramp.measuring.curve import parse_rule
 from offramp.measuring.guarantee import class_bounds
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
-from offramp.policy.decide import check_criterion
+from offramp.policy.decide import check_rule
 from offramp.problems import REGRESSION, Array, is_regression, problem_type_of
 from offramp.reports.card import RETROFIT
 from offramp.retrofits.original import Original, load_original
@@ -176,7 +176,7 @@ def rules_for(original: Original, rule: str | Sequence[str] | None) -> list[str]
         return rules_of(problem)
     rules = [rule] if isinstance(rule, str) else [*rule]
     for each in rules:
-        check_criterion(parse_rule(each).criterion, config.num_labels or 1, problem, has_gate=False)
+        check_rule(parse_rule(each).rule, config.num_labels or 1, problem, has_gate=False)
     return rules
 
 

@@ -146,7 +146,7 @@ class Steps:
             found = collect(
                 classifier,
                 Dataset.from_dict(rows.columns()),
-                metrics=DEFAULT_METRICS[classifier.stages.problem_type],
+                metrics=DEFAULT_METRICS[classifier.runtime.problem_type],
                 data=self.data,
                 progress=self.progress,
             )

@@ -88,7 +88,7 @@ def check_enough(texts: Sequence[Text], target: Guarantee, rules: Sequence[str],
     bounds = target.epsilon.values() if isinstance(target.epsilon, Mapping) else [target.epsilon]
     delta = target.delta / (len(rules) * precisions)  # they share it
     proof = sum(examples_needed(bound, delta) or MOST_CALIBRATION for bound in bounds)
-    if all(not parse_rule(rule).criterion.is_fitted for rule in rules):
+    if all(not parse_rule(rule).rule.is_fitted for rule in rules):
         proof = min(ceil(proof * FIT_SHARE / (FIT_SHARE - 1)), proof + FIT_MOST)
     wanted = f"a bound of {min(bounds):g} takes {proof} to calibrate on"
     if proof > MOST_CALIBRATION:

@@ -4,12 +4,12 @@ Names are saved in policies, so they are for life.
 """
 
 from offramp.rules.agreement import Agreement
-from offramp.rules.base import Criterion
+from offramp.rules.base import Rule
 from offramp.rules.confidence import Confidence, Ensemble, Entropy, Margin, MinProbability
 from offramp.rules.fixed import Gate, Layer, Never, Oracle
 from offramp.rules.patience import Patience, PatienceConfidence, Window
 
-CRITERIA: dict[str, type[Criterion]] = {
+RULES: dict[str, type[Rule]] = {
     "agreement": Agreement,
     "entropy": Entropy,
     "confidence": Confidence,

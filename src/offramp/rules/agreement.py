@@ -8,7 +8,7 @@ import numpy as np
 
 from offramp.errors import BadOption, BadPolicy, Incompatible
 from offramp.problems import REGRESSION, Array
-from offramp.rules.base import FITTED, Criterion, PerExample, Shape, as_choices, finite_rows, log_softmax
+from offramp.rules.base import FITTED, PerExample, Rule, Shape, as_choices, finite_rows, log_softmax
 from offramp.trace import Trace
 
 DIGITS = 6
@@ -31,7 +31,7 @@ class History(PerExample):
 
 
 @dataclass(frozen=True)
-class Agreement(Criterion):
+class Agreement(Rule):
     """Leave when the estimated probability that full depth predicts the same is above the threshold.
 
     One logistic regression per exit on the history of the current prediction: its log-odds here and at the

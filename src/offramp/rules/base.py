@@ -26,7 +26,7 @@ COUNT = float(np.finfo(np.float64).max)
 """The `highest` readiness of a rule that counts exits: any finite number."""
 
 
-class Criterion:
+class Rule:
     """A rule for leaving. Rules are frozen dataclasses whose fields are the rule's options.
 
     *Shapes*: `logits` (..., classes), where ... is (examples,) or (examples, labels); readiness (...). A

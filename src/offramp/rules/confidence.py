@@ -7,11 +7,11 @@ import numpy as np
 
 from offramp.errors import BadPolicy
 from offramp.problems import Array
-from offramp.rules.base import Criterion, PerExample, Shape, entropy, finite_rows, log_softmax, softmax
+from offramp.rules.base import PerExample, Rule, Shape, entropy, finite_rows, log_softmax, softmax
 
 
 @dataclass(frozen=True)
-class Entropy(Criterion):
+class Entropy(Rule):
     """Leave when the entropy, in nats, is below the threshold.
 
     *Reference*: DeeBERT (Xin et al. 2020, arXiv:2004.12993); RomeBERT and ElasticBERT use the same
@@ -25,7 +25,7 @@ class Entropy(Criterion):
     array([-0.6931, -0.1909])
     """
 
-    normalised: bool = False
+    normalized: bool = False
     """Divide by ln(classes), so that 1 is the most uncertain for any number of classes."""
     top: int | None = None
     """Use only this many of the most likely classes, renormalized: a long tail of classes would dominate."""
@@ -41,11 +41,11 @@ class Entropy(Criterion):
         if self.top is not None and self.top < logits.shape[-1]:
             logits = np.partition(logits, -self.top, axis=-1)[..., -self.top :]
         nats = entropy(logits)
-        return state, -nats / np.log(logits.shape[-1]) if self.normalised else -nats
+        return state, -nats / np.log(logits.shape[-1]) if self.normalized else -nats
 
 
 @dataclass(frozen=True)
-class Confidence(Criterion):
+class Confidence(Rule):
     """Leave when the largest probability is above the threshold.
 
     *Reference*: the usual rule of the field since BranchyNet (Teerapittayanon et al. 2016, arXiv:1709.01686),
@@ -67,7 +67,7 @@ class Confidence(Criterion):
 
 
 @dataclass(frozen=True)
-class Margin(Criterion):
+class Margin(Rule):
     """Leave when the largest probability is ahead of the second largest by more than the threshold.
 
     *Reference*: margin sampling (Scheffer et al. 2001), used as a measure of certainty.
@@ -88,7 +88,7 @@ class Margin(Criterion):
 
 
 @dataclass(frozen=True)
-class MinProbability(Criterion):
+class MinProbability(Rule):
     """Leave when the smallest probability is below the threshold.
 
     *Reference*: ELBERT's `thres_name: logits` (Xie et al. 2021, arXiv:2107.00175).
@@ -116,7 +116,7 @@ class Votes(PerExample):
 
 
 @dataclass(frozen=True)
-class Ensemble(Criterion):
+class Ensemble(Rule):
     """Leave when the geometric mean of the exits so far is confident, and return that mean.
 
     *Reference*: Zero Time Waste (Wojcik et al. 2021, arXiv:2106.05409), without its learned weights.

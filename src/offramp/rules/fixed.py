@@ -8,11 +8,11 @@ from numpy.typing import ArrayLike
 
 from offramp.errors import Incompatible
 from offramp.problems import Array
-from offramp.rules.base import Criterion, PerExample, Shape
+from offramp.rules.base import PerExample, Rule, Shape
 
 
 @dataclass(frozen=True)
-class Layer(Criterion):
+class Layer(Rule):
     """Leave at this layer: a shallower model, the baseline for every other rule.
 
     *Reference*: ElasticBERT's static models.
@@ -37,7 +37,7 @@ class Layer(Criterion):
 
 
 @dataclass(frozen=True)
-class Never(Criterion):
+class Never(Rule):
     """Leave at the last exit only.
 
     *Relation*: `layer` at the last layer.
@@ -57,7 +57,7 @@ class Never(Criterion):
 
 
 @dataclass(frozen=True)
-class Gate(Criterion):
+class Gate(Rule):
     """Leave when the exit's gate score is above the threshold.
 
     *Reference*: BERxiT, Xin et al. 2021, EACL, "learning to exit".
@@ -86,7 +86,7 @@ class Ahead(PerExample):
 
 
 @dataclass(frozen=True, eq=False)
-class Oracle(Criterion):
+class Oracle(Rule):
     """Leave at the exit that was chosen in advance for each example.
 
     *Reference*: the upper bound of early-exit papers, "overthinking" (Kaya et al. 2019, arXiv:1810.07052).

@@ -9,8 +9,8 @@ from offramp.problems import Array
 from offramp.rules.base import (
     ALWAYS_WRITTEN,
     COUNT,
-    Criterion,
     PerExample,
+    Rule,
     Shape,
     entropy,
     finite_rows,
@@ -25,7 +25,7 @@ class Streak(PerExample):
 
 
 @dataclass(frozen=True)
-class Patience(Criterion):
+class Patience(Rule):
     """Leave when this many consecutive exits agreed with the one before.
 
     *Reference*: PABEE (Zhou et al. 2020, arXiv:2006.04152). The first exit agrees with nothing, so
@@ -73,7 +73,7 @@ class ConfidentRun(PerExample):
 
 
 @dataclass(frozen=True)
-class PatienceConfidence(Criterion):
+class PatienceConfidence(Rule):
     """Leave when this many consecutive exits, this one included, predicted the same class with enough confidence.
 
     *Reference*: PCEE-BERT, Zhang et al. 2022, Findings of NAACL, "Patient and Confident Early Exiting".
@@ -124,7 +124,7 @@ class Lean(PerExample):
 
 
 @dataclass(frozen=True)
-class Window(Criterion):
+class Window(Rule):
     """Leave when normalized entropy is below `entropy`, or the last N exits fit a window, N the threshold.
 
     Every exit of the window predicts the same class with a probability above 0.5 + `margin`, and in addition

@@ -25,7 +25,7 @@ class Tokens(NamedTuple):
 
 
 @runtime_checkable
-class Stages(Protocol[State]):
+class Runtime(Protocol[State]):
     """A model cut into stages, with what its callers need to know about it."""
 
     layers: tuple[int, ...]
@@ -77,18 +77,18 @@ class Stages(Protocol[State]):
         ...
 
 
-def text_length(stages: Stages[Any], wanted: int | None) -> int:
+def text_length(runtime: Runtime[Any], wanted: int | None) -> int:
     """The number of tokens at which texts are truncated: as wanted, or else as in training."""
-    return min(wanted or stages.trained_length or stages.max_length, stages.max_length)
+    return min(wanted or runtime.trained_length or runtime.max_length, runtime.max_length)
 
 
-def stages_of(model: Any) -> Stages[Any]:
+def runtime_of(model: Any) -> Runtime[Any]:
     """`model` if it is a runtime already; the stages of an ExitModel in PyTorch otherwise."""
-    if isinstance(model, Stages):
+    if isinstance(model, Runtime):
         return model
-    from offramp.runtimes.torch import TorchStages
+    from offramp.runtimes.torch import TorchRuntime
 
-    return TorchStages(model)
+    return TorchRuntime(model)
 
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> Array:

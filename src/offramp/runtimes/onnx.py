@@ -35,7 +35,7 @@ class Batch:
     weights: Array  # (rows, means, longest), see `token_weights`
 
 
-class OnnxStages:
+class OnnxRuntime:
     """The stages in a folder written by `export`; `threads` is the number of CPUs used for one, by default all."""
 
     def __init__(self, folder: str | os.PathLike[str], threads: int | None = None) -> None:

@@ -30,7 +30,7 @@ class Batch(NamedTuple):
     types: Tensor | None  # (rows, longest) of tokens, None if no head reads them
 
 
-class TorchStages:
+class TorchRuntime:
     """The stages of a model.
 
     The model is moved to `device` and set to evaluation mode. `autocast` is a dtype to compute in, such as

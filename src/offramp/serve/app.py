@@ -86,7 +86,7 @@ def create_app(service: Service) -> ASGIApp:
     app.head("/ready", include_in_schema=False)(endpoints.ready)
     app.get("/info", response_model=dict[str, Any], **locked)(endpoints.info)
     app.get("/metrics", response_class=PlainTextResponse, **locked)(endpoints.scrape)
-    schema = request_schema(service.allowed, service.batcher.classifier.stages.layers)
+    schema = request_schema(service.allowed, service.batcher.classifier.runtime.layers)
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     refusals = error_models(400, 413, 415, 422, 429, 500, 503)
     app.post(
@@ -133,7 +133,7 @@ class Endpoints:
         """Requests that no reader has parsed yet, and the bytes of their bodies."""
         self.counting = threading.Lock()
         self.model = ServedModel(service.name, self.batcher.classifier, self.batcher.rank_rule)
-        self.about = self.batcher.classifier.stages.about()
+        self.about = self.batcher.classifier.runtime.about()
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -178,7 +178,7 @@ class Endpoints:
 
     def info(self) -> Response:
         """The model, its policies with their certificates, the audit, and the limits; and the fields of TEI."""
-        stages, ladder, audit = self.batcher.classifier.stages, self.batcher.ladder, self.batcher.audit
+        runtime, ladder, audit = self.batcher.classifier.runtime, self.batcher.ladder, self.batcher.audit
         certificate = ladder.rungs[0].certificate
         return Response(
             to_json(
@@ -186,10 +186,10 @@ class Endpoints:
                     "offramp": offramp.__version__,
                     "model": self.service.name,
                     **self.about,
-                    "precision": stages.precision,
-                    "problem": stages.problem_type,
-                    "labels": stages.labels,
-                    "exits": stages.layers,
+                    "precision": runtime.precision,
+                    "problem": runtime.problem_type,
+                    "labels": runtime.labels,
+                    "exits": runtime.layers,
                     "policy": str(ladder.rungs[0]),
                     "guarantee": certificate and certificate.summary,
                     "certificate": ladder.rungs[0].to_json()["certificate"],

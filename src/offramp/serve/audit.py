@@ -25,7 +25,7 @@ from offramp.inference import Prediction
 from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
 from offramp.policy.text import class_indices
-from offramp.rules.base import Criterion
+from offramp.rules.base import Rule
 from offramp.runtimes import Tokens
 from offramp.serve.confidence_sequence import bounds, is_above
 
@@ -194,10 +194,10 @@ class RungAudit:
         """Whether the audit can prove the certificate wrong."""
         if rule.certificate is None:
             return
-        epsilon, of = rule.certificate.epsilon, rule.certificate.of
-        self.refutable = of == "disagreement" or of in RANK_RISKS
+        epsilon, risk = rule.certificate.epsilon, rule.certificate.risk
+        self.refutable = risk == "disagreement" or risk in RANK_RISKS
         if isinstance(epsilon, Mapping):
-            if of == "disagreement":
+            if risk == "disagreement":
                 self.by_class = {name: Tally() for name in epsilon}
                 self.bounded = [*zip(self.by_class.values(), epsilon.values(), strict=True)]
         elif self.refutable or rule.certificate.tolerance is None:
@@ -225,7 +225,7 @@ class RungAudit:
 
     def is_full_depth(self, prediction: Prediction) -> bool:
         """Whether it is the last exit's own prediction, not one combined over exits."""
-        own_logits = isinstance(self.rule, Policy) and type(self.rule.criterion).output is Criterion.output
+        own_logits = isinstance(self.rule, Policy) and type(self.rule.rule).output is Rule.output
         return own_logits and prediction.layer == self.layers[-1]
 
     def compare(self, prediction: Prediction, full: Prediction) -> None:

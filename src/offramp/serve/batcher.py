@@ -115,7 +115,7 @@ class Batcher:
         self._pace = Pace()
         self._draining = False
         self._changed = threading.Condition()  # guards queue, pace and draining
-        self._finite = classifier.stages.is_finite()
+        self._finite = classifier.runtime.is_finite()
         if not self._finite:
             log.error("some of the model's weights are NaN or infinite")
         self._test = classifier.tokenizer([TEST])
@@ -135,7 +135,7 @@ class Batcher:
 
         Cancelling the future removes those of its texts that have not begun from the queue.
         """
-        texts = check_request(request, self.classifier.stages.trained_on_pairs)
+        texts = check_request(request, self.classifier.runtime.trained_on_pairs)
         rungs = self._policies(request.policy, request.max_layer)
         by_rule = request.top_k is not None and request.policy is None and request.max_layer is None
         rank_rules = self._rank_rules if by_rule else ()
@@ -384,7 +384,7 @@ class Batcher:
 
     def _finish_lists(self, run: ListRun) -> None:
         assert run.decision is not None
-        predictions = [*predictions_of(run.decision, self.classifier.stages)]
+        predictions = [*predictions_of(run.decision, self.classifier.runtime)]
         with self._changed:
             self._pace = self._pace.add(run.texts, run.seconds)
         scores, first = run.ranking.scores(run.decision), 0

@@ -71,7 +71,7 @@ class ListAudit(Sampler[RankedList]):
             decision = latest
             yield
         certificate = self._rungs[rung].certificate
-        lose = LOSSES[certificate.of if certificate else "overlap"]
+        lose = LOSSES[certificate.risk if certificate else "overlap"]
         found, full = (ranks(scores[None]) for scores in (ranked.scores, relevance(decision.logits)))
         (loss,) = lose(found, full, np.array([ranked.top_k]), np.array([len(ranked.tokens)])).tolist()
         return self.record(rung, lambda account: account.add(loss))

@@ -299,7 +299,7 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
     loaded = [load_rung(classifier, path) for path in options.ladder]
     rungs = [classifier.policy, *(each for each in loaded if isinstance(each, Policy))]
     named = by_text([*rungs, *(classifier.resolve_policy(policy) for policy in options.allow)])
-    share, layers = options.audit_share, classifier.stages.layers
+    share, layers = options.audit_share, classifier.runtime.layers
     audit = Audit(rungs, layers, share=share) if share else None
     rules = rank_rungs(classifier, options.model, [each for each in loaded if isinstance(each, RankRule)])
     list_audit = ListAudit(rules, layers, share=share, keep=KEPT_LISTS) if share and rules else None
@@ -360,7 +360,7 @@ def by_text(policies: Iterable[Policy]) -> dict[str, Policy]:
     found: dict[str, Policy] = {}
     for policy in policies:
         other = found.setdefault(str(policy), policy)
-        if other.criterion != policy.criterion:
+        if other.rule != policy.rule:
             raise BadPolicy(f"two policies are {policy}, fitted to different examples; change one threshold.")
     return found
 
@@ -368,18 +368,18 @@ def by_text(policies: Iterable[Policy]) -> dict[str, Policy]:
 def load_rung(classifier: Classifier, path: Path) -> Policy | RankRule:
     """The policy or rank rule in a file, whose certificate must be for this model."""
     policy = read_rung(path)
-    stages = classifier.stages
+    runtime = classifier.runtime
     if isinstance(policy, Policy):
         policy = classifier.resolve_policy(policy)
     else:
-        policy.check(stages.layers, stages.labels, stages.problem_type)
+        policy.check(runtime.layers, runtime.labels, runtime.problem_type)
     if policy.certificate is None:
         raise BadPolicy(f"{path}: the policy has no certificate; create one with `offramp calibrate`.")
     with warnings.catch_warnings():
         warnings.simplefilter("error", CertificateMismatch)
         try:
             length = classifier.tokenizer.max_length
-            check_certificate(policy, stages.about()["fingerprint"], stages.precision, length)
+            check_certificate(policy, runtime.about()["fingerprint"], runtime.precision, length)
         except CertificateMismatch as error:
             raise BadPolicy(f"{path}: {error}") from None
     return policy

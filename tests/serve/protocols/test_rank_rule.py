@@ -94,16 +94,16 @@ def test_lists_that_arrive_together_get_their_own_results(batcher: Batcher, rera
 
 def test_a_long_list_does_not_block_others(reranker: Reranker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The long one is stopped inside the model after some micro-batches; what came later is finished by then."""
-    classifier = Classifier(reranker.classifier.stages, reranker.classifier.tokenizer.rust, batch_tokens=16)
+    classifier = Classifier(reranker.classifier.runtime, reranker.classifier.tokenizer.rust, batch_tokens=16)
     batcher = Batcher(classifier, Ladder([classifier.policy]), Limits(), rank_ladder=Ladder([RULE]))
-    run, started, go_on = classifier.stages.run, threading.Event(), threading.Event()
+    run, started, go_on = classifier.runtime.run, threading.Event(), threading.Event()
 
     def run_slowly(exit: int, state: Any) -> Any:
         started.set()
         go_on.wait(30)
         return run(exit, state)
 
-    monkeypatch.setattr(classifier.stages, "run", run_slowly)
+    monkeypatch.setattr(classifier.runtime, "run", run_slowly)
     finished: list[str] = []
     try:
         long = batcher.submit(Request(pairs([f"a b c {'d ' * (n % 4)}" for n in range(300)]), top_k=2))
@@ -132,7 +132,7 @@ def test_a_list_fails_if_the_model_does_and_the_next_one_runs(
     batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(batcher.classifier.stages, "run", lambda exit, state: 1 / 0)
+        patch.setattr(batcher.classifier.runtime, "run", lambda exit, state: 1 / 0)
         with pytest.raises(RunFailed):
             batcher.submit(Request(pairs(DOCUMENTS), top_k=2)).result(30)
     assert batcher.waiting.items == 0
@@ -142,14 +142,14 @@ def test_a_list_fails_if_the_model_does_and_the_next_one_runs(
 def test_a_list_that_runs_when_the_server_stops_fails_with_draining(
     batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, go_on, run = threading.Event(), threading.Event(), batcher.classifier.stages.run
+    started, go_on, run = threading.Event(), threading.Event(), batcher.classifier.runtime.run
 
     def run_slowly(exit: int, state: Any) -> Any:
         started.set()
         go_on.wait(30)
         return run(exit, state)
 
-    monkeypatch.setattr(batcher.classifier.stages, "run", run_slowly)
+    monkeypatch.setattr(batcher.classifier.runtime, "run", run_slowly)
     future = batcher.submit(Request(pairs(DOCUMENTS), top_k=2))
     assert started.wait(30)
     future.add_done_callback(lambda _: go_on.set())

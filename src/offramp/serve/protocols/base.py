@@ -34,11 +34,11 @@ class ServedModel:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return self.classifier.stages.labels
+        return self.classifier.runtime.labels
 
     @property
     def problem_type(self) -> str:
-        return self.classifier.stages.problem_type
+        return self.classifier.runtime.problem_type
 
     def check_name(self, name: str | None) -> None:
         """A request may omit the name; naming another model is an error."""

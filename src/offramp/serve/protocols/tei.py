@@ -147,7 +147,7 @@ def truncates(model: ServedModel, options: Options) -> bool:
 
 def info(model: ServedModel, limits: Limits, readers: int) -> dict[str, Any]:
     """TEI's fields of /info."""
-    precision = model.classifier.stages.precision
+    precision = model.classifier.runtime.precision
     labels = {
         "id2label": {str(index): label for index, label in enumerate(model.labels)},
         "label2id": {label: index for index, label in enumerate(model.labels)},

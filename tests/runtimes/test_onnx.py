@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from offramp.errors import BadOption, CannotLoad
-from offramp.runtimes.onnx import OnnxStages, session_options
+from offramp.runtimes.onnx import OnnxRuntime, session_options
 
 
 def change_manifest(folder: Path, **changes: Any) -> None:
@@ -38,7 +38,7 @@ def test_a_damaged_folder_is_refused(
     copy = Path(shutil.copytree(exported, tmp_path / "copy"))
     damage(copy)
     with pytest.raises(CannotLoad, match=reason):
-        OnnxStages(copy)
+        OnnxRuntime(copy)
 
 
 def test_threads_must_be_positive() -> None:

@@ -11,9 +11,9 @@ import torch
 from offramp.models.backbones import BACKBONES
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
-from offramp.runtimes import Stages, Tokens
-from offramp.runtimes.onnx import OnnxStages
-from offramp.runtimes.torch import TorchStages
+from offramp.runtimes import Runtime, Tokens
+from offramp.runtimes.onnx import OnnxRuntime
+from offramp.runtimes.torch import TorchRuntime
 
 RUNTIMES = ("torch", "onnx")
 # tests/onnx_export runs the graphs of every backbone
@@ -27,14 +27,14 @@ def load(
     """load("onnx", "bert") -> a model with a gate and exits at layers 1, 3 and 4, and its stages."""
 
     @cache
-    def of(runtime: str, backbone: str) -> tuple[ExitModel, Any]:
+    def of(kind: str, backbone: str) -> tuple[ExitModel, Any]:
         torch.manual_seed(0)
         encoder = tiny_encoder(backbone)
         model = ExitModel.from_encoder(encoder, num_labels=3, exits=[1, 3], head={"gate": True})
-        if runtime == "torch":
-            return model, TorchStages(model)
+        if kind == "torch":
+            return model, TorchRuntime(model)
         folder = export(model, tmp_path_factory.mktemp("exported") / "model", tokenizer=tokenizer)
-        return model, OnnxStages(folder, threads=1)
+        return model, OnnxRuntime(folder, threads=1)
 
     return of
 
@@ -52,11 +52,11 @@ def expected(model: ExitModel, text: Tokens) -> tuple[np.ndarray, np.ndarray]:
     return output.exit_logits[0].numpy(), output.exit_gates[0].numpy()
 
 
-@pytest.mark.parametrize(("runtime", "backbone"), RUNS)
+@pytest.mark.parametrize(("kind", "backbone"), RUNS)
 def test_stage_by_stage_equals_forward_while_rows_leave_and_batches_merge(
-    load: Callable[[str, str], Any], runtime: str, backbone: str
+    load: Callable[[str, str], Any], kind: str, backbone: str
 ) -> None:
-    model, stages = load(runtime, backbone)
+    model, runtime = load(kind, backbone)
     texts = tokens([7, 3, 11, 1, 5, 7])
     truth = [expected(model, text) for text in texts]
 
@@ -67,43 +67,43 @@ def test_stage_by_stage_equals_forward_while_rows_leave_and_batches_merge(
         np.testing.assert_allclose(gates, [truth[row][1][exit] for row in rows], atol=2e-5)
         return state
 
-    assert isinstance(stages, Stages)
-    assert stages.layers == (1, 3, 4)
-    left = check(0, stages.run(0, stages.embed(texts[:4])), [0, 1, 2, 3])
-    right = check(0, stages.run(0, stages.embed(texts[4:])), [4, 5])
-    left = stages.keep(left, np.array([0, 1, 3]))
+    assert isinstance(runtime, Runtime)
+    assert runtime.layers == (1, 3, 4)
+    left = check(0, runtime.run(0, runtime.embed(texts[:4])), [0, 1, 2, 3])
+    right = check(0, runtime.run(0, runtime.embed(texts[4:])), [4, 5])
+    left = runtime.keep(left, np.array([0, 1, 3]))
     assert left.hidden.shape[1] == 7
-    whole = check(1, stages.run(1, stages.merge([left, right])), [0, 1, 3, 4, 5])
-    check(2, stages.run(2, stages.keep(whole, np.array([0, 4]))), [0, 5])
+    whole = check(1, runtime.run(1, runtime.merge([left, right])), [0, 1, 3, 4, 5])
+    check(2, runtime.run(2, runtime.keep(whole, np.array([0, 4]))), [0, 5])
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_exits_may_be_skipped(load: Callable[[str, str], Any], runtime: str) -> None:
-    model, stages = load(runtime, "bert")
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_exits_may_be_skipped(load: Callable[[str, str], Any], kind: str) -> None:
+    model, runtime = load(kind, "bert")
     text = tokens([6])
-    _, logits, _ = stages.run(2, stages.embed(text))
+    _, logits, _ = runtime.run(2, runtime.embed(text))
     np.testing.assert_allclose(logits[0], expected(model, text[0])[0][2], atol=2e-5)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("kind", RUNTIMES)
 def test_token_types_reach_the_model_and_are_zero_by_default(
-    load: Callable[[str, str], Any], runtime: str
+    load: Callable[[str, str], Any], kind: str
 ) -> None:
-    model, stages = load(runtime, "bert")
+    model, runtime = load(kind, "bert")
     texts = [Tokens([3, 4, 5], [0, 1, 1]), Tokens([6, 7]), Tokens([6, 7], [0, 1])]
-    _, logits, _ = stages.run(0, stages.embed(texts))
+    _, logits, _ = runtime.run(0, runtime.embed(texts))
     np.testing.assert_allclose(logits, [expected(model, text)[0][0] for text in texts], atol=2e-5)
     assert not np.allclose(logits[1], logits[2], atol=1e-3)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_about_identifies_model_and_runtime(load: Callable[[str, str], Any], runtime: str) -> None:
-    model, stages = load(runtime, "bert")
-    about = stages.about()
-    assert stages.precision == "fp32"
-    assert stages.has_gate
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_about_identifies_model_and_runtime(load: Callable[[str, str], Any], kind: str) -> None:
+    model, runtime = load(kind, "bert")
+    about = runtime.about()
+    assert runtime.precision == "fp32"
+    assert runtime.has_gate
     assert about["fingerprint"] == model.fingerprint()
-    assert about["runtime"].startswith({"torch": "torch ", "onnx": "onnxruntime "}[runtime])
+    assert about["runtime"].startswith({"torch": "torch ", "onnx": "onnxruntime "}[kind])
     assert about["shape"] == {
         "hidden": 16,
         "intermediate": 24,
