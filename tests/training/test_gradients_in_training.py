@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import TrainingArguments
 
-from offramp import ExitModel, Phase, losses
+from offramp import ExitModel, Phase
+from offramp.training import losses
 from offramp.training.trainer import PhaseTrainer
 
 Quick = Callable[..., TrainingArguments]

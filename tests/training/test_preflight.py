@@ -11,9 +11,9 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import BertTokenizer
 
-from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses
+from offramp import RECIPES, ExitModel, Phase, Recipe, Task
 from offramp.errors import BadData, BadOption, Incompatible, UnknownName
-from offramp.training import Trained
+from offramp.training import Trained, losses
 from offramp.training.preflight import match_labels
 
 Make = Callable[..., ExitModel]

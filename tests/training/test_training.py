@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertTokenizer, TrainerCallback, TrainingArguments
 
-from offramp import RECIPES, ExitModel, Phase, Recipe, Task, losses
+from offramp import RECIPES, ExitModel, Phase, Recipe, Task
 from offramp.inference.collect import collect
-from offramp.training import Trained
+from offramp.training import Trained, losses
 from offramp.training.trainer import PhaseTrainer, anchor_for, freeze
 
 Make = Callable[..., ExitModel]

@@ -3,15 +3,11 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from offramp.errors import BadPolicy, CertificateMismatch, count
 
-if TYPE_CHECKING:
-    from offramp.policy.policy import Policy
-    from offramp.policy.ranking import RankRule
-
-Certified = TypeVar("Certified", bound="Policy | RankRule")
+Certified = TypeVar("Certified", bound=Any)
 
 RISKS = ("disagreement", "accuracy")
 RANK_RISKS = ("overlap", "ndcg")
