@@ -75,7 +75,7 @@ def test_thresholds_of_numpy_are_plain_numbers_inside() -> None:
         ("entrpy:0.3", "did you mean entropy?"),
         ("nothing_like_it:1", "available: agreement, entropy"),
         ("", "available: agreement"),
-        ("entropy:0.3,normalized=true", "did you mean normalized?"),
+        ("entropy:0.3,normalised=true", "did you mean normalized?"),
         ("entropy:0.3,min_layers=2", "did you mean min_layer"),
         ("entropy:0.3,normalized=yes", "normalized=true or normalized=false"),
         ("entropy:0.3,top=2,top=3", "set twice"),
@@ -106,7 +106,7 @@ def test_a_mistake_in_the_text_gets_advice(text: str, advice: str) -> None:
     [
         ({"rule": "entropi"}, "did you mean entropy?"),
         ({"rule": "entropy", "treshold": 0.3}, "did you mean threshold or"),
-        ({"rule": "entropy", "options": {"normalized": True}}, "did you mean normalized?"),
+        ({"rule": "entropy", "options": {"normalised": True}}, "did you mean normalized?"),
         ({}, "unknown rule ''"),
         ({"rule": "entropy", "threshold": 0.3, "newer": 1}, "no field 'newer'"),
         ({"rule": "entropy", "threshold": 0.3, "labels": ["a"]}, "no field 'labels'"),
