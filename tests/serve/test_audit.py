@@ -40,7 +40,7 @@ def run(audit: Audit, differs: list[bool], full: str = "yes") -> list[int]:
     broken, tokens, truth = [], Tokens([1]), answer(full, layer=4)
     same, other = answer(full), answer("no" if full == "yes" else "yes")
     for seen, different in enumerate(differs, 1):
-        audit.offer(0, tokens, other if different else same)
+        audit.offer(0, [tokens], [other if different else same])
         if audit.examine(lambda _: truth) is not None:
             broken.append(seen)
     return broken
@@ -59,8 +59,30 @@ def report(audit: Audit) -> RungReport:
 def test_predictions_that_there_was_no_time_to_compare_are_counted() -> None:
     audit = Audit([certified()], LAYERS, share=1.0, keep=3)
     for _ in range(5):
-        audit.offer(0, Tokens([1]), answer())
+        audit.offer(0, [Tokens([1])], [answer()])
     assert (report(audit).dropped, audit.pending) == (2, 3)
+
+
+def test_copies_of_a_text_in_one_request_count_once() -> None:
+    audit = Audit([certified()], LAYERS, share=0.5)
+    audit.offer(0, [Tokens([1])] * 100, [answer("no")] * 100)
+    assert audit.pending == 1
+    assert audit.examine(lambda _: answer("yes", layer=4)) is None
+    assert report(audit).verdict == "open"
+    assert sum(report(audit).exits) == 100
+
+
+def test_clients_cannot_know_which_predictions_are_kept() -> None:
+    def kept() -> list[int]:
+        audit = Audit([certified()], LAYERS, share=0.5)
+        for row in range(100):
+            audit.offer(0, [Tokens([row])], [answer()])
+        rows: list[int] = []
+        while audit.pending:
+            audit.examine(lambda tokens: rows.append(tokens.ids[0]) or answer())  # type: ignore[func-returns-value]
+        return rows
+
+    assert kept() != kept()
 
 
 def test_a_certificate_that_holds_is_called_broken_no_more_often_than_delta() -> None:
@@ -118,7 +140,7 @@ def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -
     full = [*predictions(last, runtime)]
     audit = Audit([policy], trace.layers, share=1, keep=len(trace))
     for row, prediction in enumerate(given):
-        audit.offer(0, Tokens([row]), prediction)
+        audit.offer(0, [Tokens([row])], [prediction])
     while audit.pending:
         assert audit.examine(lambda tokens: full[tokens.ids[0]]) is None
     found, proof = report(audit), policy.certificate
@@ -161,7 +183,7 @@ def test_without_a_certificate_there_are_bounds_and_no_verdict() -> None:
 def test_full_depth_predictions_are_not_run_again_unless_the_rule_combines_exits() -> None:
     for text, ran in (("entropy:0.2", 0), ("ensemble:0.9", 1)):
         audit, runs = Audit([certified(text)], LAYERS, share=1), []
-        audit.offer(0, Tokens([1]), answer(layer=4))
+        audit.offer(0, [Tokens([1])], [answer(layer=4)])
         audit.examine(lambda tokens, runs=runs: runs.append(tokens) or answer())  # type: ignore[misc]
         assert len(runs) == ran
         assert report(audit).examined == 1
@@ -171,15 +193,15 @@ def test_a_certificate_about_another_model_is_compared_with_that_model() -> None
     """Even at full depth, int8 or tuning may change a prediction of the original."""
     for reference, expected in (("my-classifier", 1), ("", 0)):
         audit = Audit([certified(reference=reference)], LAYERS, share=1)
-        audit.offer(0, Tokens([1]), answer("yes", layer=4))
+        audit.offer(0, [Tokens([1])], [answer("yes", layer=4)])
         audit.examine(lambda _: answer("yes", layer=4), original=lambda _: answer("no", layer=4))
         assert report(audit).disagreed == expected
 
 
 def test_a_share_of_predictions_is_kept_and_the_oldest_dropped() -> None:
-    audit = Audit([certified()], LAYERS, share=0.1, keep=50, seed=7)
+    audit = Audit([certified()], LAYERS, share=0.1, keep=50)
     for row in range(5000):
-        audit.offer(0, Tokens([row]), answer())
+        audit.offer(0, [Tokens([row])], [answer()])
     assert audit.pending == 50
     seen: list[int] = []
     audit.examine(lambda tokens: seen.append(tokens.ids[0]) or answer())  # type: ignore[func-returns-value]
@@ -190,7 +212,7 @@ def test_a_busy_rung_does_not_crowd_out_another() -> None:
     audit = Audit([certified(), certified("entropy:0.4")], LAYERS, share=1, keep=5)
     for rung, answers in enumerate((3, 100)):
         for row in range(answers):
-            audit.offer(rung, Tokens([row]), answer())
+            audit.offer(rung, [Tokens([row])], [answer()])
     assert audit.pending == 3 + 5
     for _ in range(6):
         audit.examine(lambda _: answer())
@@ -199,7 +221,7 @@ def test_a_busy_rung_does_not_crowd_out_another() -> None:
 
 def test_a_failing_run_loses_only_one_prediction() -> None:
     audit = Audit([certified()], LAYERS, share=1)
-    audit.offer(0, Tokens([1]), answer())
+    audit.offer(0, [Tokens([1])], [answer()])
     with pytest.raises(ZeroDivisionError):
         audit.examine(lambda _: answer(score=1 / 0))
     assert (audit.pending, report(audit).examined) == (0, 0)
@@ -211,20 +233,20 @@ def test_drift_is_the_distance_of_the_latest_exits_from_calibration(
 ) -> None:
     audit = Audit([certified(exits=[0.5, 0.3, 0.2, 0.0]), certified()], LAYERS, share=0)
     for layer in [1] * 5 + [2] * 3 + [4] * 2:
-        audit.offer(0, Tokens([1]), answer(layer=layer))
-        audit.offer(1, Tokens([1]), answer(layer=layer))
+        audit.offer(0, [Tokens([1])], [answer(layer=layer)])
+        audit.offer(1, [Tokens([1])], [answer(layer=layer)])
     known, unknown = audit.reports()
     assert known.exits == unknown.exits == (5, 3, 0, 2)
     assert known.drift == pytest.approx(0.2)
     assert not known.drifted  # ten predictions are too few
     assert unknown.drift is None
     for _ in range(DRIFT_MINIMUM):
-        audit.offer(0, Tokens([1]), answer(layer=4))
+        audit.offer(0, [Tokens([1])], [answer(layer=4)])
     assert audit.reports()[0].drifted
     assert audit.reports()[0].drift > 5 * DRIFT_LIMIT
     assert caplog.text.count("drifted from calibration") == 1
     for layer in ([1] * 5 + [2] * 3 + [3] * 2) * (DRIFT_WINDOW // 10):
-        audit.offer(0, Tokens([1]), answer(layer=layer))
+        audit.offer(0, [Tokens([1])], [answer(layer=layer)])
     recovered = audit.reports()[0]
     assert recovered.exits == (DRIFT_WINDOW * 0.5, DRIFT_WINDOW * 0.3, DRIFT_WINDOW * 0.2, 0)
     assert recovered.drift == pytest.approx(0)

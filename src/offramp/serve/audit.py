@@ -4,6 +4,7 @@
 
 The reference is full depth, or the model that the certificate names (see `offramp.retrofits`). A random share of the
 predictions is kept and run again when there is time; which are dropped because there is none does not depend on them.
+Of each request at most one is kept, so that a client cannot break a certificate with copies of one text.
 A certificate is broken once the lower bound on the share that differs exceeds what it allows: the data have changed
 since calibration.
 
@@ -16,7 +17,7 @@ import logging
 import random
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -83,7 +84,6 @@ class Sampler(Generic[Sample]):
         share: the share of results to examine.
         delta: the probability, for each rung, that a certificate which holds is ever called broken.
         keep: how many results of a rung may wait to be examined; then the oldest is dropped.
-        seed: for drawing the share.
     """
 
     def __init__(
@@ -94,12 +94,11 @@ class Sampler(Generic[Sample]):
         share: float = 0.01,
         delta: float = 0.05,
         keep: int = 256,
-        seed: int = 0,
     ) -> None:
         self.share = share
         self._rungs = [RungAudit(rule, layers, delta) for rule in rules]
         self._samples = [deque[Sample](maxlen=keep) for _ in rules]
-        self._random = random.Random(seed)
+        self._random = random.Random()  # seeded by the system: clients must not know which results are kept
         self._lock = threading.Lock()
 
     @property
@@ -107,14 +106,16 @@ class Sampler(Generic[Sample]):
         """Results that wait to be examined."""
         return sum(map(len, self._samples))
 
-    def draw(self, rung: int, layer: int, sample: Sample) -> None:
-        """Counts the exit of a result, and maybe keeps it."""
+    def draw(self, rung: int, layers: Iterable[int], results: Iterable[Sample]) -> None:
+        """Counts the exits that a request took, and keeps at most one of its results."""
         with self._lock:
-            self._rungs[rung].count_exit(layer)
-            if self._random.random() < self.share:
+            for layer in layers:
+                self._rungs[rung].count_exit(layer)
+            drawn = [result for result in results if self._random.random() < self.share]
+            if drawn:
                 samples = self._samples[rung]
                 self._rungs[rung].dropped += len(samples) == samples.maxlen
-                samples.append(sample)
+                samples.append(self._random.choice(drawn))
 
     def take(self) -> tuple[int, Sample] | None:
         """A kept result, of the rung with the fewest examined."""
@@ -146,9 +147,10 @@ class Sampler(Generic[Sample]):
 class Audit(Sampler[tuple[Tokens, Prediction]]):
     """Audits the predictions that policies make."""
 
-    def offer(self, rung: int, tokens: Tokens, prediction: Prediction) -> None:
-        """Counts a prediction made by this rung's policy alone, and maybe keeps it."""
-        self.draw(rung, prediction.layer, (tokens, prediction))
+    def offer(self, rung: int, tokens: Sequence[Tokens], predictions: Sequence[Prediction]) -> None:
+        """Counts the predictions of a request, made by this rung's policy alone, and maybe keeps one."""
+        layers = [prediction.layer for prediction in predictions]
+        self.draw(rung, layers, zip(tokens, predictions, strict=True))
 
     def examine(
         self,

@@ -408,10 +408,11 @@ class Batcher:
     def _finish(self, text: QueuedText, prediction: Prediction) -> None:
         ticket = text.ticket
         ticket.predictions[text.row] = prediction
-        if self.audit and ticket.rung not in (None, FULL_DEPTH) and not ticket.limited:
-            self.audit.offer(ticket.rung, text.tokens, prediction)
         if len(ticket.predictions) == len(ticket.tokens) and self._close(ticket):
-            ticket.future.set_result(ticket.reply())
+            reply = ticket.reply()
+            if self.audit and ticket.rung not in (None, FULL_DEPTH) and not ticket.limited:
+                self.audit.offer(ticket.rung, ticket.tokens, reply.predictions)
+            ticket.future.set_result(reply)
 
     def _audit(self, run: Callable[[], None]) -> None:
         try:

@@ -46,7 +46,7 @@ class ListAudit(Sampler[RankedList]):
 
         The exit of one of its documents is counted: those of a list are not independent.
         """
-        self.draw(rung, self._random.choice(layers), ranked)
+        self.draw(rung, [self._random.choice(layers)], [ranked])
 
     def examine(self, full_depth: Steps, original: Steps | None = None) -> int | None:
         """Runs one micro-batch of a kept list. Returns the rung if this breaks its certificate. `original` is the
