@@ -1,4 +1,4 @@
-"""Write files and folders completely or not at all.
+"""Write files and folders completely or not at all; read JSON; hash contents.
 
 Output is written to a scratch folder beside its target, `.NAME.RANDOM.unfinished`, and then renamed. A killed writer
 leaves its scratch folder behind; the next writer of the same target removes it once nothing in it has changed for an
@@ -8,11 +8,12 @@ Several files cannot be renamed in one step, so their scratch folder is: to `.NA
 are then moved. If the writer is killed in between, the next reader or writer moves the rest.
 """
 
+import hashlib
 import json
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -123,3 +124,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise CannotLoad(f"{path} cannot be read (not a JSON object); save or copy the model again.")
     return record
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """A short hash of the parts, joined.
+
+    >>> digest([b"a", b"b"]) == digest([b"ab"])
+    True
+    """
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part)
+    return total.hexdigest()[:16]

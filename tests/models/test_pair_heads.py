@@ -18,7 +18,7 @@ from offramp.onnx_export import export
 from offramp.runtimes import Tokens
 from offramp.runtimes.onnx import OnnxRuntime
 from offramp.runtimes.torch import TorchRuntime
-from offramp.training.features import absorb, collect_features, measure_scaling
+from offramp.training.features import collect_features, fold_scaling_into_head, measure_scaling
 
 Make = Callable[..., Any]
 
@@ -110,11 +110,11 @@ def test_stored_features_give_the_same_logits(
     with torch.inference_mode():
         np.testing.assert_allclose(model(features=vectors).exit_logits.numpy(), truth, atol=5e-3)
     features.scaling = measure_scaling(features)
-    absorb(model, features.scaling, inverse=True)
+    fold_scaling_into_head(model, features.scaling, inverse=True)
     scaled = features.__getitems__(range(len(pairs)))["features"]
     with torch.inference_mode():
         np.testing.assert_allclose(model(features=scaled).exit_logits.numpy(), truth, atol=5e-3)
-    absorb(model, features.scaling)
+    fold_scaling_into_head(model, features.scaling)
 
 
 def test_it_is_saved_and_cut_at_an_exit(

@@ -12,7 +12,13 @@ from datasets import Dataset
 
 from offramp import RECIPES, ExitModel, Task
 from offramp.training import Trained, run
-from offramp.training.features import Features, absorb, can_standardize, centre, measure_scaling
+from offramp.training.features import (
+    Features,
+    can_standardize,
+    fold_scaling_into_head,
+    measure_scaling,
+    shift_to_mean,
+)
 
 Make = Callable[..., ExitModel]
 Fit = Callable[..., Trained]
@@ -58,9 +64,9 @@ def test_standardization_moves_into_the_weights_and_out_again(tiny_model: Make, 
     scaling = measure_scaling(features)
     plain = torch.from_numpy(vectors.astype(np.float32))
     before = model(features=plain).exit_logits
-    absorb(model, scaling, inverse=True)
+    fold_scaling_into_head(model, scaling, inverse=True)
     torch.testing.assert_close(model(features=scaling.apply(plain)).exit_logits, before, atol=1e-4, rtol=1e-4)
-    absorb(model, scaling)
+    fold_scaling_into_head(model, scaling)
     torch.testing.assert_close(model(features=plain).exit_logits, before, atol=1e-4, rtol=1e-4)
     scaled = scaling.apply(plain)
     torch.testing.assert_close(scaled[:, :-1].mean(0), torch.zeros(3, 16), atol=1e-3, rtol=0)
@@ -130,7 +136,7 @@ def test_exits_of_a_regression_start_at_the_mean_of_the_last(tiny_model: Make) -
     vectors = np.random.default_rng(0).normal(0, 1, (50, 4, 16)).astype(np.float16)
     plain = torch.from_numpy(vectors.astype(np.float32))
     before = model(features=plain).exit_logits
-    centre(model, Features(vectors, Dataset.from_dict({"length": [1] * 50})))
+    shift_to_mean(model, Features(vectors, Dataset.from_dict({"length": [1] * 50})))
     after = model(features=plain).exit_logits
     assert torch.equal(before[:, -1], after[:, -1])
     torch.testing.assert_close(after.mean(0), before[:, -1:].mean(0).expand(4, 1))

@@ -16,9 +16,9 @@ HEADS = torch.tensor([1.0, 10.0, 100.0, 1000.0])
 def backward(active: list[bool], bias: Tensor) -> float:
     """Four identity layers, each with a head that multiplies by 1, 10, 100, 1000: the gradient at the bottom."""
     start = torch.tensor([0.5], requires_grad=True)
-    tap, hidden, loss = equilibrium(active), start, torch.tensor(0.0)
+    hook, hidden, loss = equilibrium(active), start, torch.tensor(0.0)
     for exit, weight in enumerate(HEADS):
-        to_head, hidden = tap(exit, hidden)
+        to_head, hidden = hook(exit, hidden)
         if active[exit]:
             loss = loss + (to_head * weight + bias[exit]).sum()
     loss.backward()

@@ -88,7 +88,7 @@ def test_further_text_that_could_not_be_used_is_refused(
 @pytest.mark.parametrize("teacher", [{"momentum": 0.9}, {"frozen_teacher": True}])
 def test_a_phase_on_stored_features_has_no_other_teacher(teacher: dict[str, Any]) -> None:
     with pytest.raises(BadOption, match="taught by the last exit"):
-        Phase(losses.taught, trainable="exits", **teacher)
+        Phase(losses.teacher_loss, trainable="exits", **teacher)
 
 
 def test_a_missing_tokenizer_is_reported_with_the_argument_to_pass(fit: Fit) -> None:

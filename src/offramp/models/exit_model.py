@@ -5,10 +5,10 @@ exit is implemented in `engine.py`. A call stores nothing on the model, so threa
 """
 
 import copy
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -20,12 +20,13 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
 from offramp.errors import BadConfig, BadOption, CannotLoad, OfframpError, count
+from offramp.files import digest
 from offramp.models.backbones import Backbone, FinalHead, backbone_for
 from offramp.models.config import ExitConfig
 from offramp.models.heads import HeadConfig, Heads, is_count
 from offramp.problems import REGRESSION, SINGLE_LABEL
 
-Tap = Callable[[int, Tensor], tuple[Tensor, Tensor]]
+GradientHook = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 """(exit, hidden) -> (input of its head, input of the next layer): lets a recipe change the backward pass."""
 
 LEARNED_WEIGHT_START = 4.0
@@ -94,7 +95,7 @@ class ExitModel(PreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        tap: Tap | None = None,
+        gradient_hook: GradientHook | None = None,
         features: Tensor | None = None,
     ) -> ExitOutput:
         """Runs every layer and every exit. `loss` is the mean over exits.
@@ -108,7 +109,7 @@ class ExitModel(PreTrainedModel):
                 for exit, width in enumerate(self.heads.widths)
             ]
         else:
-            states = self.exit_states(cast(Tensor, input_ids), attention_mask, token_type_ids, tap)
+            states = self.exit_states(cast(Tensor, input_ids), attention_mask, token_type_ids, gradient_hook)
             outputs = [
                 self.heads(exit, hidden, attention_mask, token_type_ids) for exit, hidden in enumerate(states)
             ]
@@ -127,7 +128,7 @@ class ExitModel(PreTrainedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        tap: Tap | None = None,
+        gradient_hook: GradientHook | None = None,
     ) -> Iterator[Tensor]:
         """The input of each head in turn: hidden states (examples, length, width)."""
         adapter, backbone = self.adapter, self.backbone
@@ -138,7 +139,7 @@ class ExitModel(PreTrainedModel):
                 hidden = adapter.layer(backbone, layer - 1, hidden, context)
             if layer in self.config.exits:
                 exit = self.config.exits.index(layer)
-                to_head, hidden = tap(exit, hidden) if tap else (hidden, hidden)
+                to_head, hidden = gradient_hook(exit, hidden) if gradient_hook else (hidden, hidden)
                 if layer == 0:  # a bag of words, which the embeddings should not be trained for
                     to_head = to_head.detach()
                 yield adapter.norm(backbone, to_head)
@@ -426,11 +427,13 @@ def label_names(labels: Sequence[str] | None, source: Any, num_labels: int) -> d
 
 def hash_weights(model: nn.Module, more: str = "") -> str:
     """A hash of `more` and of all weights, in the order of their names."""
-    digest = hashlib.sha256(more.encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    weights = sorted(model.state_dict().items())
+    parts = (part for name, tensor in weights for part in (name.encode(), tensor_bytes(tensor)))
+    return digest(chain([more.encode()], parts))
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def copy_weights(target: Any, source: Any) -> None:

@@ -39,7 +39,7 @@ from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import open_output, remembering_refusal
 from offramp.retrofits.run import Retrofit, check_seed, choose_runtime, precisions_to_try
 from offramp.retrofits.steps import EXITS, ORIGINAL, Log, Steps, Variant
-from offramp.retrofits.text_split import CALIBRATION, TextSet, digest, split_queries
+from offramp.retrofits.text_split import CALIBRATION, TextSet, hash_texts, split_queries
 
 TIMED_QUERIES = 10
 
@@ -113,7 +113,7 @@ def retrofit_reranker(
         home,
         {
             "model": hash_weights(original.model),
-            "texts": digest(texts, None),
+            "texts": hash_texts(texts, None),
             "rank_guarantee": asdict(target),
             "ladder": [*ladder],
             "tune": epochs if tune else False,

@@ -35,7 +35,7 @@ from offramp.reports.card import RETROFIT
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import open_output, remembering_refusal
 from offramp.retrofits.steps import Log, Steps
-from offramp.retrofits.text_split import check_enough, digest, split_texts
+from offramp.retrofits.text_split import check_enough, hash_texts, split_texts
 from offramp.retrofits.verdict import comparison_table
 
 RUNTIMES, PRECISIONS = ("onnx", "torch"), ("auto", "fp32", "int8")
@@ -111,7 +111,7 @@ def retrofit(
         {
             "model": hash_weights(original.model),
             "label_names": label_names and [*label_names],
-            "texts": digest(texts, None if labels is None else np.asarray(labels)),
+            "texts": hash_texts(texts, None if labels is None else np.asarray(labels)),
             "guarantee": asdict(target),
             "rules": rules,
             "tune": epochs if tune else False,

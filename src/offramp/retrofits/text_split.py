@@ -1,8 +1,8 @@
 """Splitting the texts of a retrofit into those to learn from, to calibrate on and to test on."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from offramp.data.files import text_columns
 from offramp.errors import BadData
+from offramp.files import digest
 from offramp.guarantees.bounds import examples_needed
 from offramp.inference.texts import Text
 from offramp.measuring.calibrate import FIT_MOST, FIT_SHARE
@@ -101,10 +102,7 @@ def check_enough(texts: Sequence[Text], target: Guarantee, rules: Sequence[str],
         )
 
 
-def digest(texts: Sequence[Text], labels: Array | None) -> str:
+def hash_texts(texts: Sequence[Text], labels: Array | None) -> str:
     """A hash of the texts and labels, to recognize an interrupted retrofit."""
-    content = hashlib.sha256()
-    for text in texts:
-        content.update(repr(text).encode("utf-8", "surrogatepass"))
-    content.update(b"" if labels is None else labels.tobytes())
-    return content.hexdigest()[:16]
+    encoded = (repr(text).encode("utf-8", "surrogatepass") for text in texts)
+    return digest(chain(encoded, [] if labels is None else [labels.tobytes()]))

@@ -100,7 +100,7 @@ def measure_scaling(features: Features) -> Scaling:
 
 
 @torch.no_grad()
-def absorb(model: ExitModel, scaling: Scaling, inverse: bool = False) -> None:
+def fold_scaling_into_head(model: ExitModel, scaling: Scaling, inverse: bool = False) -> None:
     """Move the standardization of the inputs into the first linear layer of each inner head, or out of it.
 
     Heads then read plain features again, and nothing needs to be stored or exported for it.
@@ -117,7 +117,7 @@ def absorb(model: ExitModel, scaling: Scaling, inverse: bool = False) -> None:
 
 
 @torch.no_grad()
-def centre(model: ExitModel, features: Features) -> None:
+def shift_to_mean(model: ExitModel, features: Features) -> None:
     """Shift the inner exits of a regression so that their mean is that of the last exit.
 
     A step moves a bias by no more than the learning rate, so exits would spend most of a short training on the mean.

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offramp.models.exit_model import ExitModel, Tap
+from offramp.models.exit_model import ExitModel, GradientHook
 
 
 class ScaleGradient(torch.autograd.Function):
@@ -27,7 +27,7 @@ def scale_gradient(value: Tensor, factor: float) -> Tensor:
     return result
 
 
-def equilibrium(active: Sequence[bool]) -> Tap:
+def equilibrium(active: Sequence[bool]) -> GradientHook:
     """Each layer gets the mean, not the sum, of the gradients of the active exits above it (ElasticBERT).
 
     Heads keep their full gradient. Inactive exits leave gradients unchanged.
@@ -35,13 +35,13 @@ def equilibrium(active: Sequence[bool]) -> Tap:
     last = len(active) - 1
     above = [sum(active[exit:]) for exit in range(last + 1)]  # active exits from this one on
 
-    def tap(exit: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def hook(exit: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
         if not active[exit]:
             return hidden, hidden
         hidden = scale_gradient(hidden, 1 / above[exit])
         return hidden, scale_gradient(hidden, float(above[exit] - 1)) if exit < last else hidden
 
-    return tap
+    return hook
 
 
 def scale_by_depth(logits: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ def distillation(
     return (divergence(students, last.expand_as(students), temperature, problem_type).sum(),)
 
 
-def taught(
+def teacher_loss(
     logits: Tensor,
     labels: Tensor | None = None,
     *,
@@ -194,12 +194,12 @@ def taught(
     distance = outputs * divergence(students, target, temperature, problem_type).sum()
     if labels is None:
         return (distance,)
-    taught_by_teacher = (1 - label_weight) * distance
+    from_teacher = (1 - label_weight) * distance
     if not (known := labelled(labels)).any():  # of a batch; others have labels
-        return (taught_by_teacher,)
+        return (from_teacher,)
     supervised = task_loss(students[known], labels[known], problem_type).sum()
     share = known.float().mean()  # so that unlabelled examples do not raise the weight of the others
-    return (label_weight * share * supervised, taught_by_teacher)
+    return (label_weight * share * supervised, from_teacher)
 
 
 def labelled(labels: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from offramp.errors import BadOption, UnknownName, did_you_mean
 from offramp.models.heads import check_choice
 from offramp.training import losses
-from offramp.training.losses import Loss, grouped, taught, total
+from offramp.training.losses import Loss, grouped, teacher_loss, total
 
 TRAINABLE = ("all", "final", "exits")
 GRADIENTS = ("plain", "equilibrium", "by_depth", "projected")
@@ -108,7 +108,7 @@ def head_phase(epochs: float, rate: float, temperature: float, label_weight: flo
     check_number("temperature", temperature, "a number above 0", lambda x: x > 0)
     check_number("label_weight", label_weight, "a number from 0 to 1", lambda x: 0 <= x <= 1)
     return Phase(
-        partial(taught, temperature=temperature, label_weight=label_weight),
+        partial(teacher_loss, temperature=temperature, label_weight=label_weight),
         trainable="exits",
         epochs=epochs,
         batch_size=HEAD_BATCH,
@@ -286,11 +286,11 @@ def mixed(
 
     `fine_tune=False` leaves out the first phase, for a fine-tuned model; `head_epochs=0` leaves out the last.
     """
-    taught = partial(losses.taught, temperature=temperature, label_weight=label_weight)
+    loss = partial(teacher_loss, temperature=temperature, label_weight=label_weight)
     first = (Phase(losses.final, trainable="final"),) if fine_tune else ()
     last = (head_phase(head_epochs, head_rate, temperature, label_weight),) if head_epochs else ()
     everything = Phase(
-        taught,
+        loss,
         gradients="equilibrium",
         frozen_teacher=True,
         unlabelled=True,

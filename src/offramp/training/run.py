@@ -44,15 +44,15 @@ from offramp.training.data import (
 )
 from offramp.training.features import (
     Features,
-    absorb,
     can_standardize,
-    centre,
     collect_features,
+    fold_scaling_into_head,
     measure_scaling,
+    shift_to_mean,
 )
 from offramp.training.preflight import check, check_labels, prepare, start_at_mean
 from offramp.training.recipes import Phase, Recipe, default_recipe, recipe_named
-from offramp.training.run_dir import claim, identity, last_complete_checkpoint
+from offramp.training.run_dir import identity, last_complete_checkpoint, register_run
 from offramp.training.trainer import PhaseTrainer
 
 
@@ -140,7 +140,7 @@ def train(
         model.config.trained_on_pairs = "text_pair" in task.text_columns
         run = identity(model, recipe, args, data, task=task.name, early_stopping=early_stopping)
         with args.main_process_first(local=False):
-            claim(home, run)
+            register_run(home, run)
         if (home / "model" / SCORES).exists():  # written last
             return load_finished(model, home / "model")
         stopping = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
@@ -204,13 +204,13 @@ class Training:
             scaling = measure_scaling(features["train"])
             for each in features.values():
                 each.scaling = scaling
-            absorb(self.model, scaling, inverse=True)
+            fold_scaling_into_head(self.model, scaling, inverse=True)
             if self.model.config.problem_type == REGRESSION and self.model.heads.sharing == 1:
-                centre(self.model, features["train"])
+                shift_to_mean(self.model, features["train"])
         trainer = self.trainer(phase, folder, features["train"], features.get("validation"))
         run_trainer(trainer, folder)
         if scaling is not None:
-            absorb(self.model, scaling)
+            fold_scaling_into_head(self.model, scaling)
         save_phase(trainer, folder)
         if trainer.is_world_process_zero():
             for name in features:

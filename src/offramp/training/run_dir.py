@@ -6,7 +6,6 @@ phase-1/done/       the final weights of the phase
 model/              the trained model, its tokenizer and `scores.json`
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -16,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import TrainingArguments
 
 from offramp.errors import BadOption
-from offramp.files import read_json, write_files
-from offramp.models.exit_model import ExitModel, hash_weights
+from offramp.files import digest, read_json, write_files
+from offramp.models.exit_model import ExitModel, hash_weights, tensor_bytes
 from offramp.training.recipes import Phase, Recipe
 
 ARGUMENTS_THAT_CHANGE_WEIGHTS = """
@@ -52,8 +50,8 @@ def identity(
         "phases": [phase_fields(phase) for phase in recipe.phases],
         "exits": model.config.exits,
         "head": model.config.head,
-        "encoder": digest(*map(tensor_bytes, model.backbone.state_dict().values())),
-        "data": {split: digest(table_bytes(rows)) for split, rows in data.items()},
+        "encoder": digest(map(tensor_bytes, model.backbone.state_dict().values())),
+        "data": {split: digest([table_bytes(rows)]) for split, rows in data.items()},
         **{name: getattr(args, name) for name in [*ARGUMENTS_THAT_CHANGE_WEIGHTS, *saving]},
         **more,
     }
@@ -71,17 +69,6 @@ def phase_fields(phase: Phase) -> dict[str, Any]:
     return {**asdict(phase), "loss": name, "loss_settings": options}
 
 
-def digest(*parts: bytes) -> str:
-    total = hashlib.sha256()
-    for part in parts:
-        total.update(part)
-    return total.hexdigest()[:16]
-
-
-def tensor_bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
 def table_bytes(rows: Any) -> bytes:
     # without metadata: datasets store a hash of the functions that made the rows, which differs between versions
     table = rows.with_format("arrow")[:].replace_schema_metadata().combine_chunks()
@@ -91,7 +78,7 @@ def table_bytes(rows: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-def claim(home: Path, run: Mapping[str, Any]) -> None:
+def register_run(home: Path, run: Mapping[str, Any]) -> None:
     """Writes run.json, or raises BadOption if the folder belongs to a different run."""
     file = home / "run.json"
     if not file.exists():

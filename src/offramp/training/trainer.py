@@ -15,7 +15,7 @@ from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainerCallback
 
 from offramp.errors import BadOption, Incompatible
-from offramp.models.exit_model import ExitModel, Tap
+from offramp.models.exit_model import ExitModel, GradientHook
 from offramp.training.gradients import equilibrium, projected_parameters, remove_conflict, scale_by_depth
 from offramp.training.losses import group_members
 from offramp.training.recipes import Phase
@@ -54,7 +54,7 @@ class PhaseTrainer(Trainer):
         if self.phase.trainable == "exits":  # no dropout where frozen; Trainer calls train() before each step
             plain.backbone.eval()
             plain.heads.dropouts[-1].eval()
-        outputs = model(**inputs, tap=self.tap(plain.config.exits, step))
+        outputs = model(**inputs, gradient_hook=self.gradient_hook(plain.config.exits, step))
         logits = outputs.exit_logits
         terms = self.phase.loss(
             scale_by_depth(logits) if self.phase.gradients == "by_depth" else logits,
@@ -70,7 +70,7 @@ class PhaseTrainer(Trainer):
         loss = torch.stack(terms).sum()
         return (loss, outputs) if return_outputs else loss
 
-    def tap(self, exits: Sequence[int], step: int | None) -> Tap | None:
+    def gradient_hook(self, exits: Sequence[int], step: int | None) -> GradientHook | None:
         if self.phase.gradients != "equilibrium":
             return None
         active = group_members(len(exits), self.phase.groups, step)

@@ -7,11 +7,9 @@ results. Every backbone listed here is tested against transformers (docs/backbon
 from offramp.errors import UnknownName
 from offramp.models.backbones.albert import Albert
 from offramp.models.backbones.base import Backbone, FinalHead
-from offramp.models.backbones.bert import Electra, Roberta, RobertaPreLayerNorm
+from offramp.models.backbones.bert import DistilBert, Electra, MPNet, Roberta, RobertaPreLayerNorm
 from offramp.models.backbones.deberta import Deberta
-from offramp.models.backbones.distilbert import DistilBert
 from offramp.models.backbones.modernbert import ModernBert
-from offramp.models.backbones.mpnet import MPNet
 
 BACKBONES: dict[str, Backbone] = {
     "albert": Albert(),

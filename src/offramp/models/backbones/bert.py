@@ -1,6 +1,6 @@
-"""Families built like BERT: roberta, xlm-roberta, camembert, data2vec-text, electra, roberta-prelayernorm."""
+"""Families built like BERT: those of RoBERTa, Electra, DistilBERT and MPNet."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -36,3 +36,32 @@ class Electra(Backbone):
     def final_head(self, model: Any) -> FinalHead:
         head = model.classifier
         return FinalHead(pooler=head.dense, classifier=head.out_proj, activation="gelu")
+
+
+class DistilBert(Backbone):
+    """No token types; the head uses relu, not tanh."""
+
+    has_token_types = False
+    layer_list = "transformer.layer"
+
+    def final_head(self, model: Any) -> FinalHead:
+        return FinalHead(pooler=model.pre_classifier, classifier=model.classifier, activation="relu")
+
+
+class MPNetContext(NamedTuple):
+    mask: Any
+    position_bias: Tensor
+
+
+class MPNet(Roberta):
+    """No token types, and one relative position bias for all layers."""
+
+    has_token_types = False
+
+    def context(self, model: Any, hidden: Tensor, attention_mask: Tensor | None) -> MPNetContext:
+        mask = super().context(model, hidden, attention_mask)
+        return MPNetContext(mask, model.encoder.compute_position_bias(hidden))
+
+    def layer(self, model: Any, index: int, hidden: Tensor, context: MPNetContext) -> Tensor:
+        out: Tensor = self.layers(model)[index](hidden, context.mask, context.position_bias)[0]
+        return out
