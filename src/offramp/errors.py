@@ -6,6 +6,7 @@ from difflib import get_close_matches
 EXTRAS = {
     "measure": "scipy sklearn",
     "train": "torch transformers accelerate datasets",
+    "plot": "matplotlib",
     "onnx": "onnxruntime",
     "export": "onnx onnxscript",
     "serve": "fastapi prometheus_client uvicorn",

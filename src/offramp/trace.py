@@ -17,7 +17,15 @@ from safetensors.numpy import save_file
 
 from offramp.errors import BadData
 from offramp.files import atomic_file
-from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL, Array, decode
+from offramp.problems import (
+    MULTI_LABEL,
+    PROBLEM_TYPES,
+    REGRESSION,
+    SINGLE_LABEL,
+    Array,
+    Problem,
+    problem_named,
+)
 
 FORMAT = 1
 SHAPE = ("hidden", "intermediate", "heads", "layers")
@@ -98,18 +106,17 @@ class Trace:
         arrays = {name: getattr(self, name) for name in PER_EXAMPLE}
         return replace(self, **{name: array[rows] for name, array in arrays.items() if array is not None})
 
+    @property
+    def problem(self) -> Problem:
+        return problem_named(self.problem_type)
+
     def reference_predictions(self) -> Array:
         """(examples,) or (examples, labels): the predictions to be kept, the reference's or else full depth's."""
-        logits = self.logits[:, -1] if self.reference is None else self.reference
-        return decode(logits, self.problem_type)
+        return self.problem.decode(self.logits[:, -1] if self.reference is None else self.reference)
 
     def agrees(self, logits: Array, tolerance: float | None = None) -> Array:
         """(examples,) whether logits (examples, classes) give the reference's prediction, in every label."""
-        predictions, reference = decode(logits, self.problem_type), self.reference_predictions()
-        if self.problem_type == REGRESSION:
-            return np.asarray(np.abs(predictions - reference) <= (tolerance or 0.0))
-        same = np.asarray(predictions == reference)
-        return np.asarray(same.all(-1)) if self.problem_type == MULTI_LABEL else same
+        return self.problem.agree(self.problem.decode(logits), self.reference_predictions(), tolerance)
 
     def origin(self) -> dict[str, Any]:
         """The fields of a certificate that say which model and data it was issued for."""

@@ -90,7 +90,7 @@ METRICS: Mapping[str, Metric] = {
     "micro_f1": sklearn_metric("f1_score", average="micro", zero_division=0.0),
 }
 
-SUITABLE = {
+SUITABLE: Mapping[str, tuple[str, ...]] = {
     SINGLE_LABEL: ("mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"),
     MULTI_LABEL: ("acc", "macro_f1", "micro_f1"),
     REGRESSION: ("pearson", "spearmanr", "corr"),

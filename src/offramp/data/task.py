@@ -274,7 +274,7 @@ class Task:
             raise BadData(f"{self.name} has no split {split!r} here; it has {', '.join(self.splits)}")
         table, texts = self.splits[split].read(), self.text_columns
         columns = check_rows(table, texts, self.labels, self.problem_type, self.separator, self.bad_rows)
-        label_types = {
+        label_types: dict[str, object] = {
             SINGLE_LABEL: datasets.ClassLabel(names=list(self.labels or ())),
             MULTI_LABEL: datasets.List(datasets.Value("float32")),  # as binary cross-entropy expects
             REGRESSION: datasets.Value("float32"),

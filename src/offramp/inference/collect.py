@@ -156,7 +156,10 @@ def read_labels(batch: Batch, first: int, problem_type: str, classes: int) -> Ar
         return None
     if any(missing):
         raise unlabelled(first + missing.index(True))
-    expected = {SINGLE_LABEL: f"0 to {classes - 1}", MULTI_LABEL: f"a list of {classes} zeros and ones"}
+    expected: dict[str, str] = {
+        SINGLE_LABEL: f"0 to {classes - 1}",
+        MULTI_LABEL: f"a list of {classes} zeros and ones",
+    }
     for row, label in enumerate(labels, first):
         if not is_label(label, problem_type, classes):
             raise BadData(

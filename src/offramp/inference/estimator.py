@@ -20,8 +20,8 @@ def estimator(
     labels = classifier.runtime.labels
     if classes is not None and len(classes) != len(labels):
         raise BadOption(f"expected a class for each label ({', '.join(labels)}), got {len(classes)}.")
-    kinds = {REGRESSION: ExitRegressor, MULTI_LABEL: ExitMultiLabelClassifier}
-    kind = kinds.get(classifier.runtime.problem_type, ExitClassifier)
+    kinds: dict[str, Any] = {REGRESSION: ExitRegressor, MULTI_LABEL: ExitMultiLabelClassifier}
+    kind: type[ExitEstimator] = kinds.get(classifier.runtime.problem_type, ExitClassifier)
     return kind(classifier, policy, classes)
 
 
