@@ -23,6 +23,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = offramp.nonsense
 
 
+@pytest.mark.parametrize("policy", ["entropyy:0.3", "entropy:much", "entropy:0.3,depth=2"])
+def test_a_bad_argument_is_a_value_error(policy: str) -> None:
+    with pytest.raises(ValueError, match=r"entropy|much|depth") as caught:
+        offramp.Policy.parse(policy)
+    assert isinstance(caught.value, offramp.OfframpError)
+
+
 def test_a_missing_extra_gives_the_pip_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offramp, "import_module", import_without("torch"))
     with pytest.raises(offramp.MissingExtra, match=re.escape("pip install 'offramp[train]'")):

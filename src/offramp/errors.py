@@ -1,8 +1,5 @@
 """Errors that a caller can cause. Each message names the cause and the next step."""
 
-from collections.abc import Iterable
-from difflib import get_close_matches
-
 EXTRAS = {
     "measure": "scipy sklearn",
     "train": "torch transformers accelerate datasets",
@@ -23,23 +20,23 @@ class MissingExtra(OfframpError, ImportError):
     """A feature was used whose optional dependencies are not installed."""
 
 
-class UnknownName(OfframpError):
+class UnknownName(OfframpError, ValueError):
     """No task, metric, rule, recipe, backbone or class has this name."""
 
 
-class BadData(OfframpError):
+class BadData(OfframpError, ValueError):
     """A file, row, text or trace is not what was expected; the message says which one."""
 
 
-class BadOption(OfframpError):
+class BadOption(OfframpError, ValueError):
     """An argument, flag or request option is out of range or contradicts another one."""
 
 
-class BadConfig(OfframpError):
+class BadConfig(OfframpError, ValueError):
     """A model config is invalid, or was written by a newer version."""
 
 
-class BadPolicy(OfframpError):
+class BadPolicy(OfframpError, ValueError):
     """A policy is invalid: an unknown rule or option, a value out of range, rungs in the wrong order."""
 
 
@@ -101,30 +98,6 @@ class NoSampleTexts(UserWarning):
 
 class CertificateMismatch(UserWarning):
     """The certificate was issued for a different policy, model or precision."""
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: close matches, or else everything there is.
-
-    >>> did_you_mean("entrpy", ["entropy", "margin"])
-    "'entrpy'; did you mean entropy?"
-    >>> did_you_mean("x", ["entropy", "margin"])
-    "'x'; available: entropy, margin."
-    """
-    known = list(known)
-    close = get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"available: {', '.join(known)}."
-    return f"{name!r}; {hint}"
-
-
-def count(number: int, noun: str) -> str:
-    """A number of things.
-
-    >>> count(1, "text"), count(8530, "text"), count(2, "query")
-    ('1 text', '8530 texts', '2 queries')
-    """
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
 
 
 def extra_with(module: str | None) -> str | None:

@@ -154,6 +154,8 @@ class Trace:
             if unknown:
                 raise BadData(f"{path} has unknown fields {', '.join(sorted(unknown))}; upgrade offramp.")
             return cls(**{"labels": None} | arrays | rest)
+        except BadData:
+            raise
         except FileNotFoundError:
             raise BadData(f"{path} does not exist; create it with `offramp trace`.") from None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:

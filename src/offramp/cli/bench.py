@@ -10,7 +10,8 @@ from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions, texts_of
 from offramp.cli.options import RuntimeOptions
 from offramp.cli.timing import machine, time_policies, timing_table
-from offramp.errors import BadOption, count
+from offramp.errors import BadOption
+from offramp.wording import count
 
 
 def bench(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from offramp.cli.command import Result, log
-from offramp.errors import BadOption, count
+from offramp.errors import BadOption
+from offramp.wording import count
 
 if TYPE_CHECKING:
     from offramp.folder import ModelInfo

@@ -22,7 +22,8 @@ import yaml
 from typer.models import OptionInfo
 
 import offramp
-from offramp.errors import BadPolicy, NoSafeThreshold, OfframpError, did_you_mean, extra_with, install_hint
+from offramp.errors import BadPolicy, NoSafeThreshold, OfframpError, extra_with, install_hint
+from offramp.wording import did_you_mean
 
 EXIT_CODES = {
     0: "success",

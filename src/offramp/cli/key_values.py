@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import yaml
 
-from offramp.errors import BadOption, did_you_mean
+from offramp.errors import BadOption
+from offramp.wording import did_you_mean
 
 if TYPE_CHECKING:
     from offramp.training.recipes import Recipe

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from typer import Argument
 
 from offramp.cli.command import Result
-from offramp.errors import BadOption, did_you_mean
+from offramp.errors import BadOption
+from offramp.wording import did_you_mean
 
 
 def list_names(

@@ -31,7 +31,8 @@ from offramp.cli.rows import (
     tsv_line,
     write_records,
 )
-from offramp.errors import BadOption, count
+from offramp.errors import BadOption
+from offramp.wording import count
 
 if TYPE_CHECKING:
     from offramp.data import Task

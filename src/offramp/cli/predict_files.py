@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from offramp.cli.command import Result
 from offramp.cli.options import DeviceOption, MaxLayerOption, PolicyOption, TextOption, TextPairOption
-from offramp.errors import count
+from offramp.wording import count
 
 
 def predict_files(

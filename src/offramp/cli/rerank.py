@@ -10,7 +10,8 @@ from offramp.cli.command import Result, log
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
 from offramp.cli.progress import with_progress
 from offramp.cli.rows import Row, check_format, input_columns, read_rows, rounded, tsv_line, write_records
-from offramp.errors import BadOption, count
+from offramp.errors import BadOption
+from offramp.wording import count
 
 if TYPE_CHECKING:
     from offramp.inference.reranker import Reranker

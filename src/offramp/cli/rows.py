@@ -11,8 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from offramp.cli.command import Result
-from offramp.errors import BadData, BadOption, count
+from offramp.errors import BadData, BadOption
 from offramp.files import atomic_file
+from offramp.wording import count
 
 PROBABILITIES = "probabilities"
 STDIN_FORMATS = ("txt", "csv", "tsv", "jsonl")

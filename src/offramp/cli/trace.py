@@ -11,8 +11,8 @@ from offramp.cli.command import Result, log
 from offramp.cli.data import ColumnOptions, DataOptions
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
 from offramp.cli.progress import in_terminal
-from offramp.errors import count
 from offramp.files import read_json
+from offramp.wording import count
 
 if TYPE_CHECKING:
     from offramp.trace import Trace

@@ -16,7 +16,8 @@ from offramp.cli.key_values import parse_key_values, parse_recipe, parse_trainin
 from offramp.cli.options import check_writable
 from offramp.cli.progress import in_terminal, training_progress
 from offramp.cli.rows import read_rows
-from offramp.errors import BadOption, count
+from offramp.errors import BadOption
+from offramp.wording import count
 
 if TYPE_CHECKING:
     from offramp.data import Task

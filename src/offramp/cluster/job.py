@@ -23,12 +23,13 @@ from offramp.cluster.input_files import TextFiles, find_texts
 from offramp.cluster.ray_session import connect
 from offramp.cluster.worker import Predictor
 from offramp.cpus import available_cpus
-from offramp.errors import BadData, BadOption, OfframpError, RunFailed, count
+from offramp.errors import BadData, BadOption, OfframpError, RunFailed
 from offramp.files import check_free, write_files
 from offramp.folder import is_exported
 from offramp.inference import Classifier
 from offramp.inference.texts import check_kind
 from offramp.policy import Policy
+from offramp.wording import count
 
 DONE = "_done.json"
 BLOCK = 128 * 2**10

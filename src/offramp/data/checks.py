@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from offramp.data.files import RawTable
-from offramp.errors import BadData, count
+from offramp.errors import BadData
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from offramp.wording import count
 
 
 def check_rows(

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from offramp.errors import BadData, count
+from offramp.errors import BadData
+from offramp.wording import count
 
 Column: TypeAlias = int | str
 """A position, from 0 or negative from the end, or a name."""

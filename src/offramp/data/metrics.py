@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.errors import UnknownName, did_you_mean
+from offramp.errors import UnknownName
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, decode
+from offramp.wording import did_you_mean
 
 Metric: TypeAlias = Callable[[Array, Array], float]
 

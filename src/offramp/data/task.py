@@ -27,8 +27,9 @@ from offramp.data.files import (
     read_file,
 )
 from offramp.data.metrics import check_metrics
-from offramp.errors import BadData, UnknownName, did_you_mean
+from offramp.errors import BadData, UnknownName
 from offramp.problems import DEFAULT_METRICS, MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
+from offramp.wording import did_you_mean
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict

@@ -158,7 +158,7 @@ def explain_config(file: Path) -> Iterator[None]:
         raise CannotLoad(f"{file} has no {missing}; save or export the model again.") from None
     except (BadPolicy, Incompatible) as error:
         raise CannotLoad(f"{file}: the stored rank rule: {error}") from error
-    except (BadConfig, TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise CannotLoad(f"{file}: {error}; save or export the model again.") from error
 
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
-from offramp.errors import BadPolicy, CertificateMismatch, count
+from offramp.errors import BadPolicy, CertificateMismatch
+from offramp.wording import count
 
 Certified = TypeVar("Certified", bound=Any)
 
@@ -146,6 +147,8 @@ class Certificate:
             raise BadPolicy("the certificate has unknown fields or is not an object; calibrate again.")
         try:
             return cls(**record)
+        except BadPolicy:
+            raise
         except (TypeError, ValueError) as error:
             raise BadPolicy(f"the certificate is incomplete ({error}); calibrate again.") from error
 

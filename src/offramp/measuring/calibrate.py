@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from offramp.errors import BadOption, NoSafeThreshold, ReusedData, count
+from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.measuring.budget import spend
 from offramp.measuring.curve import Curve, Point, Sweep, parse_rule
 from offramp.measuring.guarantee import certify, check_target
@@ -30,6 +30,7 @@ from offramp.problems import REGRESSION
 from offramp.rules import RULES
 from offramp.rules.base import Rule
 from offramp.trace import Trace
+from offramp.wording import count
 
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "layer")
 FIT_SHARE, FIT_MOST = 3, 2000

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from offramp.errors import BadOption, NoSafeThreshold, count
+from offramp.errors import BadOption, NoSafeThreshold
 from offramp.guarantees.bounds import Bound, binomial, examples_needed, hoeffding_bentkus
 from offramp.measuring.exit_table import build_exit_table
 from offramp.measuring.scores import apply_rule
@@ -26,6 +26,7 @@ from offramp.policy.text import class_indices, round_threshold
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
 from offramp.rules.base import Rule
 from offramp.trace import Trace
+from offramp.wording import count
 
 GRID_SIZE = 400
 LOG_ODDS = -6.0, 14.0

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from offramp.errors import BadOption, did_you_mean
+from offramp.errors import BadOption
 from offramp.measuring.cost import cost, macs
 from offramp.measuring.curve import Curve, Point, Sweep, needs_labels, parse_rule
 from offramp.measuring.exit_table import ExitTable, build_exit_table, useful_thresholds
@@ -18,6 +18,7 @@ from offramp.problems import MULTI_LABEL, Array, decode
 from offramp.rules.base import finite_rows
 from offramp.rules.fixed import Oracle
 from offramp.trace import Trace
+from offramp.wording import did_you_mean
 
 Thresholds: TypeAlias = str | Sequence[float] | Mapping[str, Sequence[float]]
 

@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from offramp.errors import BadConfig
+from offramp.errors import BadConfig, OfframpError
 from offramp.models.backbones import backbone_for
 from offramp.models.heads import HeadConfig
 from offramp.problems import PROBLEM_TYPES, problem_type_of
@@ -82,6 +82,8 @@ class ExitConfig(PreTrainedConfig):
             )
         try:
             return super().from_dict(config_dict, **options)
+        except OfframpError:
+            raise
         except (StrictDataclassError, TypeError, ValueError) as error:
             raise BadConfig(f"cannot read this config: {error}") from error
 

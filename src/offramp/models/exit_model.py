@@ -19,12 +19,13 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
-from offramp.errors import BadConfig, BadOption, CannotLoad, OfframpError, count
+from offramp.errors import BadConfig, BadOption, CannotLoad, OfframpError
 from offramp.files import digest
 from offramp.models.backbones import Backbone, FinalHead, backbone_for
 from offramp.models.config import ExitConfig
 from offramp.models.heads import HeadConfig, Heads, is_count
 from offramp.problems import REGRESSION, SINGLE_LABEL
+from offramp.wording import count
 
 GradientHook = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 """(exit, hidden) -> (input of its head, input of the next layer): lets a recipe change the backward pass."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from offramp.errors import BadOption, did_you_mean
+from offramp.errors import BadOption
+from offramp.wording import did_you_mean
 
 POOLINGS = ("first", "mean", "pair")
 POOLERS = ("own", "shared", "none")

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.errors import Incompatible, count
+from offramp.errors import Incompatible
 from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, Array, is_regression
 from offramp.rules import RULES
 from offramp.rules.base import Rule, as_choices, finite_rows
+from offramp.wording import count
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.errors import BadPolicy, Incompatible, count, did_you_mean
+from offramp.errors import BadPolicy, Incompatible, UnknownName
 from offramp.guarantees.certificate import Certificate
 from offramp.policy import text
 from offramp.policy.decide import Exits, advance, check_rule, reached
 from offramp.problems import MULTI_LABEL, REGRESSION, Array, is_regression
 from offramp.rules.base import Rule
+from offramp.wording import count, did_you_mean
 
 NO_TEMPERATURES = "temperatures would change the numbers that a regression predicts; leave them out."
 NO_CLASSES = "a regression has no classes, so it takes no thresholds by class; leave class.* out."
@@ -115,6 +116,8 @@ class Policy:
         try:
             policy = cls._read(**record)
             as_read = cls.parse(str(policy))
+        except (BadPolicy, UnknownName):
+            raise
         except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise BadPolicy(
                 f"{reprlib.repr(record)} is not a saved policy ({error}); calibrate again."

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from offramp.errors import BadPolicy, Incompatible, count
+from offramp.errors import BadPolicy, Incompatible
 from offramp.guarantees.certificate import Certificate
 from offramp.policy.decide import Exits
 from offramp.policy.policy import Decision, replay
 from offramp.problems import SINGLE_LABEL, Array
+from offramp.wording import count
 
 
 def relevance(logits: Array) -> Array:
@@ -124,6 +125,8 @@ class RankRule:
         proof = record.get("certificate")
         try:
             return cls(**{**record, "certificate": None if proof is None else Certificate.from_json(proof)})
+        except BadPolicy:
+            raise
         except (TypeError, ValueError) as error:
             raise BadPolicy(f"the rank rule is incomplete ({error}); calibrate again.") from error
 

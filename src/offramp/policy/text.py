@@ -13,9 +13,10 @@ from itertools import takewhile
 from typing import Any, get_args, get_type_hints
 from urllib.parse import quote, unquote
 
-from offramp.errors import BadPolicy, UnknownName, did_you_mean
+from offramp.errors import BadPolicy, UnknownName
 from offramp.rules import RULES
 from offramp.rules.base import FITTED, Rule
+from offramp.wording import did_you_mean
 
 LIMITS = ("min_layer", "max_layer")
 CLASS = "class."

@@ -7,7 +7,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from offramp.errors import count
 from offramp.files import SCORES, SUFFIX, read_json, write_files
 from offramp.folder.folder import ModelInfo, is_exported, is_path
 from offramp.folder.manifest import CONFIG, Manifest
@@ -19,6 +18,7 @@ from offramp.policy.text import rule_name
 from offramp.problems import REGRESSION
 from offramp.reports.table import layer_rows, percent, short, threshold_text
 from offramp.trace import Trace
+from offramp.wording import count
 
 CARD, CURVE, RETROFIT = "README.md", "curve.json", "retrofit.json"
 ROWS = 9

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from offramp.errors import count
 from offramp.measuring import Curve, Point, Sweep
 from offramp.policy.text import round_threshold
 from offramp.reports.sections import Section
+from offramp.wording import count
 
 LOSSES = (0.5, 1.0, 2.0)
 NONE = "-"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from offramp.errors import BadData, NoSafeThreshold, count
+from offramp.errors import BadData, NoSafeThreshold
 from offramp.guarantees.bounds import betting, examples_to_bet_on
 from offramp.guarantees.certificate import RANK_RISKS
 from offramp.measuring.calibrate import check_held_out
@@ -22,6 +22,7 @@ from offramp.problems import Array
 from offramp.reranking.losses import LOSSES, ranks
 from offramp.rules.agreement import fit_exit
 from offramp.trace import Trace
+from offramp.wording import count
 
 GRID = (0.0, *np.geomspace(0.0005, 0.25, 60).round(5).tolist())
 """Thresholds, the safest first; fixed, because they must not depend on the data."""

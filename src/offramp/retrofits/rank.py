@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
-from offramp.errors import BadData, BadOption, count
+from offramp.errors import BadData, BadOption
 from offramp.files import atomic_folder, read_json, write_files
 from offramp.guarantees.bounds import examples_to_bet_on
 from offramp.inference.reranker import Reranker
@@ -40,6 +40,7 @@ from offramp.retrofits.output_folder import open_output, remembering_refusal
 from offramp.retrofits.run import Retrofit, check_seed, choose_runtime, precisions_to_try
 from offramp.retrofits.steps import EXITS, ORIGINAL, Log, Steps, Variant
 from offramp.retrofits.text_split import CALIBRATION, TextSet, hash_texts, split_queries
+from offramp.wording import count
 
 TIMED_QUERIES = 10
 

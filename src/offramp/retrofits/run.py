@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
-from offramp.errors import BadOption, MissingExtra, count, install_hint
+from offramp.errors import BadOption, MissingExtra, install_hint
 from offramp.files import read_json
 from offramp.inference.collect import read_labels
 from offramp.inference.texts import Text, check_texts
@@ -37,6 +37,7 @@ from offramp.retrofits.output_folder import open_output, remembering_refusal
 from offramp.retrofits.steps import Log, Steps
 from offramp.retrofits.text_split import check_enough, hash_texts, split_texts
 from offramp.retrofits.verdict import comparison_table
+from offramp.wording import count
 
 RUNTIMES, PRECISIONS = ("onnx", "torch"), ("auto", "fp32", "int8")
 

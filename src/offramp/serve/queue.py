@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import NamedTuple
 
-from offramp.errors import BadOption, TooLarge, count
+from offramp.errors import BadOption, TooLarge
 from offramp.inference import Prediction
 from offramp.inference.texts import Text
 from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
 from offramp.runtimes import Tokens
+from offramp.wording import count
 
 TOKENS_PER_TEXT = 64
 """A window of N texts holds at most N times this many tokens; a single longer text still runs."""

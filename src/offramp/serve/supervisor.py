@@ -12,9 +12,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from offramp.errors import CannotLoad, count
+from offramp.errors import CannotLoad
 from offramp.serve.connections import stop_listening
 from offramp.serve.forking import new_process
+from offramp.wording import count
 
 HEARTBEAT = 1.0
 """Seconds between two messages of a worker that serves."""

@@ -9,12 +9,13 @@ from transformers import TrainingArguments
 
 from offramp.data import Task
 from offramp.data.checks import has_default_names
-from offramp.errors import BadOption, Incompatible, count
+from offramp.errors import BadOption, Incompatible
 from offramp.models.exit_model import ExitModel
 from offramp.problems import SINGLE_LABEL
 from offramp.training.data import has_labels
 from offramp.training.recipes import Phase, Recipe
 from offramp.training.trainer import trainable_parameters
+from offramp.wording import count
 
 
 def check(

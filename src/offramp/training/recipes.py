@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from offramp.errors import BadOption, UnknownName, did_you_mean
+from offramp.errors import BadOption, UnknownName
 from offramp.models.heads import check_choice
 from offramp.training import losses
 from offramp.training.losses import Loss, grouped, teacher_loss, total
+from offramp.wording import did_you_mean
 
 TRAINABLE = ("all", "final", "exits")
 GRADIENTS = ("plain", "equilibrium", "by_depth", "projected")
