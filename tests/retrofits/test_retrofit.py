@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import offramp.training.run
 from offramp import Classifier, ExitModel, Guarantee, OfframpError, retrofit
-from offramp.errors import NoSafeThreshold
+from offramp.errors import NoSafeThreshold, OutputExists
 from offramp.policy import Policy
 from offramp.retrofits import comparison, steps
 from offramp.retrofits.text_split import check_enough, split_texts
@@ -396,3 +396,31 @@ def test_changed_predictions_are_those_that_the_policy_returns() -> None:
     returned = policy.decide(trace.logits, layers=trace.layers).logits.argmax(-1)
     found = comparison.measure_contender("exits", trace, policy, None, speed, speed)
     assert found.changed == (returned != trace.reference.argmax(-1)).sum()  # type: ignore[union-attr]
+
+
+def test_a_second_retrofit_into_the_folder_of_a_running_one_is_refused(
+    original: Path, tmp_path: Path
+) -> None:
+    texts, out = make_texts(), tmp_path / "out"
+
+    def start_another(line: str) -> None:
+        with pytest.raises(OutputExists, match="another retrofit is running"):
+            retrofit(original, texts, out, 0.4, runtime="torch", rule="entropy")
+        lines.append(line)
+
+    lines: list[str] = []
+    first = retrofit(original, texts, out, 0.2, runtime="torch", rule="entropy", log=start_another)
+    assert lines
+    assert first.results["certificate"]["epsilon"] == 0.2
+    assert json.loads((out / "settings.json").read_text())["guarantee"]["epsilon"] == 0.2
+
+
+def test_a_finished_retrofit_with_another_certificate_is_never_returned(
+    original: Path, done: Any, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(done.folder.parent, tmp_path / "out"))
+    settings = json.loads((out / "settings.json").read_text())
+    settings["guarantee"]["epsilon"] = 0.05  # as a second retrofit once did, while the first was running
+    (out / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(OutputExists, match="epsilon of the certificate differ"):
+        retrofit(original, make_texts(), out, 0.05, runtime="torch", data="logs.csv")

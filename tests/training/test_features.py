@@ -1,6 +1,8 @@
 """Heads trained on stored features: the same result as training on tokens, in one pass of the backbone."""
 
 import copy
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,16 @@ def test_the_backbone_runs_once_over_the_texts(
     monkeypatch.setattr(run.PhaseTrainer, "predict", lambda *_: None)
     fit("frozen", model, num_train_epochs=7)
     assert sum(seen) == 24 + 24  # the train and validation splits
+
+
+def test_a_full_disk_is_an_error_before_the_backbone_runs(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    monkeypatch.setattr(ExitModel, "exit_states", None)
+    with pytest.raises(OSError, match="No space left on device"):
+        fit("frozen")
 
 
 @pytest.mark.parametrize("head", [{}, {"pooler": "none"}, {"pooler": "none", "hidden": 8}])

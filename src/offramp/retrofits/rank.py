@@ -22,6 +22,7 @@ from offramp.guarantees.bounds import examples_to_bet_on
 from offramp.inference.reranker import Reranker
 from offramp.inference.texts import check_texts
 from offramp.models.exit_model import hash_weights
+from offramp.policy import Certificate
 from offramp.policy.ranking import RankRule, check_reranker
 from offramp.problems import problem_type_of
 from offramp.reports.card import RETROFIT, store_rank_rule
@@ -36,7 +37,7 @@ from offramp.reranking.calibrate import (
 )
 from offramp.retrofits.comparison import Speed, compare_speed
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.output_folder import open_output, remembering_refusal
+from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
 from offramp.retrofits.run import Retrofit, check_seed, choose_runtime, precisions_to_try
 from offramp.retrofits.steps import EXITS, ORIGINAL, Log, Steps, Variant
 from offramp.retrofits.text_split import CALIBRATION, TextSet, hash_texts, split_queries
@@ -110,41 +111,41 @@ def retrofit_reranker(
     outputs = original.model.config.num_labels or 1
     check_reranker([""] * outputs, problem_type_of(outputs, original.model.config.problem_type))
     home = Path(out)
-    attempts = open_output(
-        home,
-        {
-            "model": hash_weights(original.model),
-            "texts": hash_texts(texts, None),
-            "rank_guarantee": asdict(target),
-            "ladder": [*ladder],
-            "tune": epochs if tune else False,
-            "runtime": runtime,
-            "precisions": precisions,
-            "seed": seed,
-        },
-    )
-    target = replace(target, delta=attempts * target.delta)
-    finished = home / "model" / RETROFIT
-    if not finished.exists():
-        if attempts > 1:
-            log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
-        split = split_queries(texts, seed)
-        steps = Steps(home / "work", original, split, data or "the pairs", seed, progress, log, callbacks)
-        exits = steps.train_exits(None, tune, epochs)
-        variants = [steps.variant(exits, runtime, each) for each in precisions]
-        choices = len(variants) * attempts
-        with remembering_refusal(home):
-            safe = steps.safe(variants, lambda each: rule_for(steps, each, target, choices))
-        variant, rule = choose(safe, by_query(split.calibration), log)
-        results = measure(steps, variant, rule, target)
-        results |= {"runtime": runtime, "tuned": tune, "seed": seed}
-        for number, rung in enumerate(rungs, 1):
-            looser = rule_for(steps, variant, replace(rung, delta=target.delta), choices)
-            write_files({home / f"rung-{number}.json": json.dumps(looser.to_json(), indent=1)})
-        with atomic_folder(home / "model") as draft:
-            steps.write_model(draft, variant, results)
-            store_rank_rule(draft, rule)
-    return RankRetrofit(home / "model", read_json(finished))
+    settings = {
+        "model": hash_weights(original.model),
+        "texts": hash_texts(texts, None),
+        "rank_guarantee": asdict(target),
+        "ladder": [*ladder],
+        "tune": epochs if tune else False,
+        "runtime": runtime,
+        "precisions": precisions,
+        "seed": seed,
+    }
+    with open_output(home, settings) as attempts:
+        target = replace(target, delta=attempts * target.delta)
+        finished = home / "model" / RETROFIT
+        if not finished.exists():
+            if attempts > 1:
+                log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
+            split = split_queries(texts, seed)
+            steps = Steps(home / "work", original, split, data or "the pairs", seed, progress, log, callbacks)
+            exits = steps.train_exits(None, tune, epochs)
+            variants = [steps.variant(exits, runtime, each) for each in precisions]
+            choices = len(variants) * attempts
+            with remembering_refusal(home):
+                safe = steps.safe(variants, lambda each: rule_for(steps, each, target, choices))
+            variant, rule = choose(safe, by_query(split.calibration), log)
+            results = measure(steps, variant, rule, target)
+            results |= {"runtime": runtime, "tuned": tune, "seed": seed}
+            for number, rung in enumerate(rungs, 1):
+                looser = rule_for(steps, variant, replace(rung, delta=target.delta), choices)
+                write_files({home / f"rung-{number}.json": json.dumps(looser.to_json(), indent=1)})
+            with atomic_folder(home / "model") as draft:
+                steps.write_model(draft, variant, results)
+                store_rank_rule(draft, rule)
+        results = read_json(finished)
+        check_same_guarantee(home, Certificate.from_json(results["certificate"]), asdict(target))
+    return RankRetrofit(home / "model", results)
 
 
 def looser_targets(target: RankGuarantee, ladder: Sequence[float]) -> list[RankGuarantee]:

@@ -29,11 +29,12 @@ from offramp.measuring.curve import parse_rule
 from offramp.measuring.guarantee import class_bounds
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
+from offramp.policy import Certificate
 from offramp.policy.decide import check_rule
 from offramp.problems import REGRESSION, Array, is_regression, problem_type_of
 from offramp.reports.card import RETROFIT
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.output_folder import open_output, remembering_refusal
+from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
 from offramp.retrofits.steps import Log, Steps
 from offramp.retrofits.text_split import check_enough, hash_texts, split_texts
 from offramp.retrofits.verdict import comparison_table
@@ -107,40 +108,40 @@ def retrofit(
     rules = rules_for(original, rule)
     check_enough(texts, target, rules, len(precisions))
     home = Path(out)
-    attempts = open_output(
-        home,
-        {
-            "model": hash_weights(original.model),
-            "label_names": label_names and [*label_names],
-            "texts": hash_texts(texts, None if labels is None else np.asarray(labels)),
-            "guarantee": asdict(target),
-            "rules": rules,
-            "tune": epochs if tune else False,
-            "runtime": runtime,
-            "precisions": precisions,
-            "seed": seed,
-        },
-    )
-    target = replace(target, delta=attempts * target.delta)
-    finished = home / "model" / RETROFIT
-    if not finished.exists():
-        if attempts > 1:
-            log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
-        split = split_texts(texts, known, seed)
-        log(
-            f"{len(split.learn)} texts to learn from, {len(split.calibration)} to calibrate on and "
-            f"{len(split.test)} to test on (seed {seed})"
-        )
-        steps = Steps(home / "work", original, split, data or "the texts", seed, progress, log, callbacks)
-        exits = steps.train_exits(label_names, tune, epochs)
-        variants = [steps.variant(exits, runtime, each) for each in precisions]
-        with remembering_refusal(home):
-            calibrated = steps.calibrate(variants, target, None if rule is None else rules, attempts)
-        chosen, reason = steps.choose(calibrated, len(variants))
-        results = steps.test(precisions, runtime, target, chosen, exits, untouched=not tune)
-        results |= {"kept_because": reason, "runtime": runtime, "tuned": tune, "seed": seed}
-        steps.finish(home, chosen, results)
-    return Retrofit(home / "model", read_json(finished))
+    settings = {
+        "model": hash_weights(original.model),
+        "label_names": label_names and [*label_names],
+        "texts": hash_texts(texts, None if labels is None else np.asarray(labels)),
+        "guarantee": asdict(target),
+        "rules": rules,
+        "tune": epochs if tune else False,
+        "runtime": runtime,
+        "precisions": precisions,
+        "seed": seed,
+    }
+    with open_output(home, settings) as attempts:
+        target = replace(target, delta=attempts * target.delta)
+        finished = home / "model" / RETROFIT
+        if not finished.exists():
+            if attempts > 1:
+                log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
+            split = split_texts(texts, known, seed)
+            log(
+                f"{len(split.learn)} texts to learn from, {len(split.calibration)} to calibrate on and "
+                f"{len(split.test)} to test on (seed {seed})"
+            )
+            steps = Steps(home / "work", original, split, data or "the texts", seed, progress, log, callbacks)
+            exits = steps.train_exits(label_names, tune, epochs)
+            variants = [steps.variant(exits, runtime, each) for each in precisions]
+            with remembering_refusal(home):
+                calibrated = steps.calibrate(variants, target, None if rule is None else rules, attempts)
+            chosen, reason = steps.choose(calibrated, len(variants))
+            results = steps.test(precisions, runtime, target, chosen, exits, untouched=not tune)
+            results |= {"kept_because": reason, "runtime": runtime, "tuned": tune, "seed": seed}
+            steps.finish(home, chosen, results)
+        results = read_json(finished)
+        check_same_guarantee(home, Certificate.from_json(results["certificate"]), asdict(target))
+    return Retrofit(home / "model", results)
 
 
 def choose_runtime(runtime: str | None, precision: str) -> str:

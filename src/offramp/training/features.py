@@ -6,6 +6,7 @@ in a memory-mapped file, as fp16: 2 bytes x examples x exits x width, or 1 GB fo
 stays the same.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,11 +63,19 @@ def collect_features(
         nn.Module.eval(model)
         with atomic_file(file) as draft:
             vectors = np.lib.format.open_memmap(draft, "w+", np.float16, shape)
+            reserve_space(draft)
             for chosen in batches(rows, batch_size, "features", progress):
                 vectors[chosen] = pooled(model, collator, rows, chosen)
             vectors.flush()
             del vectors
     return Features(np.load(file, mmap_mode="r"), rows)
+
+
+def reserve_space(file: Path) -> None:
+    """Claim the blocks of a sparse file: on a full disk, this is an error here and not a bus error later."""
+    if hasattr(os, "posix_fallocate"):  # macOS has no such call
+        with file.open("r+b") as handle:
+            os.posix_fallocate(handle.fileno(), 0, file.stat().st_size)
 
 
 def pooled(model: ExitModel, collator: Any, rows: Any, chosen: Array) -> Array:
