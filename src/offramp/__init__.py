@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # the same names as in _NAMES, for type checkers
         MinSpeedup,
         Sweep,
         calibrate,
-        fit_temperatures,
         sweep,
     )
     from offramp.models.backbones import BACKBONES
@@ -56,7 +55,7 @@ _NAMES = {
     "rules": "RULES",
     "policy": "Policy",
     "guarantees.certificate": "Certificate",
-    "measuring": "Curve Sweep sweep calibrate fit_temperatures Guarantee MaxLoss MinSpeedup Budget",
+    "measuring": "Curve Sweep sweep calibrate Guarantee MaxLoss MinSpeedup Budget",
     "reports": "report",
     "reports.card": "store_policy store_rank_rule",
     "inference": "Classifier Prediction",
@@ -102,7 +101,6 @@ __all__ = [
     "collect",
     "default_arguments",
     "export",
-    "fit_temperatures",
     "import_checkpoint",
     "report",
     "retrofit",

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 import offramp
 from offramp import Classifier, ExitModel, Policy
-from offramp.errors import CannotLoad, Incompatible, UnknownName
+from offramp.errors import CannotLoad, Incompatible
 from offramp.folder import ModelInfo, load_model
 
 
@@ -40,9 +40,9 @@ def test_labels_are_in_the_order_of_the_logits_also_beyond_ten(
 
 
 def test_a_stored_policy_is_the_default_of_the_next_classifier(folder: Path) -> None:
-    stored = offramp.store_policy(folder, "entropy:0.47421875,class.red=0.1")
+    stored = offramp.store_policy(folder, "entropy:0.47421875,min_layer=2")
     assert Classifier.from_pretrained(folder).policy == stored
-    assert "`entropy:0.4742,class.red=0.1`" in (folder / "README.md").read_text()
+    assert "`entropy:0.4742,min_layer=2`" in (folder / "README.md").read_text()
 
 
 def test_a_stored_policy_that_cannot_run_is_refused_by_name_of_the_command_that_replaces_it(
@@ -83,7 +83,6 @@ store_policy({str(folder)!r}, "entropy:0.2")
         ("layer:9", Incompatible),
         ("gate:0.5", Incompatible),
         ("agreement:0.9", Incompatible),
-        ("entropy:0.3,class.violet=0.1", UnknownName),
     ],
 )
 def test_a_policy_that_the_model_cannot_run_is_not_stored(

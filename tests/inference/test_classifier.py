@@ -20,7 +20,6 @@ from offramp.errors import (
     CannotLoad,
     CertificateMismatch,
     Incompatible,
-    UnknownName,
 )
 from offramp.inference import Classifier, Prediction
 from offramp.models.exit_model import ExitModel
@@ -132,9 +131,6 @@ def test_the_policy_may_change_from_call_to_call(classifier: Classifier) -> None
     assert {p.layer for p in classifier.predict(TEXTS, policy=Policy.parse("layer:2"))} == {2}
     assert max(p.layer for p in classifier.predict(TEXTS, max_layer=2)) == 2
     assert max(p.layer for p in classifier.predict(TEXTS, policy="never,max_layer=3", max_layer=4)) == 3
-    by_name = classifier.predict(TEXTS, policy="confidence:1,class.green=0")
-    assert all(p.label == "green" for p in by_name if p.layer < 4)
-    assert any(p.layer < 4 for p in by_name)
 
 
 def test_a_passed_deadline_predicts_from_the_first_exit(classifier: Classifier) -> None:
@@ -219,11 +215,11 @@ def test_a_saved_model_brings_its_tokenizer_and_policy(
     make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
     model = make_model(labels=["no", "yes"])
-    model.config.policy = Policy.parse("confidence:0.7,class.yes=0.6").to_json()
+    model.config.policy = Policy.parse("confidence:0.7").to_json()
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = Classifier.from_pretrained(tmp_path, threads=1)
-    expected = Classifier(model, tokenizer, "confidence:0.7,class.1=0.6").predict(TEXTS)
+    expected = Classifier(model, tokenizer, "confidence:0.7").predict(TEXTS)
     assert_alike(loaded.predict(TEXTS), expected)
     assert str(Classifier.from_pretrained(tmp_path, "patience:1").policy) == "patience:1"
 
@@ -265,7 +261,6 @@ def test_load_errors_give_the_reason(tiny_encoder: Callable[..., Any], tmp_path:
         ({"policy": "entropi:0.3"}, BadPolicy, "entropy"),
         ({"policy": "layer:9"}, Incompatible, "exits are at"),
         ({"max_layer": 7}, Incompatible, "max_layer=7"),
-        ({"policy": "confidence:0.5,class.pink=1"}, UnknownName, "pink"),
         ({"policy": "gate:0.5"}, Incompatible, "gate"),
         ({"trace": True, "deadline_ms": 5}, BadOption, "deadline"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from offramp.data.metrics import compute
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData, UnknownName
 from offramp.guarantees.bounds import examples_needed, hoeffding_bentkus
-from offramp.measuring import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, fit_temperatures, sweep
+from offramp.measuring import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, sweep
 from offramp.measuring.cost import macs
 from offramp.measuring.guarantee import threshold_grid
 from offramp.measuring.targets import Target
@@ -404,43 +404,11 @@ def test_examples_of_data_without_a_name_are_told_apart_by_their_model(make_trac
     calibrate(trace, "entropy", Guarantee(0.05), chosen_on=replace(trace, fingerprint="another"))
 
 
-def test_calibrating_on_examples_that_temperatures_were_fitted_on_warns(make_trace: Make) -> None:
-    trace = make_trace(2000)
-    with pytest.warns(ReusedData, match="temperatures were fitted on 'made up 0'"):
-        policy = calibrate(trace, "entropy", Guarantee(0.05), temperatures=fit_temperatures(trace))
-    assert policy.certificate.temperatures_fitted_on == "made up 0"
-    with pytest.warns(ReusedData, match="temperatures"):
-        calibrate(trace, "entropy", MaxLoss(1.0), temperatures=fit_temperatures(trace))
-
-
 def test_calibrating_on_the_data_that_chose_the_rule_warns(make_trace: Make) -> None:
     trace = make_trace(2000)
     with pytest.warns(ReusedData, match="made up 0"):
         policy = calibrate(trace, "entropy", Guarantee(0.05), chosen_on=trace.data)
     assert policy.certificate.rule_chosen_on == trace.data == policy.certificate.data
-
-
-def test_temperatures_are_those_that_were_hidden_in_the_logits(make_trace: Make) -> None:
-    rng = np.random.default_rng(0)
-    honest = rng.normal(0, 2, (20_000, 3, 4))
-    chances = softmax(honest[:, :1])[:, 0].cumsum(-1)
-    labels = (rng.random((20_000, 1)) > chances).sum(-1).clip(max=3)
-    logits = np.repeat(honest[:, :1], 3, axis=1) * np.array([0.5, 1.0, 3.0])[:, None]
-    trace = make_trace(20_000, exits=3, classes=4, labels=labels)
-    found = fit_temperatures(replace(trace, logits=logits.astype(np.float32)))
-    assert found.values == pytest.approx([0.5, 1.0, 3.0], rel=0.05)
-
-
-def test_a_tempered_policy_is_calibrated_as_it_will_run(make_trace: Make) -> None:
-    trace = make_trace(2000)
-    temperatures = fit_temperatures(make_trace(2000, seed=1))
-    for target in (Guarantee(0.05), MaxLoss(1.0), Budget(4.0)):
-        policy = calibrate(trace, "confidence", target, temperatures=temperatures)
-        assert policy.temperatures == temperatures.values
-        if policy.certificate:
-            assert outcome(policy, trace)[2] == pytest.approx(policy.certificate.observed_risk)
-        if isinstance(target, Budget):
-            assert 3.9 < outcome(policy, trace)[0] <= 4.0
 
 
 @pytest.mark.parametrize(
@@ -479,5 +447,3 @@ def test_what_cannot_be_calibrated_raises(make_trace: Make) -> None:
         calibrate(make_trace(10, shape={}), "entropy", MinSpeedup(2.0, cost="macs"))
     with pytest.raises(BadOption, match="shape"):
         calibrate(make_trace(10, shape={}), "entropy", Budget(2.0, cost="macs"))
-    with pytest.raises(BadOption, match="temperatures"):
-        fit_temperatures(make_trace(10, labels=None))

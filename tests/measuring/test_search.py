@@ -103,14 +103,6 @@ def test_few_examples_leave_out_the_rule_that_learns(make_trace: Make) -> None:
         find_policy(make_trace(5), "agreement", Guarantee(0.9, delta=0.9))
 
 
-def test_temperatures_apply_to_the_examples_that_a_rule_is_fitted_on(make_trace: Make) -> None:
-    trace, temperatures = make_trace(900), (4.0, 3.0, 2.0, 2.0, 1.0, 1.0)
-    found = find_policy(trace, "agreement", Guarantee(0.1), temperatures=temperatures)
-    some = trace[np.setdiff1d(trace.ids, found.trace.ids)]
-    tempered = replace(some, logits=some.logits / np.array(temperatures)[:, None])
-    assert found.policy.rule == Agreement.fit(tempered)
-
-
 def test_a_budget_can_be_met_by_a_static_cut(make_trace: Make) -> None:
     policy = calibrate(make_trace(500), "layer", Budget(3.5))
     assert str(policy) == "layer:3"

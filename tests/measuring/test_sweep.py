@@ -319,8 +319,6 @@ def test_what_cannot_be_swept_is_refused(make_trace: Make) -> None:
         sweep(make_trace(20, classes=1, labels=None, problem_type="regression"), "patience")
     with pytest.raises(BadOption, match="macro_f1"):
         sweep(make_trace(20, metrics=("f1",)), "entropy")
-    with pytest.raises(BadOption, match="class"):
-        sweep(trace, "entropy:0.1,class.spam=0.2")
     with pytest.raises(BadOption, match="auto"):
         sweep(trace, "entropy", "all")
     with pytest.raises(BadOption, match="did you mean entropy"):

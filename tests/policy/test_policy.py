@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, OfframpError, UnknownName
+from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, OfframpError
 from offramp.policy import Certificate, Policy, check_certificate
 from offramp.rules import RULES
 from offramp.rules.confidence import Confidence, Entropy
@@ -36,8 +36,7 @@ WRITTEN = [
     "layer:6",
     "never",
     "never,max_layer=6",
-    "confidence:0.9,min_layer=2,max_layer=10,class.spam=0.99,class.0=0.5",
-    "confidence:0.9,class.a%2Cb%3D50%25=0.5",
+    "confidence:0.9,min_layer=2,max_layer=10",
 ]
 
 
@@ -58,14 +57,9 @@ def test_spaces_and_commas_between_thresholds_are_read_too() -> None:
     )
 
 
-def test_a_class_name_may_hold_any_character() -> None:
-    policy = Policy(Confidence(), 0.5, {"a,b=50% / ü": 0.75})
-    assert Policy.parse(str(policy)).class_thresholds == {"a,b=50% / ü": 0.75}
-
-
 def test_thresholds_of_numpy_are_plain_numbers_inside() -> None:
-    policy = Policy(Entropy(), np.array([0.25, 0.5]), {1: np.float32(0.75)})  # type: ignore[arg-type,dict-item]
-    assert policy == Policy(Entropy(), (0.25, 0.5), {"1": 0.75})
+    policy = Policy(Entropy(), np.array([0.25, 0.5]))  # type: ignore[arg-type]
+    assert policy == Policy(Entropy(), (0.25, 0.5))
     assert json.dumps(policy.to_json())
 
 
@@ -89,7 +83,6 @@ def test_thresholds_of_numpy_are_plain_numbers_inside() -> None:
         ("never,3", "key=value"),
         ("entropy:0.1,top=2,0.3", "'0.3' should be an option"),
         ("entropy:0.1,0.2,top=2,0.3", "'0.3' should be an option"),
-        ("never,class.1=0.5", "takes no threshold"),
         ("layer:3/4", "a single layer"),
         ("oracle", "for curves only"),
         ("confidence:0.5,min_layer=5,max_layer=4", "greater than max_layer"),
@@ -105,7 +98,7 @@ def test_a_mistake_in_the_text_gets_advice(text: str, advice: str) -> None:
     ("record", "advice"),
     [
         ({"rule": "entropi"}, "did you mean entropy?"),
-        ({"rule": "entropy", "treshold": 0.3}, "did you mean threshold or"),
+        ({"rule": "entropy", "treshold": 0.3}, "did you mean threshold"),
         ({"rule": "entropy", "options": {"normalised": True}}, "did you mean normalized?"),
         ({}, "unknown rule ''"),
         ({"rule": "entropy", "threshold": 0.3, "newer": 1}, "no field 'newer'"),
@@ -125,10 +118,8 @@ def test_a_mistake_in_the_text_gets_advice(text: str, advice: str) -> None:
         ({"rule": "entropy", "threshold": None}, "not a saved policy"),
         ({"rule": "entropy", "threshold": {}}, "not a saved policy"),
         ({"rule": "entropy", "threshold": 10**400}, "not a saved policy"),
-        ({"rule": "entropy", "threshold": 0.1, "class_thresholds": [1]}, "not a saved policy"),
         ({"rule": "entropy", "threshold": 0.1, "min_layer": "2"}, "wrong type"),
         ({"rule": "entropy", "threshold": 0.1, "max_layer": 2.5}, "whole number"),
-        ({"rule": "entropy", "threshold": 0.1, "temperatures": 2}, "not a saved policy"),
         ({"rule": "entropy", "threshold": 0.1, "certificate": "proven"}, "certificate"),
         ({"rule": "entropy", "threshold": 0.1, "certificate": []}, "certificate"),
     ],
@@ -170,7 +161,6 @@ def test_an_incomplete_certificate_is_refused(certified: Policy, field: str) -> 
     [
         ({"threshold": 0.4}, "abc", "fp32", "policy entropy:0.3 .here: entropy:0.4."),
         ({"max_layer": 3}, "abc", "fp32", "entropy:0.3,max_layer=3"),
-        ({"temperatures": (1.0, 2.0)}, "abc", "fp32", "temperatures=1/2"),
         ({}, "xyz", "fp32", "fingerprint abc .here: xyz."),
         ({}, "abc", "int8", "precision fp32 .here: int8."),
     ],
@@ -200,7 +190,7 @@ def test_a_matching_certificate_does_not_warn(certified: Policy) -> None:
         warnings.simplefilter("error")
         check_certificate(certified, "abc", "fp32")
         loaded = Policy.from_json(json.loads(json.dumps(certified.to_json())))
-        check_certificate(loaded.for_labels(["ham", "spam"]), "abc", "fp32")
+        check_certificate(loaded, "abc", "fp32")
         check_certificate(Policy(Entropy(), 0.3), "abc", "fp32")
 
 
@@ -248,50 +238,11 @@ def test_a_layer_without_exit_is_refused_and_the_exits_are_named(text: str) -> N
         Policy.parse(text).exits(ALL_SURE, layers=(2, 4, 6, 8, 10, 12))
 
 
-def test_class_thresholds_hold_where_the_exit_predicts_that_class() -> None:
-    logits = np.array([[[1.0, 0.0]] * 3, [[0.0, 1.0]] * 3])  # confidence 0.73, for class 0 and for class 1
-    assert Policy.parse("confidence:0.7,class.1=0.8").exits(logits).tolist() == [0, 2]
-    assert Policy.parse("confidence:0.8,class.1=0.7").exits(logits).tolist() == [2, 0]
-
-
-def test_class_thresholds_by_name_follow_the_models_labels() -> None:
-    policy = Policy.parse("confidence:0.7,class.spam=0.8")
-    logits = np.array([[[1.0, 0.0]] * 3, [[0.0, 1.0]] * 3])
-    assert policy.for_labels(["ham", "spam"]).exits(logits).tolist() == [0, 2]
-    assert policy.for_labels(["spam", "ham"]).exits(logits).tolist() == [2, 0]
-    with pytest.raises(UnknownName, match="did you mean spam"):
-        Policy.parse("confidence:0.7,class.spma=0.8").for_labels(["ham", "spam"])
-    with pytest.raises(Incompatible, match="for_labels"):
-        policy.exits(ALL_SURE)
-
-
-def test_a_class_is_known_by_its_name_first_and_then_by_its_number() -> None:
-    logits = np.array([[np.eye(3)[answer] * 2] * 3 for answer in range(3)])  # confidence 0.79
-    strict_on = {"1": 0, "2": 1, "0": 2}  # the names that ELBERT gives to the classes of SNLI
-    for name, index in strict_on.items():
-        policy = Policy.parse(f"confidence:0.7,class.{name}=0.9").for_labels(["1", "2", "0"])
-        assert policy.exits(logits).tolist() == [2 if answer == index else 0 for answer in range(3)]
-        again = policy.for_labels(["1", "2", "0"])
-        assert again.exits(logits).tolist() == policy.exits(logits).tolist()
-        assert str(again) == str(policy) == f"confidence:0.7,class.{name}=0.9"
-    by_number = Policy.parse("confidence:0.7,class.1=0.9").for_labels(["a", "b", "c"])
-    assert by_number.exits(logits).tolist() == [0, 2, 0]
-
-
-@pytest.mark.parametrize("names", [["ham", "spam"], []])
-def test_two_thresholds_for_one_class_are_refused(names: list[str]) -> None:
-    policy = Policy.parse("confidence:0.7,class.1=0.8,class.01=0.9")
-    with pytest.raises(UnknownName, match="twice"):
-        (policy.for_labels(names) if names else policy).exits(ALL_SURE)
-    with pytest.raises(UnknownName, match="twice"):
-        Policy.parse("confidence:0.7,class.1=0.8,class.spam=0.9").for_labels(["ham", "spam"])
-
-
-def test_with_many_labels_each_keeps_its_own_threshold() -> None:
+def test_with_many_labels_the_least_ready_decides() -> None:
     logits = np.array([[[1.0, 4.0]] * 3])  # certain by 0.73 and by 0.98
     multi = {"problem_type": "multi_label_classification"}
     assert Policy.parse("confidence:0.9").exits(logits, **multi).tolist() == [2]
-    assert Policy.parse("confidence:0.9,class.0=0.7").exits(logits, **multi).tolist() == [0]
+    assert Policy.parse("confidence:0.7").exits(logits, **multi).tolist() == [0]
 
 
 def test_one_label_of_its_own_is_no_regression() -> None:
@@ -322,7 +273,7 @@ def test_gates_that_are_broken_hold_their_example() -> None:
 def test_no_examples_give_no_exits() -> None:
     for text in WRITTEN:
         exits = 3 if "/" in text else 12
-        policy = Policy.parse(text).for_labels(["ham", "spam", "a,b=50%"])
+        policy = Policy.parse(text)
         assert policy.exits(np.zeros((0, exits, 3)), np.zeros((0, exits))).shape == (0,)
 
 
@@ -354,22 +305,12 @@ def test_arrays_that_do_not_fit_are_refused(arguments: dict[str, object], advice
     [
         ("gate:0.5", "has no gate"),
         ("entropy:0.1/0.2", "2 thresholds for 6 exits"),
-        ("entropy:0.1,class.2=0.3", "unknown class '2'; available: 0, 1"),
+        ("entropy:0.1,class.2=0.3", "entropy has no option 'class.2'"),
     ],
 )
 def test_a_policy_that_does_not_fit_the_model_is_refused(text: str, advice: str) -> None:
     with pytest.raises(OfframpError, match=advice):
         Policy.parse(text).exits(ALL_SURE)
-
-
-def test_temperatures_are_refused_for_regression() -> None:
-    with pytest.raises(Incompatible, match="change the numbers"):
-        Policy.parse("patience:1,tolerance=0.5,temperatures=2/2").exits([[[1.0], [2.0]]])
-
-
-def test_class_thresholds_are_refused_for_regression() -> None:
-    with pytest.raises(Incompatible, match="no classes"):
-        Policy.parse("gate:0.5,class.0=0.3").exits([[[1.0], [2.0]]], gates=[[0.1, 0.2]])
 
 
 @pytest.mark.parametrize(
@@ -379,8 +320,6 @@ def test_class_thresholds_are_refused_for_regression() -> None:
         ("entropy:0.3", {"problem_type": "regression"}, "predicts a number"),
         ("layer:5", {}, "exits are at 2, 4"),
         ("entropy:0.1/0.2/0.3", {}, "3 thresholds for 2 exits"),
-        ("never,temperatures=1/2", {"problem_type": "regression"}, "temperatures"),
-        ("gate:0.5,class.0=0.9", {"problem_type": "regression", "has_gate": True}, "no classes"),
     ],
 )
 def test_check_refuses_what_would_fail_on_every_example(
@@ -393,4 +332,4 @@ def test_check_refuses_what_would_fail_on_every_example(
 def test_check_accepts_what_runs() -> None:
     Policy.parse("gate:0.5").check([2, 4], "regression", has_gate=True)
     Policy.parse("patience:1,tolerance=0.1").check([2, 4], "regression")
-    Policy.parse("entropy:0.3,class.0=0.1").check([2, 4], "multi_label_classification")
+    Policy.parse("entropy:0.3").check([2, 4], "multi_label_classification")

@@ -17,12 +17,10 @@ SINGLE_LABEL, MULTI = "single_label_classification", "multi_label_classification
 
 TEXTS = [
     "agreement:0.7",
-    "agreement:0.6,class.1=0.9",
     "entropy:0.5",
     "entropy:0.4/0.1/0.6/0.2/0.5/0.3,normalized=true",
     "entropy:0.3,top=2",
     "confidence:0.7",
-    "confidence:0.6,class.1=0.9",
     "margin:0.4",
     "min_probability:0.2",
     "patience:1",
@@ -102,7 +100,7 @@ def test_thresholds_on_the_whole_fold_give_the_same_exits_and_logits(
     text: str, batch: dict[str, Any]
 ) -> None:
     chosen = policy(text, batch["oracle_exits"])
-    if chosen.class_thresholds or chosen.min_layer:
+    if chosen.min_layer:
         chosen = Policy(chosen.rule, chosen.threshold)
     arrays = (batch["logits"], batch["gates"], None, batch["problem_type"])
     live, whole = chosen.decide(*arrays), fold(chosen.rule, *arrays)
@@ -185,14 +183,10 @@ options = st.one_of(
 )
 
 
-@given(
-    text=options,
-    limits=st.tuples(st.integers(1, 6), st.integers(6, 12)) | st.none(),
-    classes=st.dictionaries(st.text(min_size=1), st.integers(0, 9), max_size=3),
-)
-def test_text_and_json_round_trip(text: str, limits: Any, classes: dict[str, float]) -> None:
+@given(text=options, limits=st.tuples(st.integers(1, 6), st.integers(6, 12)) | st.none())
+def test_text_and_json_round_trip(text: str, limits: Any) -> None:
     plain = Policy.parse(text)
     low, high = limits or (None, None)
-    written = Policy(plain.rule, plain.threshold, classes, low, high)
+    written = Policy(plain.rule, plain.threshold, low, high)
     assert Policy.parse(str(written)) == written
     assert Policy.from_json(written.to_json()) == written

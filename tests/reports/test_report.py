@@ -122,7 +122,7 @@ def test_thresholds_are_shown_with_four_digits_and_saved_with_all(make_trace: Ma
 
 
 def test_a_threshold_below_one_is_not_shown_as_one() -> None:
-    assert short("confidence:0.99996,class.spam=0.9999964") == "confidence:0.99996,class.spam=0.9999964"
+    assert short("confidence:0.99996/0.9999964") == "confidence:0.99996/0.9999964"
 
 
 def test_a_rule_without_a_threshold_may_have_options(make_trace: Make) -> None:

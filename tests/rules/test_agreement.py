@@ -150,14 +150,13 @@ def test_without_a_rule_the_best_of_five_shares_delta(make_trace: Make) -> None:
     assert policy.certificate.rules_tried == 5
 
 
-def test_a_threshold_typed_later_takes_the_temperatures_of_the_fit() -> None:
-    stored = Policy.parse("agreement:0.9,temperatures=4/4")
+def test_a_threshold_typed_later_takes_the_fit_and_no_other_options() -> None:
+    stored = Policy.parse("agreement:0.9")
     stored = replace(stored, rule=Agreement(coefficients=((0, 1, 0, 0, 0, 0, 0),) * 2))
     found = Policy.parse("agreement:0.8").with_fit_of(stored)
-    assert (found.threshold, found.temperatures, found.rule) == (0.8, (4.0, 4.0), stored.rule)
-    for typed in ("agreement:0.8,temperatures=2/2", "agreement:0.8,tolerance=0.5"):
-        with pytest.raises(BadPolicy, match="other options"):
-            Policy.parse(typed).with_fit_of(stored)
+    assert (found.threshold, found.rule) == (0.8, stored.rule)
+    with pytest.raises(BadPolicy, match="other options"):
+        Policy.parse("agreement:0.8,tolerance=0.5").with_fit_of(stored)
 
 
 def test_coefficients_that_are_not_numbers_are_refused() -> None:

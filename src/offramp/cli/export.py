@@ -1,7 +1,6 @@
 """offramp export: a model as ONNX graphs that run without torch."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,4 +117,4 @@ def stored_rule(info: "ModelInfo") -> list[str] | None:
     """The rule of the stored policy, with its options and limits, if it has a threshold to set."""
     if info.policy is None or not info.policy.rule.takes_threshold:
         return None
-    return [str(replace(info.policy, class_thresholds={}, temperatures=None))]
+    return [str(info.policy)]

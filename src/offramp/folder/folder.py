@@ -144,7 +144,7 @@ class ModelInfo:
 
         A policy that this model cannot run is an error.
         """
-        policy = Policy.resolve(policy, self.policy, self.labels)
+        policy = Policy.resolve(policy, self.policy)
         policy.check(self.exits, self.problem_type, bool(self.head.get("gate")))
         return policy
 

@@ -54,7 +54,6 @@ class Certificate:
     fitted_on: int = 0
     """For a rule that learns: the number of further examples of the same data that it was fitted on."""
     rule_chosen_on: str | None = None
-    temperatures_fitted_on: str | None = None
     max_length: int | None = None
     """The number of tokens at which the calibration texts were truncated; None if unknown."""
     top_k: int | None = None

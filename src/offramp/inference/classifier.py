@@ -187,7 +187,7 @@ class Classifier:
 
     def resolve_policy(self, policy: Policy | str, max_layer: int | None = None) -> Policy:
         """Parse a policy, resolve class names, apply `max_layer`, and check it against this model."""
-        policy = Policy.resolve(policy, self.runtime.policy, self.runtime.labels)
+        policy = Policy.resolve(policy, self.runtime.policy)
         if max_layer is not None:
             own = max_layer if policy.max_layer is None else policy.max_layer
             policy = replace(policy, max_layer=min(max_layer, own))
@@ -212,7 +212,7 @@ class Classifier:
     def predict_every_exit(self, tokens: list[Tokens], policy: Policy) -> Iterator[Prediction]:
         logits, gates = self.engine.trace(tokens)
         model = gates, self.runtime.layers, self.runtime.problem_type
-        folded = fold(policy.rule, policy.tempered(logits), *model).logits
+        folded = fold(policy.rule, logits, *model).logits
         finite = np.isfinite(logits.sum(-1))
         every_exit = [
             predictions(Decision(np.full(len(tokens), exit), folded[:, exit], finite[:, exit]), self.runtime)

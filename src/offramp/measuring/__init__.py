@@ -4,7 +4,6 @@ from offramp.measuring.calibrate import Calibration, calibrate, find_policy
 from offramp.measuring.curve import Curve, Point, Sweep, elue_score
 from offramp.measuring.sweep import sweep
 from offramp.measuring.targets import Budget, Guarantee, MaxLoss, MinSpeedup
-from offramp.measuring.temperatures import Temperatures, fit_temperatures
 
 __all__ = [
     "Budget",
@@ -15,10 +14,8 @@ __all__ = [
     "MinSpeedup",
     "Point",
     "Sweep",
-    "Temperatures",
     "calibrate",
     "elue_score",
     "find_policy",
-    "fit_temperatures",
     "sweep",
 ]

@@ -23,7 +23,6 @@ from offramp.measuring.targets import (
     MinSpeedup,
     Target,
 )
-from offramp.measuring.temperatures import Temperatures
 from offramp.policy import Policy
 from offramp.policy.text import fitted_names
 from offramp.problems import REGRESSION
@@ -51,7 +50,6 @@ def calibrate(
     target: Target,
     *,
     seed: int = 0,
-    temperatures: Temperatures | Sequence[float] | None = None,
     chosen_on: Trace | str | None = None,
     allow_training_rows: bool = False,
 ) -> Policy:
@@ -62,10 +60,9 @@ def calibrate(
     a guarantee pays for that choice by splitting delta among them, other targets warn. A rule that learns is fitted
     on a third of the examples, drawn with `seed`, and its threshold is calibrated on the others. A policy whose
     rule is already fitted keeps its fit, but not with a guarantee, because it may be to these examples.
-    `temperatures` (see `fit_temperatures`) divide the logits of each exit. `chosen_on` is the trace, or the name
-    of the data, that the rule and its options were chosen on. A warning says if the rule or the temperatures were
-    chosen on examples of this trace. Texts that the model was trained on are refused, if there are more than a few,
-    unless `allow_training_rows`.
+    `chosen_on` is the trace, or the name of the data, that the rule and its options were chosen on; a warning says
+    if they are examples of this trace. Texts that the model was trained on are refused, if there are more than a
+    few, unless `allow_training_rows`.
 
     *Example*
     >>> import numpy as np
@@ -81,7 +78,6 @@ def calibrate(
         rule,
         target,
         seed=seed,
-        temperatures=temperatures,
         chosen_on=chosen_on,
         allow_training_rows=allow_training_rows,
     ).policy
@@ -114,7 +110,6 @@ def find_policy(
     target: Target,
     *,
     seed: int = 0,
-    temperatures: Temperatures | Sequence[float] | None = None,
     chosen_on: Trace | str | None = None,
     choices: int = 1,
     allow_training_rows: bool = False,
@@ -128,18 +123,12 @@ def find_policy(
         raise BadOption("the trace is empty; there is nothing to calibrate on")
     check_held_out(trace, allow_training_rows)
     rules = rules_to_try(trace, rule, target)
-    fitted_on = None
-    if isinstance(temperatures, Temperatures):
-        fitted_on, temperatures = temperatures.fitted_on, temperatures.values
     policies = [parse_rule(each) for each in rules]
-    if temperatures is not None:
-        policies = [replace(policy, temperatures=tuple(temperatures)) for policy in policies]
     for policy in policies:
         if not policy.rule.takes_threshold:
             raise BadOption(f"{policy} has no threshold to calibrate")
-    for what, source in (("rule was chosen", chosen_on), ("temperatures were fitted", fitted_on)):
-        if source is not None and reuses(trace, source):
-            warn(f"the {what} on {name_of(source)!r} and the threshold is calibrated on it")
+    if chosen_on is not None and reuses(trace, chosen_on):
+        warn(f"the rule was chosen on {name_of(chosen_on)!r} and the threshold is calibrated on it")
 
     tolerance = None
     if isinstance(target, Guarantee):
@@ -148,7 +137,7 @@ def find_policy(
         policies = [replace(policy, rule=unfitted(policy.rule)) for policy in policies]
     candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
     if isinstance(target, Guarantee):
-        names = {"rule_chosen_on": name_of(chosen_on), "temperatures_fitted_on": name_of(fitted_on)}
+        names = {"rule_chosen_on": name_of(chosen_on)}
         found = certify(candidates, target, names, choices)
     else:
         if len(policies) > 1:

@@ -40,7 +40,7 @@ def certify(
 ) -> list[Found]:
     """The policies that are proven safe, with certificates, the earliest-leaving first; or `NoSafeThreshold`.
 
-    `chosen_on` has the names of the data that rule and temperatures were chosen on, as fields of a certificate.
+    `chosen_on` has the name of the data that the rule was chosen on, as a field of a certificate.
     `choices` is the number of such calls among whose results one is chosen: all of them share delta.
     """
     tried = len(candidates) * choices

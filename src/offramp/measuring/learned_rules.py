@@ -21,8 +21,7 @@ def fit_rule(policy: Policy, trace: Trace, tolerance: float | None = None) -> Po
         return policy
     assert isinstance(policy.rule, Agreement)  # the only rule that learns
     some = trace[:: max(1, -(-len(trace) // MOST))]
-    tempered = replace(some, logits=policy.tempered(some.logits))
-    return replace(policy, rule=Agreement.fit(tempered, policy.rule.tolerance or tolerance))
+    return replace(policy, rule=Agreement.fit(some, policy.rule.tolerance or tolerance))
 
 
 def default_tolerance(trace: Trace) -> float:

@@ -34,8 +34,7 @@ def apply_rule(trace: Trace, policy: Policy, seed: int = 0) -> RuleOutput:
     """The output of a rule; one that is not fitted is fitted here, see `cross_fit`."""
     if not policy.rule.is_fitted:
         return cross_fit(trace, policy, seed)
-    logits = policy.tempered(trace.logits)
-    folded = fold(policy.rule, logits, trace.gates, trace.layers, trace.problem_type)
+    folded = fold(policy.rule, trace.logits, trace.gates, trace.layers, trace.problem_type)
     predictions = np.moveaxis(decode(folded.logits, trace.problem_type), 1, 0)
     return RuleOutput(folded.readiness, np.ascontiguousarray(predictions))
 

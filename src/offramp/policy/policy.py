@@ -3,7 +3,7 @@
 import reprlib
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -13,12 +13,9 @@ from offramp.errors import BadPolicy, Incompatible, UnknownName
 from offramp.guarantees.certificate import Certificate
 from offramp.policy import text
 from offramp.policy.decide import Exits, advance, check_rule, reached
-from offramp.problems import MULTI_LABEL, REGRESSION, Array, is_regression
+from offramp.problems import REGRESSION, Array
 from offramp.rules.base import Rule
 from offramp.wording import count, did_you_mean
-
-NO_TEMPERATURES = "temperatures would change the numbers that a regression predicts; leave them out."
-NO_CLASSES = "a regression has no classes, so it takes no thresholds by class; leave class.* out."
 
 
 @dataclass(frozen=True)
@@ -42,36 +39,24 @@ class Policy:
     >>> policy = Policy.parse("entropy:0.3,min_layer=2")
     >>> policy.exits([[[0.0, 4.0], [0.0, 1.0], [0.0, 3.0], [0.0, 4.0]]])
     array([2])
-    >>> str(replace(policy, threshold=(0.1, 0.2, 0.3, 0.3), class_thresholds={"spam": 0.01}))
-    'entropy:0.1/0.2/0.3/0.3,min_layer=2,class.spam=0.01'
+    >>> str(replace(policy, threshold=(0.1, 0.2, 0.3, 0.3)))
+    'entropy:0.1/0.2/0.3/0.3,min_layer=2'
     """
 
     rule: Rule
     threshold: float | tuple[float, ...] = 0.0
     """In the rule's own units (nats, a probability, a number of exits); a tuple has one per exit."""
-    class_thresholds: Mapping[str, float] = field(default_factory=dict)
-    """Replaces `threshold` where the exit predicts this class: by name (see `for_labels`) or index from 0."""
     min_layer: int | None = None
     """The first layer at which an example may leave."""
     max_layer: int | None = None
     """The layer at which all remaining examples leave."""
     certificate: Certificate | None = None
     """What calibration proved for this policy; part of the JSON form, not of the text."""
-    temperatures: tuple[float, ...] | None = None
-    """One per exit: its logits are divided by it before the rule reads them."""
-    labels: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """The model's class names, set by `for_labels`; not part of the text or JSON form."""
 
     def __post_init__(self) -> None:
-        several = tuple(map(float, np.atleast_1d(self.threshold)))
-        classes = {str(label): float(value) for label, value in self.class_thresholds.items()}
-        _check_thresholds(self.rule, [*several], [*classes.values()])
-        object.__setattr__(self, "threshold", several if len(several) > 1 else several[0])
-        object.__setattr__(self, "class_thresholds", classes)
-        if self.temperatures is not None:
-            object.__setattr__(self, "temperatures", tuple(map(float, self.temperatures)))
-            if not all(0 < value < np.inf for value in self.temperatures):
-                raise BadPolicy(f"temperatures={self.temperatures} must all be above 0.")
+        thresholds = tuple(map(float, np.atleast_1d(self.threshold)))
+        _check_thresholds(self.rule, thresholds)
+        object.__setattr__(self, "threshold", thresholds if len(thresholds) > 1 else thresholds[0])
         if self.min_layer is not None and self.max_layer is not None and self.min_layer > self.max_layer:
             raise BadPolicy(f"min_layer={self.min_layer} is greater than max_layer={self.max_layer}.")
 
@@ -81,16 +66,13 @@ class Policy:
         return cls(**text.read(text_form))
 
     @classmethod
-    def resolve(cls, policy: Self | str, stored: Self | None, labels: Sequence[str]) -> Self:
-        """A policy or its text form, with class names resolved and, if its rule learns, fitted as the stored one."""
+    def resolve(cls, policy: Self | str, stored: Self | None) -> Self:
+        """A policy or its text form; if its rule learns, fitted as the stored one."""
         policy = cls.parse(policy) if isinstance(policy, str) else policy
-        policy = policy.with_fit_of(stored)
-        return policy.for_labels(labels) if policy.class_thresholds else policy
+        return policy.with_fit_of(stored)
 
     def __str__(self) -> str:
-        return text.write(
-            self.rule, self.threshold, self.class_thresholds, self._limits, self.temperatures or ()
-        )
+        return text.write(self.rule, self.threshold, self._limits)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, certificate included; `from_json` reads it."""
@@ -101,9 +83,7 @@ class Policy:
             "rule": name,
             "options": asdict(self.rule),  # type: ignore[call-overload]
             "threshold": list(self.threshold) if isinstance(self.threshold, tuple) else self.threshold,
-            "class_thresholds": dict(self.class_thresholds),
             **self._limits,
-            "temperatures": None if self.temperatures is None else list(self.temperatures),
             "certificate": None if self.certificate is None else self.certificate.to_json(),
         }
 
@@ -142,7 +122,7 @@ class Policy:
         certificate: Any = None,
         **rest: Any,
     ) -> Self:
-        known = ["rule", "options", *(each.name for each in fields(cls) if each.name != "labels")]
+        known = ["options", *(field.name for field in fields(cls))]
         for key in rest.keys() - known:
             raise BadPolicy(f"a saved policy has no field {did_you_mean(key, known)}")
         kind = text.rule_class(rule)
@@ -151,28 +131,22 @@ class Policy:
         proof = None if certificate is None else Certificate.from_json(certificate)
         return cls(kind(**options or {}), certificate=proof, **rest)
 
-    def for_labels(self, names: Sequence[str]) -> Self:
-        """The same policy with the model's class names, which thresholds by class name need."""
-        text.class_indices(self.class_thresholds, names)
-        return replace(self, labels=tuple(names))
-
     def with_fit_of(self, other: Self | None) -> Self:
         """This policy with what the other's rule was fitted to, if it is the same rule and this one is not fitted.
 
-        So "agreement:0.95" works on a model that was calibrated at another threshold. Temperatures belong to
-        the fit; a policy that names different temperatures or options is an error.
+        So "agreement:0.95" works on a model that was calibrated at another threshold. A policy that names
+        different options is an error.
         """
         kind = type(self.rule)
         if self.rule.is_fitted or other is None or type(other.rule) is not kind:
             return self
         fitted = {name: getattr(other.rule, name) for name in text.fitted_names(kind)}
         own = replace(cast(Any, self.rule), **fitted)
-        differs = self.rule != kind() and own != other.rule
-        if differs or self.temperatures not in (None, other.temperatures):
+        if self.rule != kind() and own != other.rule:
             raise BadPolicy(
                 f"{self} has other options than {other}, which the model was calibrated for; omit them."
             )
-        return replace(self, rule=other.rule, temperatures=other.temperatures)
+        return replace(self, rule=other.rule)
 
     def exits(
         self,
@@ -207,15 +181,9 @@ class Policy:
     def check(self, layers: Sequence[int], problem_type: str | None = None, has_gate: bool = False) -> None:
         """Raise `Incompatible` if this policy cannot run on a model with these exits."""
         _check_layers(self, layers)
-        thresholds = [*np.atleast_1d(self.threshold), *self.class_thresholds.values()]
-        if (self.rule.level(thresholds) > self.rule.highest).all():
+        if np.all(self.rule.level(self.threshold) > self.rule.highest):
             raise Incompatible(f"{self}: no example reaches this threshold; write never for full depth.")
-        regression = problem_type == REGRESSION
-        check_rule(self.rule, 1 if regression else 2, problem_type, has_gate)
-        if regression and self.temperatures is not None:
-            raise Incompatible(NO_TEMPERATURES)
-        if regression and self.class_thresholds:
-            raise Incompatible(NO_CLASSES)
+        check_rule(self.rule, 1 if problem_type == REGRESSION else 2, problem_type, has_gate)
 
     def last_layer(self, layers: Sequence[int]) -> int:
         """The layer at which all remaining examples leave."""
@@ -239,17 +207,6 @@ class Policy:
         elif type(self.rule).start is not Rule.start:
             first = 0
         return bisect_left(layers, min(first, last))
-
-    def tempered(self, logits: Array) -> Array:
-        """Logits (examples, exits, classes) divided by the temperatures."""
-        if self.temperatures is None:
-            return logits
-        if len(self.temperatures) != logits.shape[1]:
-            raise Incompatible(_wrong_number("temperature", self.temperatures, logits.shape[1]))
-        return np.stack([self._tempered_at(exit, logits[:, exit]) for exit in range(logits.shape[1])], axis=1)
-
-    def _tempered_at(self, exit: int, logits: Array) -> Array:
-        return logits if self.temperatures is None else logits / self.temperatures[exit]
 
     @property
     def _limits(self) -> dict[str, int | None]:
@@ -284,9 +241,6 @@ class Decider:
         """
         policy, layer = self.policy, self.layers[exit]
         logits = np.asarray(logits)
-        if policy.temperatures is not None and is_regression(logits.shape[-1], self.problem_type):
-            raise Incompatible(NO_TEMPERATURES)
-        logits = policy._tempered_at(exit, logits)
         gate = None if gate is None else np.asarray(gate)
         seen = advance(policy.rule, self.state, logits, gate, layer, self.problem_type)
         self.state = seen.state
@@ -296,7 +250,7 @@ class Decider:
         elif layer < (policy.min_layer or 0):
             leaving = np.zeros(len(logits), bool)
         else:
-            threshold = _threshold(policy, exit, seen.logits, self.problem_type)
+            threshold = policy.threshold[exit] if isinstance(policy.threshold, tuple) else policy.threshold
             leaving = np.asarray(reached(policy.rule, seen.readiness, threshold).all(-1))
         return leaving, seen.logits
 
@@ -326,16 +280,15 @@ def replay(decider: Any, every: Exits) -> Decision:
     return decision
 
 
-def _check_thresholds(rule: Rule, thresholds: list[float], by_class: list[float]) -> None:
-    every = [*thresholds, *by_class]
-    if not thresholds or np.isnan(every).any():
-        raise BadPolicy(f"{every} is not a threshold; give a number, or one per exit.")
+def _check_thresholds(rule: Rule, thresholds: tuple[float, ...]) -> None:
+    if not thresholds or np.isnan(thresholds).any():
+        raise BadPolicy(f"{[*thresholds]} is not a threshold; give a number, or one per exit.")
     name = text.rule_name(rule)
-    if not rule.takes_threshold and any(every):
+    if not rule.takes_threshold and any(thresholds):
         raise BadPolicy(f"{name} takes no threshold; leave it out.")
-    if rule.reads == "layer" and len(every) > 1:
+    if rule.reads == "layer" and len(thresholds) > 1:
         raise BadPolicy(f"{name} takes a single layer, as in layer:6.")
-    if rule.counts_exits and not all(value.is_integer() for value in every):
+    if rule.counts_exits and not all(value.is_integer() for value in thresholds):
         raise BadPolicy(f"{name} counts exits, so its threshold must be a whole number.")
 
 
@@ -344,11 +297,9 @@ def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
         raise Incompatible(f"exit layers must increase, not {', '.join(map(str, layers))}.")
     if isinstance(policy.threshold, tuple) and len(policy.threshold) != len(layers):
         raise Incompatible(
-            f"{_wrong_number('threshold', policy.threshold, len(layers))} The last exit counts too; a single "
-            "threshold is for all exits."
+            f"the policy has {count(len(policy.threshold), 'threshold')} for {count(len(layers), 'exit')}; give one "
+            "per exit. The last exit counts too; a single threshold is for all exits."
         )
-    if policy.temperatures is not None and len(policy.temperatures) != len(layers):
-        raise Incompatible(_wrong_number("temperature", policy.temperatures, len(layers)))
     policy.rule.check(len(layers))
     limits = {"min_layer": policy.min_layer, "max_layer": policy.max_layer}
     if policy.rule.reads == "layer":
@@ -358,26 +309,3 @@ def _check_layers(policy: Policy, layers: Sequence[int]) -> None:
             raise Incompatible(
                 f"{name}={layer}: no exit at this layer; exits are at {', '.join(map(str, layers))}."
             )
-
-
-def _wrong_number(what: str, values: Sequence[float], exits: int) -> str:
-    return f"the policy has {count(len(values), what)} for {count(exits, 'exit')}; give one per exit."
-
-
-def _threshold(policy: Policy, exit: int, logits: Array, problem_type: str | None) -> ArrayLike:
-    """The threshold for readiness (examples, labels) at this exit."""
-    threshold = policy.threshold[exit] if isinstance(policy.threshold, tuple) else policy.threshold
-    if not policy.class_thresholds:
-        return threshold
-    classes = logits.shape[-1]
-    if is_regression(classes, problem_type):
-        raise Incompatible(NO_CLASSES)
-    for label in policy.class_thresholds:
-        if not policy.labels and not label.isdecimal():
-            raise Incompatible(
-                f"class {label!r} is a name: set the model's class names first, policy.for_labels(names)."
-            )
-    names = policy.labels or tuple(map(str, range(classes)))
-    by_class = np.full(classes, threshold)
-    by_class[text.class_indices(policy.class_thresholds, names)] = [*policy.class_thresholds.values()]
-    return by_class if problem_type == MULTI_LABEL else by_class[logits.argmax(-1)][:, None]

@@ -1,8 +1,7 @@
 """The text form of a policy, `name:threshold,key=value`, for the command line and for logs.
 
 `entropy:0.3` · `entropy:0.1/0.2/0.3` (one for each exit) · `patience:3,tolerance=0.1` · `never,max_layer=6` ·
-`confidence:0.9,min_layer=2,class.spam=0.99` (where spam is predicted). A class is given by name, or by index where
-no class has that name. `temperatures=1.5/1.2/1` divide the logits of each exit.
+`confidence:0.9,min_layer=2`.
 """
 
 import math
@@ -11,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from itertools import takewhile
 from typing import Any, get_args, get_type_hints
-from urllib.parse import quote, unquote
 
 from offramp.errors import BadPolicy, UnknownName
 from offramp.rules import RULES
@@ -19,8 +17,6 @@ from offramp.rules.base import FITTED, Rule
 from offramp.wording import did_you_mean
 
 LIMITS = ("min_layer", "max_layer")
-CLASS = "class."
-TEMPERATURES = "temperatures"
 
 
 def read(text: str) -> dict[str, Any]:
@@ -31,39 +27,28 @@ def read(text: str) -> dict[str, Any]:
     settings = _parse_settings(rest[max(len(numbers) - 1, 0) :])
 
     kind = rule_class(name)
-    known = [*option_names(kind), *LIMITS, TEMPERATURES]
+    known = [*option_names(kind), *LIMITS]
     for key in settings:
-        if key not in known and not key.startswith(CLASS):
-            raise BadPolicy(f"{name} has no option {did_you_mean(key, [*known, CLASS + 'NAME'])}")
+        if key not in known:
+            raise BadPolicy(f"{name} has no option {did_you_mean(key, known)}")
     if not kind.takes_threshold and numbers:
         raise BadPolicy(f"{name} takes no threshold; write just {name}.")
     if kind.takes_threshold and not numbers:
         raise BadPolicy(f"{name} needs a threshold: write {name}:VALUE.")
 
     options = {key: _parse_option(kind, key, settings[key]) for key in option_names(kind) if key in settings}
-    classes = {key: value for key, value in settings.items() if key.startswith(CLASS)}
     return {
         "rule": kind(**options),
-        "threshold": _parse_numbers("/".join(numbers)) if numbers else 0.0,
-        "class_thresholds": {
-            unquote(key.removeprefix(CLASS)): _parse_number(x) for key, x in classes.items()
-        },
+        "threshold": tuple(map(_parse_number, "/".join(numbers).split("/"))) if numbers else 0.0,
         **{key: _parse_number(settings[key], int) for key in LIMITS if key in settings},
-        **{key: _parse_numbers(settings[key]) for key in [TEMPERATURES] if key in settings},
     }
 
 
-def write(
-    rule: Rule,
-    threshold: float | tuple[float, ...],
-    class_thresholds: Mapping[str, float],
-    limits: Mapping[str, int | None],
-    temperatures: tuple[float, ...] = (),
-) -> str:
+def write(rule: Rule, threshold: float | tuple[float, ...], limits: Mapping[str, int | None]) -> str:
     """The text form; options at their default are left out, unless marked `ALWAYS_WRITTEN`."""
     name = rule_name(rule)
     numbers = threshold if isinstance(threshold, tuple) else (threshold,)
-    head = f"{name}:{_format_numbers(numbers)}" if rule.takes_threshold else name
+    head = f"{name}:{'/'.join(map(_format_value, numbers))}" if rule.takes_threshold else name
     options = [
         f"{option.name}={_format_value(getattr(rule, option.name))}"
         for option in fields(rule)  # type: ignore[arg-type]
@@ -71,9 +56,7 @@ def write(
         and (option.metadata or getattr(rule, option.name) != option.default)
     ]
     bounds = [f"{key}={layer}" for key, layer in limits.items() if layer is not None]
-    classes = [f"{CLASS}{_escape_label(label)}={_format_value(x)}" for label, x in class_thresholds.items()]
-    divisors = [f"{TEMPERATURES}={_format_numbers(temperatures)}"] if temperatures else []
-    return ",".join([head, *options, *bounds, *divisors, *classes])
+    return ",".join([head, *options, *bounds])
 
 
 def rule_name(rule: Rule) -> str:
@@ -163,10 +146,6 @@ def _parse_option(kind: type[Rule], name: str, text: str) -> Any:
     return _parse_number(text, int if int in types else float) if {int, float} & {*types} else text
 
 
-def _parse_numbers(text: str) -> tuple[float, ...]:
-    return tuple(_parse_number(number) for number in text.split("/"))
-
-
 def _parse_number(text: str, kind: type[float] = float) -> float:
     try:
         return kind(text)
@@ -174,17 +153,8 @@ def _parse_number(text: str, kind: type[float] = float) -> float:
         raise BadPolicy(f"{text!r} should be a {'whole ' if kind is int else ''}number.") from None
 
 
-def _format_numbers(numbers: Iterable[float]) -> str:
-    return "/".join(map(_format_value, numbers))
-
-
 def _format_value(value: Any) -> str:
     """The shortest form that reads back exactly."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(float(value)).removesuffix(".0") if isinstance(value, int | float) else str(value)
-
-
-def _escape_label(label: str) -> str:
-    """A class name with the characters that the text form uses escaped as %XX."""
-    return re.sub(r"[%,=/\s]", lambda match: quote(match[0], safe=""), label)

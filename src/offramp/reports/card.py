@@ -81,7 +81,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 def curve_for_card(trace: Trace, policy: Policy) -> dict[str, Any]:
     """A few points of the rule's curve, from the cheapest to full depth, and the policy itself."""
-    found = sweep(trace, replace(policy, class_thresholds={}))
+    found = sweep(trace, policy)
     (curve,) = found.curves.values()
     points = curve.points
     chosen = sorted({round(index * (len(points) - 1) / (ROWS - 1)) for index in range(ROWS)})

@@ -92,8 +92,8 @@ def percent(score: float) -> str:
 def short(policy: object) -> str:
     """The text form of a policy with four significant digits, for people.
 
-    >>> short("entropy:0.47421875,min_layer=2,class.v1.25000=0.0123456")
-    'entropy:0.4742,min_layer=2,class.v1.25000=0.01235'
+    >>> short("patience:2,tolerance=0.0123456,min_layer=2")
+    'patience:2,tolerance=0.01235,min_layer=2'
     """
     return re.sub(
         r"(?<=[:/=])\d+\.\d+(e-?\d+)?", lambda number: threshold_text(float(number[0])), str(policy)
