@@ -10,7 +10,7 @@ test: $(STAMP) browser
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 demo: $(STAMP)
-	$(BIN)/offramp demo
+	$(BIN)/python examples/demo.py
 
 # the page of `offramp serve` is tested in a real one; where it may not be installed, only that is left out
 browser:

@@ -12,19 +12,29 @@ in --out are reused. Writes retrofit.json and retrofit.svg, and prints Markdown.
 
 import argparse
 import json
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from datasets import Dataset
 from recipes import SST2, read_sst2
 from shared import processor
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 from offramp import Classifier, ExitModel, NoSafeThreshold, export, retrofit
-from offramp.cli.demo import DemoSettings, fine_tune
 from offramp.retrofits.comparison import compare_speed
 from offramp.retrofits.original import Original, load_original
+
+LABELS = ("negative", "positive")
 
 
 def main() -> None:
@@ -34,9 +44,8 @@ def main() -> None:
     order = np.random.default_rng(0).permutation(len(rows["text"])).tolist()
     labelled = [(rows["text"][row], rows["label"][row]) for row in order[: SST2["train"]]]
     others = [rows["text"][row] for row in order[SST2["train"] :][-options.texts :]]
-    settings = DemoSettings(epochs=2, learning_rate=1e-4, batch_size=16, seed=options.seed)
 
-    original = fine_tuned(options.out / "gte-sst2", options.encoder, labelled, settings)
+    original = fine_tuned(options.out / "gte-sst2", options.encoder, labelled, options.seed)
     done = retrofit(
         original.folder, others, options.out / "fast", options.guarantee, data="SST-2 phrases", log=print
     )
@@ -48,11 +57,11 @@ def main() -> None:
         )
     for layers in options.cut:
         cut = fine_tuned(
-            options.out / f"cut-{layers}", options.encoder, labelled, settings, num_hidden_layers=layers
+            options.out / f"cut-{layers}", options.encoder, labelled, options.seed, num_hidden_layers=layers
         )
         contenders[f"cut at layer {layers}, retrained, {precision}"] = cut.exported(precision, others)
     if options.small:
-        small = fine_tuned(options.out / "small", options.small, labelled, settings)
+        small = fine_tuned(options.out / "small", options.small, labelled, options.seed)
         contenders[f"{options.small.name}, {precision}"] = small.exported(precision, others)
     contenders[f"offramp, {precision}"] = predictor(done.folder, None)
     tuned = None
@@ -119,10 +128,10 @@ def parse_arguments() -> argparse.Namespace:
 class fine_tuned:
     """A plain classifier, fine-tuned unless its folder exists."""
 
-    def __init__(self, folder: Path, encoder: Path, rows: Any, settings: DemoSettings, **config: Any) -> None:
+    def __init__(self, folder: Path, encoder: Path, rows: Any, seed: int, **config: Any) -> None:
         self.folder = folder
         if not folder.exists():
-            fine_tune(encoder, rows, folder, settings, **config)
+            fine_tune(encoder, rows, folder, seed, **config)
         self.loaded: Original = load_original(folder)
 
     def exported(self, precision: str, texts: list[str]) -> Any:
@@ -133,6 +142,39 @@ class fine_tuned:
             model = ExitModel.from_encoder(self.loaded.model, exits=[layers])
             export(model, target, precision, self.loaded.tokenizer, texts=texts[:400])
         return predictor(target, "never")
+
+
+def fine_tune(encoder: Path, rows: Sequence[tuple[str, int]], out: Path, seed: int, **config: Any) -> None:
+    """With transformers alone, as anybody would; `config` changes the encoder's config."""
+    set_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        encoder,
+        id2label=dict(enumerate(LABELS)),
+        label2id={name: index for index, name in enumerate(LABELS)},
+        dtype="float32",
+        **config,
+    )
+    texts, labels = zip(*rows, strict=True)
+    data = Dataset.from_dict({**tokenizer([*texts], truncation=True), "labels": [*labels]})
+    arguments = TrainingArguments(
+        str(out.with_name("fine-tuning")),
+        num_train_epochs=2,
+        learning_rate=1e-4,
+        per_device_train_batch_size=16,
+        train_sampling_strategy="group_by_length",
+        warmup_steps=0.06,
+        weight_decay=0.01,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=seed,
+    )
+    trainer = Trainer(model, arguments, train_dataset=data, processing_class=tokenizer)
+    trainer.train()
+    draft = out.with_name(f"{out.name}.draft")
+    trainer.save_model(str(draft))
+    draft.rename(out)
 
 
 def predictor(folder: Path, policy: str | None) -> Any:

@@ -14,7 +14,6 @@ from offramp.cli.bench import bench
 from offramp.cli.calibrate import calibrate
 from offramp.cli.command import EXIT_CODES, Result, command, silence_libraries
 from offramp.cli.curve import curve
-from offramp.cli.demo import demo
 from offramp.cli.export import export
 from offramp.cli.import_checkpoint import import_checkpoint
 from offramp.cli.info import info
@@ -41,7 +40,6 @@ COMMANDS: dict[str, Callable[..., Result]] = {
     "export": export,
     "import": import_checkpoint,
     "info": info,
-    "demo": demo,
     "list": list_names,
 }
 
@@ -64,12 +62,7 @@ def start(
         bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Early-exit Transformer encoders: add exits, train them, measure exit rules, predict.
-
-    \b
-    To see a small classifier made faster, in a few minutes:
-        offramp demo
-    """
+    """Early-exit Transformer encoders: add exits, train them, measure exit rules, predict."""
 
 
 app = typer.Typer(

