@@ -132,3 +132,29 @@ def test_an_unreachable_hub_points_to_files(monkeypatch: pytest.MonkeyPatch) -> 
         BadData, match=r"nyu-mll/glue cola train from the hub: no route.*use downloaded files"
     ):
         TASKS["cola"].load()
+
+
+def test_a_loaded_data_set_is_a_task() -> None:
+    rows = split([0, 2], ["joy", "anger", "fear"], text="oh")
+    task = Task.from_dataset(datasets.DatasetDict(train=rows, dev=rows), validation="dev")
+    assert (task.labels, list(task.splits)) == (("joy", "anger", "fear"), ["train", "validation"])
+    assert task.load()["validation"]["label"] == [0, 2]
+    alone = Task.from_dataset(split(["yes", "no"], text="oh"))
+    assert (alone.labels, list(alone.splits)) == (("no", "yes"), ["train"])
+
+
+def test_an_error_in_a_loaded_data_set_names_its_row() -> None:
+    rows = datasets.Dataset.from_dict({"text": ["oh", None], "label": ["yes", "no"]})
+    with pytest.raises(BadData, match=r"reviews train, row 2: empty text.*bad_rows='drop'"):
+        Task.from_dataset(rows, name="reviews").load()
+
+
+def test_a_stream_is_refused_with_what_to_do() -> None:
+    stream: Any = split([0, 1], text="oh").to_iterable_dataset()
+    with pytest.raises(BadData, match=r"IterableDataset is not a datasets\.Dataset.*without streaming"):
+        Task.from_dataset(stream)
+
+
+def test_formatted_columns_are_read_as_they_are_stored() -> None:
+    rows = split([0, 1], ["no", "yes"], text="oh").with_format("numpy")
+    assert Task.from_dataset(rows).load()["train"]["label"] == [0, 1]

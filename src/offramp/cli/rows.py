@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[Row]:
     """The texts of a file, or its pairs, with all columns."""
-    from offramp.data.files import ColumnMap, decode_lines, guess_columns, read_file
+    from offramp.data.files import ColumnMap, check_not_empty, decode_lines, guess_columns, read_file
 
     if not path.is_file():
         raise BadOption(f"{path}: no such file.")
@@ -37,7 +37,7 @@ def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[R
             yield from (Row(line, {"text": line}) for line in decode_lines(lines, str(path)))
         return
     file = read_file(path)
-    file.check_not_empty()
+    check_not_empty(file)
     found = guess_columns(str(path), file.column_names, text, text_pair, label="")  # labels are not read
     table = file.select_texts(ColumnMap(found.text, found.text_pair))
     texts = zip(*table.cells.values(), strict=True)

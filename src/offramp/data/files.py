@@ -1,4 +1,4 @@
-"""Where the rows of a split come from: a benchmark's file, the user's own file, or a data set on the hub.
+"""Where the rows of a split come from: a benchmark's file, the user's own file, or a data set.
 
 A source knows which of its columns hold what. It reads them into a `RawTable`: cells that are not yet checked, each
 with its line number, so that an error can name the file and the line.
@@ -107,9 +107,12 @@ class UserFile:
     column_names: list[str]
     records: list[Record] = field(repr=False)
 
-    def check_not_empty(self) -> None:
-        if not self.records:
-            raise BadData(f"{self.path}: no rows, only the names of the columns")
+    @property
+    def source(self) -> str:
+        return str(self.path)
+
+    def __len__(self) -> int:
+        return len(self.records)
 
     def select_texts(self, columns: ColumnMap) -> RawTable:
         """Like `select`, for files without labels: a row of another width, or without a text, is an error."""
@@ -138,6 +141,49 @@ def read_file(path: Path) -> UserFile:
 
 
 @dataclass(frozen=True)
+class DatasetTable:
+    """A split of a `datasets.Dataset`, columns by name."""
+
+    source: str
+    data: Any = field(repr=False)
+    numbered: bool = False
+    """The task names its labels by the data set's numbers, not by its names."""
+    label_names: Mapping[str, str] = field(default_factory=dict)
+    """The data set's names of labels -> the task's, where they differ."""
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self.data.column_names)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def select(self, columns: ColumnMap) -> RawTable:
+        positions = _find_columns(self.source, columns, self.column_names)
+        data = self.data.with_format(None)
+        cells = {role: list(data[self.column_names[position]]) for role, position in positions.items()}
+        labels = cells.pop("label", [])
+        if any(cell not in (None, -1) for cell in labels):  # data sets mark missing labels by -1
+            feature = data.features[columns.label]
+            cells["label"] = [self._label(cell, feature) for cell in labels]
+        return RawTable(self.source, cells, range(1, len(self) + 1), unit="row")
+
+    def _label(self, cell: Any, feature: Any) -> Any:
+        if isinstance(cell, list):
+            return [self._label(label, feature.feature) for label in cell]
+        names = class_names(feature)
+        if names and cell == -1:
+            return None
+        name = names[cell] if names and cell is not None and not self.numbered else cell
+        return self.label_names.get(name, name) if isinstance(name, str) else name
+
+
+def check_not_empty(table: UserFile | DatasetTable) -> None:
+    if not len(table):
+        raise BadData(f"{table.source}: no rows, only the names of the columns")
+
+
+@dataclass(frozen=True)
 class LoadedSplit:
     """A split that has been read already."""
 
@@ -157,28 +203,13 @@ class HubSplit:
     split: str
     columns: ColumnMap
     numbered: bool = False
-    """The task names its labels by the hub's numbers, not by the hub's names."""
     label_names: Mapping[str, str] = field(default_factory=dict)
-    """The hub's names of labels -> the task's, where they differ."""
+    """As in `DatasetTable`."""
 
     def read(self) -> RawTable:
-        data = load_from_hub(self.path, self.config, self.split)
         source = " ".join(filter(None, [self.path, self.config, self.split]))
-        positions = _find_columns(source, self.columns, data.column_names)
-        cells = {role: list(data[data.column_names[position]]) for role, position in positions.items()}
-        labels = cells.pop("label", [])
-        if any(cell not in (None, -1) for cell in labels):  # the hub marks missing labels by -1
-            cells["label"] = [self._label(cell, data.features[self.columns.label]) for cell in labels]
-        return RawTable(source, cells, range(1, len(data) + 1), unit="row")
-
-    def _label(self, cell: Any, feature: Any) -> Any:
-        if isinstance(cell, list):
-            return [self._label(each, feature.feature) for each in cell]
-        names = class_names(feature)
-        if names and cell == -1:
-            return None
-        name = names[cell] if names and cell is not None and not self.numbered else cell
-        return self.label_names.get(name, name) if isinstance(name, str) else name
+        data = load_from_hub(self.path, self.config, self.split)
+        return DatasetTable(source, data, self.numbered, self.label_names).select(self.columns)
 
 
 def hub_splits(
@@ -204,7 +235,7 @@ def text_columns(texts: Sequence[Any]) -> dict[str, list[str]]:
 
 
 def class_names(feature: Any) -> list[str] | None:
-    """The names of a hub column of class indices, or of lists of them."""
+    """The names of a column of class indices, or of lists of them."""
     return getattr(getattr(feature, "feature", feature), "names", None)
 
 

@@ -12,15 +12,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offramp.data.checks import check_rows, has_default_names, infer_labels, infer_problem_type
 from offramp.data.files import (
-    ColumnMap,
-    HubSplit,
+    DatasetTable,
     LineFile,
     LoadedSplit,
     Source,
+    UserFile,
+    check_not_empty,
     class_names,
     guess_columns,
     load_from_hub,
@@ -128,24 +129,19 @@ class Task:
         given = {split: Path(path) for split, path in paths.items() if path is not None}
         if not given:
             raise BadData("no files; pass train=..., validation=... or test=...")
-        labelled = [split for split in given if split not in unlabelled]
         files = {split: read_file(path) for split, path in given.items()}
-        first = files[(labelled or list(given))[0]]
-        columns = guess_columns(
-            str(first.path), first.column_names, text, text_pair, label, needs_label=bool(labelled)
-        )
-        sources = {}
-        for split, file in files.items():
-            file.check_not_empty()
-            present = _without_absent_label(columns, file.column_names) if split in unlabelled else columns
-            sources[split] = LoadedSplit(present, file.select(present))
-        return cls._infer(name, sources, labels, problem_type, metrics, separator, bad_rows)
+        splits = _load_splits(files, text, text_pair, label, unlabelled)
+        return cls._infer(name, splits, labels, problem_type, metrics, separator, bad_rows)
 
     @classmethod
-    def from_hub(
+    def from_hub(cls, path: str, config: str | None = None, **options: Any) -> "Task":
+        """Like `from_dataset`, for any data set on the hub."""
+        return cls.from_dataset(load_from_hub(path, config), **{"name": path, **options})
+
+    @classmethod
+    def from_dataset(
         cls,
-        path: str,
-        config: str | None = None,
+        data: "Dataset | DatasetDict",
         *,
         train: str = "train",
         validation: str = "validation",
@@ -158,21 +154,32 @@ class Task:
         metrics: Sequence[str] | None = None,
         separator: str | None = None,
         bad_rows: str = "error",
+        unlabelled: Sequence[str] = ("test",),
+        name: str = "dataset",
     ) -> "Task":
-        """Like `from_files`, for any data set on the hub, whose splits have the given names there."""
-        data = load_from_hub(path, config)
-        wanted = {"train": train, "validation": validation, "test": test}
-        found = {split: name for split, name in wanted.items() if name in data}
-        if not found:
-            raise BadData(f"{path} has no split {', '.join(wanted.values())}; it has {', '.join(data)}")
-        features = data[next(iter(found.values()))].features
-        columns = guess_columns(path, list(features), text, text_pair, label)
-        sources = {}
-        for split, name in found.items():
-            present = _without_absent_label(columns, data[name].column_names) if split == "test" else columns
-            sources[split] = HubSplit(path, config, name, present)
-        labels = labels or class_names(features.get(columns.label))
-        return cls._infer(path, sources, labels, problem_type, metrics, separator, bad_rows)
+        """Like `from_files`, for a loaded data set, whose splits have the given names; a `Dataset` is a train split.
+
+        Labels are the names of a `ClassLabel` column, or else those that occur.
+        """
+        import datasets
+
+        if isinstance(data, datasets.Dataset):
+            data = datasets.DatasetDict({train: data})
+        if not isinstance(data, datasets.DatasetDict):
+            raise BadData(
+                f"{type(data).__name__} is not a datasets.Dataset or DatasetDict; load it without streaming"
+            )
+        theirs = {"train": train, "validation": validation, "test": test}
+        tables = {
+            split: DatasetTable(f"{name} {own}", data[own]) for split, own in theirs.items() if own in data
+        }
+        if not tables:
+            raise BadData(f"{name} has no split {', '.join(theirs.values())}; it has {', '.join(data)}")
+        splits = _load_splits(tables, text, text_pair, label, unlabelled)
+        features = [(tables[split].data.features, source.columns.label) for split, source in splits.items()]
+        named = [class_names(columns[label]) for columns, label in features if label is not None]
+        labels = labels or (named[0] if named else None)
+        return cls._infer(name, splits, labels, problem_type, metrics, separator, bad_rows)
 
     @classmethod
     def _infer(
@@ -296,5 +303,23 @@ def _prefix(task: Task) -> str:
     return "".join(task.name.rpartition("/")[:2])
 
 
-def _without_absent_label(columns: ColumnMap, names: Sequence[str]) -> ColumnMap:
-    return columns if columns.label in names else replace(columns, label=None)
+def _load_splits(
+    tables: Mapping[str, UserFile | DatasetTable],
+    text: str | None,
+    text_pair: str | None,
+    label: str | None,
+    unlabelled: Sequence[str],
+) -> dict[str, LoadedSplit]:
+    """The columns of each split; those that are not named are guessed from the first split that must have labels."""
+    labelled = [split for split in tables if split not in unlabelled]
+    first = tables[(labelled or list(tables))[0]]
+    columns = guess_columns(
+        first.source, first.column_names, text, text_pair, label, needs_label=bool(labelled)
+    )
+    splits = {}
+    for split, table in tables.items():
+        check_not_empty(table)
+        absent = split in unlabelled and columns.label not in table.column_names
+        present = replace(columns, label=None) if absent else columns
+        splits[split] = LoadedSplit(present, table.select(present))
+    return splits
