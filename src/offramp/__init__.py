@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # the same names as in _NAMES, for type checkers
     from offramp.onnx_export import export
     from offramp.policy import Certificate, Policy
     from offramp.reports import report
-    from offramp.reports.card import store_policy, store_rank_rule
+    from offramp.reports.stored_policy import store_policy, store_rank_rule
     from offramp.reranking.calibrate import RankGuarantee, calibrate_ranking
     from offramp.retrofits import Retrofit, retrofit, retrofit_reranker
     from offramp.rules import RULES
@@ -57,7 +57,7 @@ _NAMES = {
     "guarantees.certificate": "Certificate",
     "measuring": "Curve Sweep sweep calibrate Guarantee MaxLoss MinSpeedup Budget",
     "reports": "report",
-    "reports.card": "store_policy store_rank_rule",
+    "reports.stored_policy": "store_policy store_rank_rule",
     "inference": "Classifier Prediction",
     "inference.collect": "collect",
     "inference.reranker": "Ranked Reranker",

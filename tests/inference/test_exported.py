@@ -18,7 +18,7 @@ from offramp.measuring import Guarantee, calibrate
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
 from offramp.policy import Policy, fold
-from offramp.reports.card import store_policy
+from offramp.reports.stored_policy import store_policy
 from offramp.rules.agreement import Agreement
 from offramp.trace import Trace
 

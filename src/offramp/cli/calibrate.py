@@ -126,7 +126,7 @@ def calibrate(
     """
     from offramp.folder import ModelInfo, find_model
     from offramp.measuring.scores import measure
-    from offramp.reports.card import store_policy
+    from offramp.reports.stored_policy import store_policy
     from offramp.reports.table import short
     from offramp.trace import Trace
 

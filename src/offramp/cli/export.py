@@ -44,7 +44,8 @@ def export(
     from offramp.folder import ModelInfo, find_model, megabytes
     from offramp.measuring.scores import measure
     from offramp.onnx_export import export as export_model
-    from offramp.reports.card import store_policy, write_card
+    from offramp.reports.card import write_card
+    from offramp.reports.stored_policy import store_policy
     from offramp.reports.table import short
 
     folder = find_model(model)

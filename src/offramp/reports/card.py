@@ -1,74 +1,17 @@
-"""The model card, README.md in a model folder, and storing a policy, which the card describes."""
+"""The model card, README.md in a model folder."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from offramp.files import SCORES, SUFFIX, read_json, write_files
-from offramp.folder.folder import ModelInfo, is_exported, is_path
-from offramp.folder.manifest import CONFIG, Manifest
-from offramp.measuring import sweep
-from offramp.measuring.scores import measure
-from offramp.policy import Certificate, Policy, check_certificate
+from offramp.folder.folder import ModelInfo, is_path
+from offramp.policy import Certificate, Policy
 from offramp.policy.ranking import RankRule
-from offramp.policy.text import rule_name
-from offramp.problems import REGRESSION
 from offramp.reports.table import layer_rows, percent, short, threshold_text
-from offramp.trace import Trace
 from offramp.wording import count
 
 CARD, CURVE, RETROFIT = "README.md", "curve.json", "retrofit.json"
-ROWS = 9
-"""The number of points of a curve in the card."""
-
-
-def store_policy(
-    folder: str | PathLike[str], policy: Policy | str, trace: Trace | None = None, target: str | None = None
-) -> Policy:
-    """Store a policy in a model folder, saved or exported: `Classifier.from_pretrained` then uses it by default.
-
-    The model card is updated too; with the trace that the policy was calibrated on, it shows the rule's curve.
-    `target`, the flags of `offramp calibrate` that it was found with, is kept for hints to calibrate it again.
-    Either all files are updated or none. Returns the policy as stored: in an exported folder, a certificate that was
-    issued for another model or precision is left out.
-    """
-    folder = Path(folder)
-    info = ModelInfo.read(folder, replaces_policy=True)
-    policy = info.check_policy(policy)
-    if is_exported(folder):
-        manifest = Manifest.load(folder)
-        policy = check_certificate(policy, manifest.fingerprint, manifest.precision)
-    config = read_json(folder / CONFIG) | {"policy": policy.to_json(), "policy_target": target}
-    if trace is None or (trace.labels is None and trace.problem_type == REGRESSION):
-        curve = read_optional(folder / CURVE) | {"policy": None}  # measured for an earlier policy
-    else:
-        curve = curve_for_card(trace, policy)
-    files = {
-        folder / CONFIG: json.dumps(config, indent=2),
-        folder / CARD: card(folder, replace(info, policy=policy), curve),
-    }
-    if "points" in curve:
-        files[folder / CURVE] = json.dumps(curve, indent=1)
-    write_files(files)
-    return policy
-
-
-def store_rank_rule(folder: str | PathLike[str], rule: RankRule) -> None:
-    """Store a rank rule in a model folder, saved or exported: `Reranker.from_pretrained` then ranks by it."""
-    folder = Path(folder)
-    info = ModelInfo.read(folder)
-    rule.check(info.exits, info.labels, info.problem_type)
-    config = read_json(folder / CONFIG) | {"rank_rule": rule.to_json()}
-    found = replace(info, rank_rule=rule)
-    write_files(
-        {
-            folder / CONFIG: json.dumps(config, indent=2),
-            folder / CARD: card(folder, found, read_optional(folder / CURVE)),
-        }
-    )
 
 
 def write_card(folder: Path) -> None:
@@ -77,30 +20,6 @@ def write_card(folder: Path) -> None:
 
 def read_optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
-
-
-def curve_for_card(trace: Trace, policy: Policy) -> dict[str, Any]:
-    """A few points of the rule's curve, from the cheapest to full depth, and the policy itself."""
-    found = sweep(trace, policy)
-    (curve,) = found.curves.values()
-    points = curve.points
-    chosen = sorted({round(index * (len(points) - 1) / (ROWS - 1)) for index in range(ROWS)})
-    return {
-        "data": trace.data,
-        "examples": len(trace),
-        "layers": trace.layers[-1],
-        "rule": rule_name(policy.rule),
-        "headline": found.headline,
-        "points": [
-            {
-                "threshold": points[index].threshold,
-                "score": found.score(points[index]),
-                "mean_layer": points[index].cost.mean_layer,
-            }
-            for index in chosen
-        ],
-        "policy": measure(policy, trace),
-    }
 
 
 def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:

@@ -25,7 +25,8 @@ from offramp.models.exit_model import hash_weights
 from offramp.policy import Certificate
 from offramp.policy.ranking import RankRule, check_reranker
 from offramp.problems import problem_type_of
-from offramp.reports.card import RETROFIT, store_rank_rule
+from offramp.reports.card import RETROFIT
+from offramp.reports.stored_policy import store_rank_rule
 from offramp.reports.table import format_table
 from offramp.reranking.calibrate import (
     FIT_SHARE,

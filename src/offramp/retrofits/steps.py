@@ -31,7 +31,8 @@ from offramp.models.heads import HeadConfig
 from offramp.policy import Policy
 from offramp.problems import DEFAULT_METRICS, REGRESSION, Array
 from offramp.reports import report
-from offramp.reports.card import RETROFIT, store_policy
+from offramp.reports.card import RETROFIT
+from offramp.reports.stored_policy import store_policy
 from offramp.retrofits.comparison import compare_speed, interval, measure_contender
 from offramp.retrofits.original import Original, is_bit_equal
 from offramp.retrofits.text_split import TextSet, TextSplit
