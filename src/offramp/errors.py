@@ -3,7 +3,6 @@
 EXTRAS = {
     "measure": "scipy sklearn",
     "train": "torch transformers accelerate datasets",
-    "plot": "matplotlib",
     "onnx": "onnxruntime",
     "export": "onnx onnxscript",
     "serve": "fastapi prometheus_client uvicorn",

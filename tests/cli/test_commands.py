@@ -238,17 +238,7 @@ def test_a_curve_is_saved_as_page_json_table_and_plots(home: Path, run: Run) -> 
     done = run("curve", home / "dev.trace", "--out", home / "report", "--plots", "--bootstrap", 0)
     assert str(home / "report/report.html") in done.stdout
     endings = {file.suffix for file in (home / "report").iterdir()}
-    assert endings == {".html", ".json", ".txt", ".png", ".svg"}
-
-
-def test_a_curve_needs_matplotlib_only_for_plots(
-    home: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    asked = ["curve", home / "dev.trace", "--rule", "layer", "--bootstrap", 0]
-    assert run(*asked, "--out", tmp_path / "report").exit_code == 0
-    assert {file.suffix for file in (tmp_path / "report").iterdir()} == {".html", ".json", ".txt"}
-    assert "offramp[plot]" in run(*asked, "--out", tmp_path / "other", "--plots").stderr
+    assert endings == {".html", ".json", ".txt", ".svg"}
 
 
 def test_calibrating_stores_the_policy_and_its_certificate(home: Path, ask: Ask, run: Run) -> None:

@@ -26,9 +26,7 @@ def curve(
     ] = None,
     out: Annotated[Path | None, Option(help="A folder for the page (HTML), JSON and table.")] = None,
     force: ForceOption = False,
-    plots: Annotated[
-        bool, Option("--plots", help="Also save the charts in --out as PNG and SVG; needs matplotlib.")
-    ] = False,
+    plots: Annotated[bool, Option("--plots", help="Also save every chart in --out as an SVG file.")] = False,
     bootstrap: Annotated[int, Option(help="Resamples for the intervals; 0 for none.")] = 200,
     padded_to: Annotated[
         int | None, Option(help="Count FLOPs as if every text were padded to this many tokens.")
@@ -61,7 +59,7 @@ def curve(
     )
     text = str(found) if thresholds is None else points_table(found)
     if out is not None:
-        found.save(out, plots=("png", "svg") if plots else ())
+        found.save(out, plots)
         text += f"\n\npage: {out / 'report.html'}"
     return Result(found.to_json(), text)
 

@@ -1,4 +1,4 @@
-"""From traces to a table, JSON, images and one HTML page that opens offline."""
+"""From traces to a table, JSON, plots and one HTML page that opens offline."""
 
 from offramp.reports.report import Report, report
 from offramp.reports.sections import Section

@@ -1,15 +1,44 @@
-"""A chart as data: series, axes and their ranges. `svg` draws it for the page, `plots` as an image file."""
+"""A chart as data: series, axes and their ranges. `svg` draws it.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, without the yellow, which is too pale on
+white. Lines differ in dashes and marks as well.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from offramp.reports.style import Style
-
 Range: TypeAlias = tuple[float, float]
 
-MARKS = 12
+MARKED_POINTS = 12
 """About as many points of a line get a mark."""
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ((), (6, 2), (2, 2), (6, 2, 2, 2), (10, 3), (1, 2))
+MARKS = ("circle", "square", "triangle", "diamond", "wedge", "cross")
+
+
+@dataclass(frozen=True)
+class Style:
+    colour: str
+    dashes: tuple[int, ...] = ()
+    """Lengths of dashes and gaps; empty for a solid line."""
+    mark: str = ""
+    """One of `MARKS`; empty for none."""
+
+
+RIGHT, WRONG = Style(COLOURS[0]), Style(COLOURS[1])
+FRONT, FULL_DEPTH = Style("#808080"), Style("#808080", (2, 3))
+
+
+def style(index: int) -> Style:
+    """The style of the index-th rule. From the seventh on, colours repeat with other dashes and marks."""
+    turn = index // len(COLOURS)
+    return Style(
+        COLOURS[index % len(COLOURS)],
+        DASHES[(index + turn) % len(DASHES)],
+        MARKS[(index + turn) % len(MARKS)],
+    )
 
 
 @dataclass(frozen=True)
@@ -25,7 +54,7 @@ class Line:
     @property
     def mark_every(self) -> int:
         """The distance between marked points."""
-        return max(1, len(self.points) // MARKS)
+        return max(1, len(self.points) // MARKED_POINTS)
 
     @property
     def is_single_point(self) -> bool:
@@ -71,7 +100,7 @@ class Chart:
     @property
     def legend(self) -> list[tuple[int, Line | Bars]]:
         """Every series that has a name, with its index."""
-        return [(index, each) for index, each in enumerate(self.series) if not isinstance(each, Band)]
+        return [(index, series) for index, series in enumerate(self.series) if not isinstance(series, Band)]
 
 
 def padded_range(values: Sequence[float]) -> Range:

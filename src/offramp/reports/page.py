@@ -17,7 +17,7 @@ from offramp.reports.sections import (
     position,
     readiness_chart,
 )
-from offramp.reports.svg import Drawing, key
+from offramp.reports.svg import CSS, Drawing, key
 from offramp.reports.table import exit_rows, percent, policy_text, rule_rows, summary_line
 
 
@@ -31,7 +31,7 @@ def page(sections: Sequence[Section], lead: str = "") -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(names)} · offramp</title>
-<style>{parts.joinpath("page.css").read_text(encoding="utf-8")}</style>
+<style>{CSS}{parts.joinpath("page.css").read_text(encoding="utf-8")}</style>
 </head>
 <body>
 <main>

@@ -1,4 +1,4 @@
-"""report(): measure traces, and show them as a table, a page, JSON and images."""
+"""report(): measure traces, and show them as a table, a page, JSON and plots."""
 
 import json
 import re
@@ -14,8 +14,8 @@ from offramp.measuring.curve import needs_labels
 from offramp.measuring.learned_rules import default_tolerance
 from offramp.problems import REGRESSION
 from offramp.reports.page import page
-from offramp.reports.plots import save_plots
-from offramp.reports.sections import Section, measure_section
+from offramp.reports.sections import Section, charts, measure_section
+from offramp.reports.svg import svg_file
 from offramp.reports.table import report_text
 from offramp.trace import Trace
 
@@ -40,7 +40,7 @@ def report(
     *Example*
 
         print(report(trace))                             # a table
-        report({"sst-2": a, "rte": b}).save("report")    # report.html, report.json, report.txt, plots
+        report({"sst-2": a, "rte": b}).save("report")    # report.html, report.json, report.txt
     """
     named = {traces.data or "trace": traces} if isinstance(traces, Trace) else traces
 
@@ -87,24 +87,30 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def save(self, folder: str | PathLike[str], plots: Sequence[str] = ("png", "svg")) -> list[Path]:
-        """Write page, JSON, table and plots to a folder and return their paths. Plots need matplotlib."""
-        root = Path(folder)
-        root.mkdir(parents=True, exist_ok=True)
-        drawn = [
-            path
-            for number, section in enumerate(self.sections, 1)
-            for path in (save_plots(section, root / file_name(number, section.name), plots) if plots else [])
-        ]
-        texts = {
+    def save(self, folder: str | PathLike[str], plots: bool = False) -> list[Path]:
+        """Write page, JSON and table to a folder, with `plots` also every chart as SVG, and return their paths."""
+        files = {
             "report.html": self.html(),
             "report.json": json.dumps(self.to_json(), indent=1),
             "report.txt": str(self) + "\n",
         }
-        write_files({root / name: content for name, content in texts.items()})
-        return [*(root / name for name in texts), *drawn]
+        if plots:
+            files |= {
+                f"{number}-{file_name(section.name)}-{file_name(name)}.svg": svg_file(section.name, chart)
+                for number, section in enumerate(self.sections, 1)
+                for name, chart in charts(section).items()
+            }
+        root = Path(folder)
+        root.mkdir(parents=True, exist_ok=True)
+        paths = {root / name: content for name, content in files.items()}
+        write_files(paths)
+        return list(paths)
 
 
-def file_name(number: int, name: str) -> str:
-    """A safe file name for a section, unique by its number."""
-    return f"{number}-{re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-') or 'trace'}"
+def file_name(text: str) -> str:
+    """Text without the characters that a file name should not have.
+
+    >>> file_name("readiness entropy:0,top=2")
+    'readiness-entropy-0-top-2'
+    """
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-") or "trace"

@@ -1,4 +1,4 @@
-"""One trace, measured: the numbers of a section of the report."""
+"""One trace, measured: the numbers of a section of the report, and its charts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,18 @@ from offramp.measuring.curve import parse_rule
 from offramp.measuring.scores import apply_rule
 from offramp.policy.text import rule_in_text
 from offramp.problems import REGRESSION
-from offramp.reports.chart import Band, Bars, Chart, Line, padded_range
-from offramp.reports.style import FRONT, FULL_DEPTH, RIGHT, WRONG, style
+from offramp.reports.chart import (
+    FRONT,
+    FULL_DEPTH,
+    RIGHT,
+    WRONG,
+    Band,
+    Bars,
+    Chart,
+    Line,
+    padded_range,
+    style,
+)
 from offramp.trace import Trace
 
 BINS = 30
@@ -76,6 +86,18 @@ def measure_readiness(trace: Trace, rule: str, seed: int) -> Readiness | None:
 
 
 TICKS = 12
+"""At most as many exits are named on an axis."""
+
+
+def charts(section: Section) -> dict[str, Chart]:
+    """All charts of a section, by name."""
+    sweep = section.sweep
+    return {
+        "curves": curves_chart(sweep),
+        "exits": exits_chart(sweep),
+        "histogram": histogram_chart(sweep, points_near_half(sweep)),
+        **{f"readiness {rule}": readiness_chart(rule, seen) for rule, seen in section.readiness.items()},
+    }
 
 
 def curves_chart(sweep: Sweep) -> Chart:

@@ -5,10 +5,40 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-from offramp.reports.chart import Band, Bars, Chart, Line, Series
-from offramp.reports.style import Style
+from offramp.reports.chart import Band, Bars, Chart, Line, Series, Style
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 42
+CSS = """\
+svg text { fill: currentColor; font-size: 12px; }
+.tick { text-anchor: middle; }
+.tick.end { text-anchor: end; }
+.label { text-anchor: middle; font-size: 13px; }
+.grid { stroke: currentColor; stroke-opacity: 0.15; stroke-width: 1; }
+.line, .wide { fill: none; stroke-width: 2; stroke-linejoin: round; }
+.wide { stroke-width: 9; stroke-opacity: 0.28; stroke-linecap: round; }
+.pale { fill-opacity: 0.45; }
+.band { fill-opacity: 0.15; }
+"""
+WIDTH, HEIGHT, HEADER, ROW, COLUMNS = 900, 420, 34, 20, 2
+"""Pixels of a file: the chart, the line of its title, a line of its legend; and the columns of the legend."""
+
+
+def svg_file(title: str, chart: Chart) -> str:
+    """An SVG file with a title above the chart and its legend below."""
+    entries = [
+        f'<svg x="{LEFT + index % COLUMNS * (WIDTH // COLUMNS)}" y="{HEADER + HEIGHT + index // COLUMNS * ROW}" '
+        f'width="{WIDTH // COLUMNS}" height="{ROW}">{key_shape(series)}'
+        f'<text x="40" y="10">{escape(series.name)}</text></svg>'
+        for index, (_, series) in enumerate(chart.legend)
+    ]
+    height = HEADER + HEIGHT + ROW * -(-len(entries) // COLUMNS)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'font-family="sans-serif">\n<style>\n{CSS}</style>\n<rect width="100%" height="100%" fill="white"/>\n'
+        f'<text x="{WIDTH / 2}" y="22" class="label">{escape(title)}</text>\n'
+        f'<svg y="{HEADER}" width="{WIDTH}" height="{HEIGHT}">{Drawing(chart, WIDTH, HEIGHT).svg()}</svg>\n'
+        f"{''.join(entries)}\n</svg>\n"
+    )
 
 
 @dataclass(frozen=True)
@@ -24,16 +54,16 @@ class Drawing:
         x_label, y_label = escape(self.chart.x_label), escape(self.chart.y_label)
         middle_x = (LEFT + self.width - RIGHT) / 2
         middle_y = (TOP + self.height - BOTTOM) / 2
-        series = (
-            f'<g data-series="{index}">{self._series(each)}</g>'
-            for index, each in enumerate(self.chart.series)
+        groups = (
+            f'<g data-series="{index}">{self._series(series)}</g>'
+            for index, series in enumerate(self.chart.series)
         )
         return (
             f'<svg viewBox="0 0 {self.width} {self.height}" class="{name}" role="img" '
             f'data-top="{TOP}" data-bottom="{self.height - BOTTOM}">{self._axes()}'
             f'<text x="{middle_x}" y="{self.height - 6}" class="label">{x_label}</text>'
             f'<text transform="translate(12 {middle_y}) rotate(-90)" class="label">{y_label}</text>'
-            f"{''.join(series)}{extra}</svg>"
+            f"{''.join(groups)}{extra}</svg>"
         )
 
     def at(self, x: float, y: float) -> tuple[float, float]:
@@ -85,12 +115,14 @@ class Drawing:
 
 def key(series: Line | Bars) -> str:
     """The picture of a series in a legend."""
+    return f'<svg viewBox="0 0 34 12" class="key">{key_shape(series)}</svg>'
+
+
+def key_shape(series: Line | Bars) -> str:
     if isinstance(series, Bars):
-        drawn = rectangle((9, 1), (25, 11), series.style, series.pale)
-    else:
-        drawn = polyline([(2, 6), (32, 6)], series.style, series.wide)
-        drawn += mark(17, 6, series.style, 3.5) if series.style.mark else ""
-    return f'<svg viewBox="0 0 34 12" class="key">{drawn}</svg>'
+        return rectangle((9, 1), (25, 11), series.style, series.pale)
+    line = polyline([(2, 6), (32, 6)], series.style, series.wide)
+    return line + (mark(17, 6, series.style, 3.5) if series.style.mark else "")
 
 
 def polyline(pixels: Iterable[tuple[float, float]], style: Style, wide: bool = False) -> str:
@@ -120,17 +152,17 @@ def polygon(*corners: tuple[float, float]) -> str:
 
 
 SHAPES = {
-    "o": lambda x, y, r: f"M{x - r} {y}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z",
-    "s": lambda x, y, r: polygon((x - r, y - r), (x + r, y - r), (x + r, y + r), (x - r, y + r)),
-    "^": lambda x, y, r: polygon((x - r, y + r), (x + r, y + r), (x, y - r)),
-    "D": lambda x, y, r: polygon((x - r, y), (x, y - r), (x + r, y), (x, y + r)),
-    "v": lambda x, y, r: polygon((x - r, y - r), (x + r, y - r), (x, y + r)),
-    "P": lambda x, y, r: (
+    "circle": lambda x, y, r: f"M{x - r} {y}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z",
+    "square": lambda x, y, r: polygon((x - r, y - r), (x + r, y - r), (x + r, y + r), (x - r, y + r)),
+    "triangle": lambda x, y, r: polygon((x - r, y + r), (x + r, y + r), (x, y - r)),
+    "diamond": lambda x, y, r: polygon((x - r, y), (x, y - r), (x + r, y), (x, y + r)),
+    "wedge": lambda x, y, r: polygon((x - r, y - r), (x + r, y - r), (x, y + r)),
+    "cross": lambda x, y, r: (
         polygon(*((x + a * r, y + b * r) for a, b in ((-1, -0.35), (1, -0.35), (1, 0.35), (-1, 0.35))))
         + polygon(*((x + a * r, y + b * r) for a, b in ((-0.35, -1), (0.35, -1), (0.35, 1), (-0.35, 1))))
     ),
 }
-"""The path of each mark around (x, y), by matplotlib's notation."""
+"""The path of each mark around (x, y)."""
 
 
 def round_numbers(low: float, high: float, about: int = 6) -> list[float]:

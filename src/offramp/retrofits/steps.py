@@ -278,7 +278,7 @@ class Steps:
             # the curves then show the correlation with the original
             trace = replace(trace, labels=trace.reference_predictions())
         lines = verdict(results)
-        report({"test texts": trace}, lead="\n".join(lines)).save(home / "report", plots=())
+        report({"test texts": trace}, lead="\n".join(lines)).save(home / "report")
         with atomic_folder(home / "model") as draft:
             self.write_model(draft, chosen.variant, {**results, "verdict": lines})
             store_policy(draft, chosen.policy, chosen.found.trace)
