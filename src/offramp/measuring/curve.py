@@ -24,7 +24,7 @@ class Point:
     """By metric, as fractions; `agreement` is the share of examples that get the reference's prediction."""
     cost: Cost
     exits: tuple[int, ...]
-    """How many examples leave at each exit."""
+    """How many examples exit at each layer."""
     interval: tuple[float, float] | None = None
     """The 95 % bootstrap interval of the headline score."""
 
@@ -56,13 +56,13 @@ class Sweep:
     curves: Mapping[str, Curve]
     """By the text of the rule."""
     per_exit: tuple[Point, ...]
-    """Every example leaves at this exit; the last one is full depth."""
+    """Every example exits here; the last one is full depth."""
     layers: tuple[int, ...]
     metrics: tuple[str, ...]
     """The first is the headline, by which points are compared."""
     examples: int
     not_finite: int = 0
-    """Examples with a NaN or infinite logit, which never leave early at the exit that has it."""
+    """Examples with a NaN or infinite logit, which do not stop at the exit that has it."""
     data: str = ""
     fingerprint: str = ""
 

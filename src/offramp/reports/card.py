@@ -58,9 +58,9 @@ def summary(info: ModelInfo) -> str:
         "labels": ", ".join(info.labels),
     }
     what = (
-        "A reranker with early exits: documents that cannot be among the best leave the model early."
+        "A reranker with early exits: documents that cannot be among the best exit early."
         if info.rank_rule
-        else "A text classifier with early exits: each text leaves the model at the first exit that is sure enough."
+        else "A text classifier with early exits: each text stops at the first exit that is sure enough."
     )
     return f"{what}\n\n" + table(["", ""], [[key, value] for key, value in rows.items()])
 

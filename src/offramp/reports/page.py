@@ -56,12 +56,12 @@ def section_html(section: Section) -> str:
 {classes}{model}
 <h3>Score against layers</h3>
 {curves_html(sweep)}
-<p class="hint">Point at a curve to see its policy and, below, where its examples leave.
+<p class="hint">Point at a curve to see its policy and, below, where its examples exit.
 Names switch curves on and off.</p>
 <div class="pair">
-<figure><figcaption>Where examples leave: <span class="chosen">point at a curve</span></figcaption>
+<figure><figcaption>Where examples exit: <span class="chosen">point at a curve</span></figcaption>
 {histogram_html(sweep)}</figure>
-<figure><figcaption>Score of each exit, if every example left there</figcaption>
+<figure><figcaption>Score of each exit, if every example exited there</figcaption>
 {chart_html(exits_chart(sweep), 440, 260)}</figure>
 </div>
 {readiness_html(section)}
@@ -139,7 +139,7 @@ def readiness_html(section: Section) -> str:
     return (
         "<h3>Right and wrong predictions by readiness</h3>"
         '<p class="hint">What each rule measures at the exits before the last. '
-        "The less the two overlap, the better the rule knows when to leave.</p>"
+        "The less the two overlap, the better the rule knows when to exit.</p>"
         f'<div class="pair">{figures}</div>'
     )
 

@@ -128,7 +128,7 @@ def position(sweep: Sweep, point: Point) -> tuple[float, float]:
 
 
 def exits_chart(sweep: Sweep) -> Chart:
-    """The score of each exit if every example left there, with the interval of the headline metric."""
+    """The score of each exit if every example exited there, with the interval of the headline metric."""
     lines = [
         Line(
             metric,
@@ -153,7 +153,7 @@ def exits_chart(sweep: Sweep) -> Chart:
 
 
 def histogram_chart(sweep: Sweep, points: Mapping[str, Point]) -> Chart:
-    """The share of examples that leave at each exit, at one point for each of some rules."""
+    """The share of examples that exit at each layer, at one point for each of some rules."""
     width = 0.8 / max(len(points), 1)
     bars = [
         Bars(

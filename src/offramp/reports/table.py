@@ -71,7 +71,7 @@ def policy_text(curve: Curve, point: Point) -> str:
 
 
 def exit_rows(sweep: Sweep) -> list[list[str]]:
-    """A header, then the scores of each exit if every example left there."""
+    """A header, then the scores of each exit if every example exited there."""
     scores = {metric: [point.scores[metric] for point in sweep.per_exit] for metric in sweep.metrics}
     return layer_rows(sweep.layers, scores)
 
@@ -101,7 +101,7 @@ def short(policy: object) -> str:
 
 
 def threshold_text(threshold: float | None) -> str:
-    """A threshold for people; close to 1 it keeps more digits, because at 1 no example leaves.
+    """A threshold for people; close to 1 it keeps more digits, because at 1 no example exits.
 
     >>> threshold_text(0.47421875), threshold_text(0.99996), threshold_text(3.0), threshold_text(None)
     ('0.4742', '0.99996', '3', '-')
