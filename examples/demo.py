@@ -138,12 +138,13 @@ def split(sentences: Path, settings: Settings) -> tuple[list[Sentence], list[Sen
 def fine_tune(encoder: Path, rows: Sequence[Sentence], out: Path, settings: Settings) -> None:
     """With transformers alone, as anybody would."""
     set_seed(settings.seed)
-    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    tokenizer = AutoTokenizer.from_pretrained(encoder, trust_remote_code=False)
     model = AutoModelForSequenceClassification.from_pretrained(
         encoder,
         id2label=dict(enumerate(LABELS)),
         label2id={name: index for index, name in enumerate(LABELS)},
         dtype="float32",
+        trust_remote_code=False,
     )
     texts, labels = zip(*rows, strict=True)
     data = Dataset.from_dict({**tokenizer([*texts], truncation=True), "labels": [*labels]})

@@ -15,11 +15,12 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from offramp.errors import CannotLoad, OutputExists
+from offramp.errors import CannotLoad, OfframpError, OutputExists
 
 SUFFIX, COMPLETE = ".unfinished", ".complete"
 STALE_SECONDS = 3600
@@ -124,6 +125,23 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise CannotLoad(f"{path} cannot be read (not a JSON object); save or copy the model again.")
     return record
+
+
+@contextmanager
+def explain_damage(path: str | PathLike[str]) -> Iterator[None]:
+    """`CannotLoad` for what a damaged file, or one that would run code, makes transformers or torch raise."""
+    try:
+        yield
+    except OfframpError:
+        raise
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise CannotLoad(
+                f"{path} comes with Python code, which offramp never runs; remove auto_map from its JSON files, "
+                "or use a model that needs no code of its own."
+            ) from None
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        raise CannotLoad(f"{path}: {kind}{error}") from error
 
 
 def digest(parts: Iterable[bytes]) -> str:

@@ -234,12 +234,12 @@ def phase_steps(recipe: "Recipe", args: Any, sizes: Mapping[str, int]) -> Iterat
 def load_config(encoder: str) -> Any:
     from transformers import AutoConfig
 
+    from offramp.files import explain_damage
     from offramp.folder import check_reachable
-    from offramp.models.exit_model import explain_damage
 
     check_reachable(encoder)
     with explain_damage(encoder):
-        return AutoConfig.from_pretrained(encoder)
+        return AutoConfig.from_pretrained(encoder, trust_remote_code=False)
 
 
 def is_fine_tuned(config: Any) -> bool:

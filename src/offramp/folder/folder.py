@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from offramp.data.row_hashes import FILE
 from offramp.errors import BadConfig, BadPolicy, CannotLoad, Incompatible, UnknownName
-from offramp.files import finish_writes, read_json
+from offramp.files import explain_damage, finish_writes, read_json
 from offramp.folder.manifest import CONFIG, MANIFEST, usable_tokenizer
 from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
@@ -239,13 +239,10 @@ def load_model(path: str | PathLike[str], tokenizer: Any = None, **options: Any)
 def load_tokenizer(path: str | PathLike[str], **options: Any) -> Any:
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except Exception as error:  # transformers and tokenizers raise many types
-        raise CannotLoad(f"{path}: no tokenizer found ({error})") from error
-    if {*tokenizer.get_vocab()} <= {
-        *tokenizer.all_special_tokens
-    }:  # transformers made it up, without any file
+    with explain_damage(path):
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+    # transformers makes one up if there is no file
+    if {*tokenizer.get_vocab()} <= {*tokenizer.all_special_tokens}:
         raise CannotLoad(f"{path} has no tokenizer; save it there with tokenizer.save_pretrained.")
     return tokenizer
 

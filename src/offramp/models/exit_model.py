@@ -6,7 +6,6 @@ exit is implemented in `engine.py`. A call stores nothing on the model, so threa
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -19,8 +18,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
-from offramp.errors import BadConfig, BadOption, CannotLoad, OfframpError
-from offramp.files import digest
+from offramp.errors import BadConfig, BadOption, CannotLoad
+from offramp.files import digest, explain_damage
 from offramp.models.backbones import Backbone, FinalHead, backbone_for
 from offramp.models.config import ExitConfig
 from offramp.models.heads import HeadConfig, Heads, is_count
@@ -61,7 +60,7 @@ class ExitModel(PreTrainedModel):
     def __init__(self, config: ExitConfig) -> None:
         config = copy.deepcopy(config)  # changed by `add_gate`, `resize_token_embeddings` and others
         super().__init__(config)
-        self.backbone = AutoModel.from_config(config.encoder_config)
+        self.backbone = AutoModel.from_config(config.encoder_config, trust_remote_code=False)
         if hasattr(self.backbone, "pooler"):
             self.backbone.pooler = None  # the heads have their own
         self.heads = Heads(
@@ -270,7 +269,7 @@ class ExitModel(PreTrainedModel):
         Safetensors only: pickled weights can contain code.
         """
         as_given = {"use_safetensors": True, **options}
-        report = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        report = {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
         with explain_damage(path):
             loaded: Any = super().from_pretrained(path, *args, **as_given | report)
         model, info = loaded
@@ -317,12 +316,14 @@ def load_encoder(encoder: str | Path | PreTrainedModel, options: dict[str, Any])
             raise BadConfig(f"the model is already loaded; pass {', '.join(options)} where you load it")
         return encoder
     with explain_damage(encoder):
-        config = AutoConfig.from_pretrained(encoder, **options)
+        config = AutoConfig.from_pretrained(encoder, trust_remote_code=False, **options)
         adapter_of(config)
         classifier = is_classifier(config.architectures or [])
         auto = AutoModelForSequenceClassification if classifier else AutoModel
         options = {"dtype": torch.float32, "use_safetensors": True, **options}
-        model, info = auto.from_pretrained(encoder, output_loading_info=True, **options)
+        model, info = auto.from_pretrained(
+            encoder, output_loading_info=True, trust_remote_code=False, **options
+        )
     missing = sorted(info["missing_keys"])
     if not classifier and any(key.startswith("pooler.") for key in missing):
         model.pooler = None
@@ -334,18 +335,6 @@ def load_encoder(encoder: str | Path | PreTrainedModel, options: dict[str, Any])
             "transformers and pass that model."
         )
     return cast(PreTrainedModel, model)
-
-
-@contextmanager
-def explain_damage(path: str | Path) -> Iterator[None]:
-    """`CannotLoad` for whatever a damaged file makes transformers, safetensors or torch raise."""
-    try:
-        yield
-    except OfframpError:
-        raise
-    except Exception as error:
-        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
-        raise CannotLoad(f"{path}: {kind}{error}") from error
 
 
 def check_weights(

@@ -11,7 +11,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoConfig, PreTrainedModel
 
-from offramp.errors import CannotLoad, Incompatible
+from offramp.errors import Incompatible
+from offramp.files import explain_damage
 from offramp.folder import check_reachable, load_tokenizer
 from offramp.inference.texts import Text
 from offramp.models.backbones import backbone_for
@@ -54,10 +55,8 @@ class Original:
 def load_original(path: str | PathLike[str]) -> Original:
     """Loads a fine-tuned classifier; anything else is an error that says what to do instead."""
     check_reachable(str(path))
-    try:
-        config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise CannotLoad(f"{path}: {error}") from error
+    with explain_damage(path):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     if config.model_type == "offramp":
         raise Incompatible(f"{path} has exits already; set its policy with `offramp calibrate`.")
     backbone_for(config.model_type)

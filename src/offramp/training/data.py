@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from offramp.data import Task
 from offramp.data.row_hashes import hash_batch
 from offramp.errors import BadOption
-from offramp.files import atomic_file
+from offramp.files import atomic_file, explain_damage
 from offramp.models.exit_model import ExitModel
 from offramp.problems import Array
 from offramp.training.losses import UNLABELLED
@@ -24,11 +24,10 @@ from offramp.training.recipes import Recipe
 def default_tokenizer(model: ExitModel) -> PreTrainedTokenizerBase:
     """The tokenizer from where the model, or its encoder, was loaded."""
     source = model.config.name_or_path or model.config.encoder_config.name_or_path
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        where = f"found at {source}" if source else "known for this model"
-        raise BadOption(f"no tokenizer {where}; pass tokenizer=...") from error
+    if not source:
+        raise BadOption("no tokenizer known for this model; pass tokenizer=...")
+    with explain_damage(source):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     return tokenizer
 
 

@@ -28,8 +28,8 @@ from transformers import (
 from offramp.data import Task
 from offramp.data.metrics import compute
 from offramp.data.row_hashes import save_hashes
-from offramp.files import SCORES, read_json, write_files
-from offramp.models.exit_model import ExitModel, explain_damage
+from offramp.files import SCORES, explain_damage, read_json, write_files
+from offramp.models.exit_model import ExitModel
 from offramp.problems import REGRESSION, Array, decode
 from offramp.training.data import (
     add_teacher,
@@ -326,7 +326,7 @@ def load_finished(model: ExitModel, folder: Path) -> Trained:
     """The result of a finished run, with the policy and rank rule that were saved with it later."""
     load_weights(model, folder)
     with explain_damage(folder):
-        saved = type(model.config).from_pretrained(folder)
+        saved = type(model.config).from_pretrained(folder, trust_remote_code=False)
         for name in ("policy", "policy_target", "rank_rule", "fine_tuned", "inner_exits_trained"):
             setattr(model.config, name, getattr(saved, name))
     scores = {name: values for name, values in read_json(folder / SCORES).items() if name != "layers"}
