@@ -17,6 +17,7 @@ from offramp import engine
 from offramp.engine import Engine
 from offramp.errors import BadOption, Incompatible
 from offramp.policy import Policy
+from offramp.problems import SINGLE_LABEL, Problem
 from offramp.rules.agreement import Agreement
 from offramp.runtimes import Tokens, pad
 
@@ -52,7 +53,7 @@ class NumpyStages:
 
     layers: tuple[int, ...] = (2, 4, 6, 8)
     labels: tuple[str, ...] = ("a", "b", "c")
-    problem_type: str = "single_label_classification"
+    problem_type: Problem = SINGLE_LABEL
     precision: str = "fp32"
     has_gate: bool = False
     policy: Policy | None = None

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from offramp import trace as trace_module
-from offramp.errors import BadData
+from offramp.errors import BadData, UnknownName
 from offramp.trace import PER_EXAMPLE, Trace
 
 SIZES = {"hidden": 16, "intermediate": 32, "heads": 2, "layers": 6}
@@ -184,7 +184,6 @@ def test_newer_and_damaged_files_are_refused(
         ({"ids": np.zeros(6)}, "ids must have shape"),
         ({"gates": np.zeros((5, 2))}, "gates must have shape"),
         ({"label_names": ("spam",)}, "label_names must have shape"),
-        ({"problem_type": "ranking"}, "is not one of"),
         ({"problem_type": "regression"}, "one output"),
         ({"problem_type": "multi_label_classification"}, r"labels must have shape \(5, 2\)"),
         ({"shape": {"hidden": 16}}, "hidden, intermediate, heads, layers"),
@@ -193,3 +192,8 @@ def test_newer_and_damaged_files_are_refused(
 def test_inconsistent_fields_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadData, match=message):
         trace(**changes)
+
+
+def test_an_unknown_problem_is_refused() -> None:
+    with pytest.raises(UnknownName, match="'ranking' is not one of"):
+        trace(problem_type="ranking")

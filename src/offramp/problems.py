@@ -4,16 +4,15 @@ A problem is a string, so that configs and JSON files hold it as it is. What dep
 attribute here: another kind of problem is another subclass.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any, ClassVar, Final
+
+import numpy as np
 
 from offramp.errors import UnknownName
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array: TypeAlias = NDArray[Any]
-else:
-    Array = Any  # the command line starts without numpy
+from offramp.numerics import Array as Array
+from offramp.numerics import softmax
 
 
 class Problem(str):
@@ -24,22 +23,51 @@ class Problem(str):
 
     __slots__ = ()
 
+    has_classes: ClassVar[bool] = True
+    """Whether predictions are classes or labels, not numbers."""
+    multi_label: ClassVar[bool] = False
+    """Whether an example has any number of labels: its prediction is a row."""
     default_metrics: ClassVar[tuple[str, ...]]
     """The metrics of a task or trace that names none; the first is the headline."""
+    metrics: ClassVar[tuple[str, ...]]
+    """All metrics that suit."""
 
     def decode(self, logits: Array) -> Array:
         """The predictions that logits stand for."""
         raise NotImplementedError
 
+    def probabilities(self, logits: Array) -> Array:
+        """(..., labels), NaN where logits are not finite; (..., 0) if there are no classes."""
+        raise NotImplementedError
+
+    def named(self, logits: Array, chances: Array, names: Sequence[str]) -> tuple[list[Any], Array]:
+        """In words, the prediction for each row of logits and of their probabilities, and its score."""
+        raise NotImplementedError
+
     def same(self, predictions: Array, reference: Array, tolerance: float | None = None) -> Array:
         """Elementwise, whether predictions are the reference's; numbers are the same within the tolerance."""
-        import numpy as np
-
         return np.asarray(predictions == reference)
 
     def agree(self, predictions: Array, reference: Array, tolerance: float | None = None) -> Array:
         """(...) whether the prediction of each example is the reference's, in all of its labels."""
         return self.same(predictions, reference, tolerance)
+
+    def choices(self, logits: Array) -> Array:
+        """(examples, choices, classes): the choices among classes that a rule decides on, here a single one."""
+        return logits[:, None]
+
+    def chosen(self, choices: Array) -> Array:
+        """(examples, outputs): the logits that such choices stand for."""
+        chosen: Array = choices[:, 0]
+        return chosen
+
+    def expected(self, outputs: int) -> str:
+        """The labels of a model with this many outputs, in words."""
+        raise NotImplementedError
+
+    def is_label(self, label: Any, outputs: int) -> bool:
+        """Whether a value of a data set is a label of such a model."""
+        raise NotImplementedError
 
 
 class SingleLabel(Problem):
@@ -47,47 +75,99 @@ class SingleLabel(Problem):
 
     __slots__ = ()
     default_metrics = ("acc", "macro_f1")
+    metrics = ("mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1")
 
     def decode(self, logits: Array) -> Array:
         decoded: Array = logits.argmax(-1)
         return decoded
 
+    def probabilities(self, logits: Array) -> Array:
+        return softmax(logits)
+
+    def named(self, logits: Array, chances: Array, names: Sequence[str]) -> tuple[list[str], Array]:
+        """The most likely class, and its probability."""
+        return [names[index] for index in chances.argmax(-1)], chances.max(-1)
+
+    def expected(self, outputs: int) -> str:
+        return f"0 to {outputs - 1}"
+
+    def is_label(self, label: Any, outputs: int) -> bool:
+        return isinstance(label, int) and 0 <= label < outputs
+
 
 class MultiLabel(Problem):
     """Any number of labels; a prediction is a row of 0 and 1.
 
-    >>> import numpy as np
     >>> MULTI_LABEL.decode(np.array([[0.2, 0.9], [1.5, -1.0]])).tolist()
     [[1, 1], [1, 0]]
+    >>> MULTI_LABEL.probabilities(np.array([[0.0, 0.0], [1000.0, -1000.0]]))
+    array([[0.5, 0.5],
+           [1. , 0. ]])
     """
 
     __slots__ = ()
+    multi_label = True
     default_metrics = ("micro_f1", "macro_f1", "acc")
+    metrics = ("acc", "macro_f1", "micro_f1")
 
     def decode(self, logits: Array) -> Array:
         decoded: Array = (logits > 0).astype("int8")
         return decoded
 
-    def agree(self, predictions: Array, reference: Array, tolerance: float | None = None) -> Array:
-        import numpy as np
+    def probabilities(self, logits: Array) -> Array:
+        return 0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))
 
+    def named(
+        self, logits: Array, chances: Array, names: Sequence[str]
+    ) -> tuple[list[tuple[str, ...]], Array]:
+        """All labels above 0.5, and the probability of being right about the least certain one."""
+        labels = [tuple(np.array(names)[row].tolist()) for row in chances > 0.5]
+        return labels, np.maximum(chances, 1 - chances).min(-1)
+
+    def agree(self, predictions: Array, reference: Array, tolerance: float | None = None) -> Array:
         return np.asarray(self.same(predictions, reference).all(-1))
+
+    def choices(self, logits: Array) -> Array:
+        """One choice per label: absent against present."""
+        return np.stack([np.zeros_like(logits), logits], axis=-1)
+
+    def chosen(self, choices: Array) -> Array:
+        chosen: Array = choices[..., 1] - choices[..., 0]
+        return chosen
+
+    def expected(self, outputs: int) -> str:
+        return f"a list of {outputs} zeros and ones"
+
+    def is_label(self, label: Any, outputs: int) -> bool:
+        return isinstance(label, list) and len(label) == outputs and all(value in (0, 1) for value in label)
 
 
 class Regression(Problem):
     """A number."""
 
     __slots__ = ()
-    default_metrics = ("pearson", "spearmanr", "corr")
+    has_classes = False
+    default_metrics = metrics = ("pearson", "spearmanr", "corr")
 
     def decode(self, logits: Array) -> Array:
         decoded: Array = logits[..., 0]
         return decoded
 
-    def same(self, predictions: Array, reference: Array, tolerance: float | None = None) -> Array:
-        import numpy as np
+    def probabilities(self, logits: Array) -> Array:
+        return logits[..., :0]
 
+    def named(self, logits: Array, chances: Array, names: Sequence[str]) -> tuple[list[None], Array]:
+        """No label; the score is the number."""
+        return [None] * len(logits), logits[:, 0]
+
+    def same(self, predictions: Array, reference: Array, tolerance: float | None = None) -> Array:
         return np.asarray(np.abs(predictions - reference) <= (tolerance or 0.0))
+
+    def expected(self, outputs: int) -> str:
+        return "a number"
+
+    def is_label(self, label: Any, outputs: int) -> bool:
+        return isinstance(label, int | float) and isfinite(label)
 
 
 SINGLE_LABEL: Final = SingleLabel("single_label_classification")
@@ -101,7 +181,7 @@ PROBLEMS: Final[dict[str, Problem]] = {
 def problem_named(name: str) -> Problem:
     """The problem that a file, a config or a user names."""
     if name not in PROBLEMS:
-        raise UnknownName(f"problem_type {name!r} is not one of {', '.join(PROBLEMS)}.")
+        raise UnknownName(f"problem_type={name!r} is not one of {', '.join(PROBLEMS)}")
     return PROBLEMS[name]
 
 

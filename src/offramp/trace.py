@@ -17,15 +17,7 @@ from safetensors.numpy import save_file
 
 from offramp.errors import BadData
 from offramp.files import atomic_file
-from offramp.problems import (
-    MULTI_LABEL,
-    PROBLEM_TYPES,
-    REGRESSION,
-    SINGLE_LABEL,
-    Array,
-    Problem,
-    problem_named,
-)
+from offramp.problems import SINGLE_LABEL, Array, Problem, problem_named
 
 FORMAT = 1
 SHAPE = ("hidden", "intermediate", "heads", "layers")
@@ -73,6 +65,7 @@ class Trace:
     trained_on: Array | None = None
     """(examples,) whether the model was trained on this text; None if unknown."""
     problem_type: str = SINGLE_LABEL
+    """Transformers' name of the `problem`."""
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     """Names of the task's metrics, the headline first."""
@@ -170,7 +163,7 @@ def _check_shapes(trace: Trace) -> None:
     examples, exits, classes = trace.logits.shape
     expected: dict[str, tuple[int, ...]] = {
         "layers": (exits,),
-        "labels": (examples, classes) if trace.problem_type == MULTI_LABEL else (examples,),
+        "labels": (examples, classes) if trace.problem.multi_label else (examples,),
         "lengths": (examples,),
         "ids": (examples,),
         "gates": (examples, exits),
@@ -187,16 +180,14 @@ def _check_shapes(trace: Trace) -> None:
 
 def _check_values(trace: Trace) -> None:
     classes = trace.logits.shape[2]
-    if trace.problem_type not in PROBLEM_TYPES:
-        raise BadData(f"problem_type {trace.problem_type!r} is not one of {', '.join(PROBLEM_TYPES)}.")
-    if trace.problem_type == REGRESSION and classes != 1:
+    if not trace.problem.has_classes and classes != 1:
         raise BadData(f"a regression has one output, but the logits have {classes}.")
     if list(trace.layers) != sorted(set(trace.layers)) or not trace.layers or trace.layers[0] < 0:
         raise BadData(f"layers {trace.layers} must increase and must not be negative.")
     if trace.shape and not set(SHAPE) <= set(trace.shape):
         raise BadData(f"shape needs {', '.join(SHAPE)}, but has only {', '.join(trace.shape)}.")
-    if trace.labels is not None and trace.problem_type != REGRESSION:
-        most = 1 if trace.problem_type == MULTI_LABEL else classes - 1
+    if trace.labels is not None and trace.problem.has_classes:
+        most = 1 if trace.problem.multi_label else classes - 1
         if ((trace.labels < 0) | (trace.labels > most)).any():
             raise BadData(f"labels must be 0 to {most}; pass labels=None for unlabelled data.")
 

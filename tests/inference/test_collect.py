@@ -15,21 +15,16 @@ from offramp.inference import Classifier
 from offramp.inference.collect import collect
 from offramp.models.exit_model import ExitModel
 from offramp.policy import Policy
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from offramp.runtimes import Tokens
 from offramp.trace import Trace
-
-SINGLE_LABEL, MULTI_LABEL, REGRESSION = (
-    "single_label_classification",
-    "multi_label_classification",
-    "regression",
-)
 
 
 @dataclass
 class SumStages:
     """Logits are (sum of the tokens + 1000 per token of the second text, number of tokens) + 100 * exit."""
 
-    problem_type: str = SINGLE_LABEL
+    problem_type: Problem = SINGLE_LABEL
     gated: bool = False
     layers: tuple[int, ...] = (2, 4)
     precision: str = "fp32"
@@ -187,7 +182,7 @@ def test_multi_labels_keep_their_shape() -> None:
     ],
 )
 def test_invalid_labels_are_named_before_the_model_runs(
-    problem_type: str, labels: list[Any], message: str, stream: bool
+    problem_type: Problem, labels: list[Any], message: str, stream: bool
 ) -> None:
     runtime, dataset = SumStages(problem_type), rows(3, label=labels)
     with pytest.raises(BadData, match=message):
@@ -218,7 +213,7 @@ def test_labels_missing_from_a_whole_window_are_named(
         (REGRESSION, [None] * 3),
     ],
 )
-def test_hidden_labels_count_as_unlabelled(problem_type: str, labels: list[Any]) -> None:
+def test_hidden_labels_count_as_unlabelled(problem_type: Problem, labels: list[Any]) -> None:
     assert collect_quietly(SumStages(problem_type), rows(3, label=labels)).labels is None
 
 

@@ -15,9 +15,9 @@ from offramp.measuring import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate,
 from offramp.measuring.cost import macs
 from offramp.measuring.guarantee import threshold_grid
 from offramp.measuring.targets import Target
+from offramp.numerics import softmax
 from offramp.policy import Policy
 from offramp.rules import RULES
-from offramp.rules.base import softmax
 from offramp.trace import Trace
 
 Make = Callable[..., Trace]

@@ -19,9 +19,9 @@ from offramp.engine import Engine
 from offramp.errors import CannotLoad, CertificateMismatch, Incompatible, OutputExists
 from offramp.models.backbones import BACKBONES
 from offramp.models.exit_model import ExitModel
+from offramp.numerics import softmax
 from offramp.onnx_export import export, exporter
 from offramp.policy import Certificate, Policy
-from offramp.rules.base import softmax
 from offramp.runtimes import Tokens
 from offramp.runtimes.onnx import OnnxRuntime
 

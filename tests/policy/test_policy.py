@@ -11,6 +11,7 @@ import pytest
 
 from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, OfframpError
 from offramp.policy import Certificate, Policy, check_certificate
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from offramp.rules import RULES
 from offramp.rules.confidence import Confidence, Entropy
 from offramp.rules.fixed import Oracle
@@ -291,7 +292,6 @@ def test_the_last_exit_answers_even_if_its_logits_are_broken() -> None:
         ({"logits": np.zeros((2, 3, 2)), "gates": np.zeros((2, 2))}, "do not fit"),
         ({"logits": np.zeros((2, 3, 2)), "layers": (1, 2)}, "2 layers given"),
         ({"logits": np.zeros((2, 3, 2)), "layers": (3, 2, 1)}, "must increase"),
-        ({"logits": np.zeros((2, 3, 2)), "problem_type": "ranking"}, "is not one of"),
         ({"logits": np.zeros((2, 3, 2)), "problem_type": "regression"}, "2 real-valued outputs"),
     ],
 )
@@ -316,8 +316,8 @@ def test_a_policy_that_does_not_fit_the_model_is_refused(text: str, advice: str)
 @pytest.mark.parametrize(
     ("text", "model", "message"),
     [
-        ("gate:0.5", {"problem_type": "single_label_classification"}, "no gate"),
-        ("entropy:0.3", {"problem_type": "regression"}, "predicts a number"),
+        ("gate:0.5", {"problem": SINGLE_LABEL}, "no gate"),
+        ("entropy:0.3", {"problem": REGRESSION}, "predicts a number"),
         ("layer:5", {}, "exits are at 2, 4"),
         ("entropy:0.1/0.2/0.3", {}, "3 thresholds for 2 exits"),
     ],
@@ -330,6 +330,6 @@ def test_check_refuses_what_would_fail_on_every_example(
 
 
 def test_check_accepts_what_runs() -> None:
-    Policy.parse("gate:0.5").check([2, 4], "regression", has_gate=True)
-    Policy.parse("patience:1,tolerance=0.1").check([2, 4], "regression")
-    Policy.parse("entropy:0.3").check([2, 4], "multi_label_classification")
+    Policy.parse("gate:0.5").check([2, 4], REGRESSION, has_gate=True)
+    Policy.parse("patience:1,tolerance=0.1").check([2, 4], REGRESSION)
+    Policy.parse("entropy:0.3").check([2, 4], MULTI_LABEL)

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp.policy import Policy, fold, reached
+from offramp.problems import MULTI_LABEL, SINGLE_LABEL
 from offramp.rules import RULES
 from offramp.rules.agreement import Agreement
 from offramp.rules.fixed import Oracle
 
 EXITS = 6
-SINGLE_LABEL, MULTI = "single_label_classification", "multi_label_classification"
 
 TEXTS = [
     "agreement:0.7",
@@ -50,7 +50,7 @@ def policy(text: str, oracle_exits: Any) -> Policy:
 def batches(draw: st.DrawFn) -> dict[str, Any]:
     """Logits, gates and oracle exits of a few examples; some logits tie, saturate or are broken."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    problem_type = draw(st.sampled_from([SINGLE_LABEL, MULTI]))
+    problem_type = draw(st.sampled_from([SINGLE_LABEL, MULTI_LABEL]))
     examples, classes = draw(st.integers(1, 12)), draw(st.integers(2, 4))
     logits = random.normal(0, draw(st.sampled_from([0.3, 2.0, 200.0])), (examples, EXITS, classes))
     if draw(st.booleans()):

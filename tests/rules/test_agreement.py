@@ -11,8 +11,8 @@ from offramp.errors import BadOption, BadPolicy, Incompatible
 from offramp.measuring import Guarantee, calibrate
 from offramp.measuring.calibrate import fit
 from offramp.policy import Policy, fold
+from offramp.problems import MULTI_LABEL
 from offramp.rules.agreement import Agreement
-from offramp.rules.base import as_choices
 from offramp.trace import Trace
 
 Make = Callable[..., Trace]
@@ -76,7 +76,7 @@ def test_features_follow_the_class_predicted_now() -> None:
 
 def test_of_several_labels_the_least_certain_counts() -> None:
     rule = Agreement()
-    _, features = rule.observe(rule.start((1, 2)), as_choices(np.array([[5.0, -0.5]]), PROBLEMS[1]))
+    _, features = rule.observe(rule.start((1, 2)), MULTI_LABEL.choices(np.array([[5.0, -0.5]])))
     np.testing.assert_allclose(features[0, 0], 0.5)
 
 

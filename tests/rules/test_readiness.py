@@ -5,9 +5,10 @@ import pytest
 from scipy import special, stats
 
 from offramp.errors import BadPolicy, Incompatible
+from offramp.numerics import entropy, log_softmax, softmax
 from offramp.policy import Policy, fold
 from offramp.rules import RULES
-from offramp.rules.base import PerExample, entropy, log_softmax, softmax
+from offramp.rules.base import PerExample
 
 LOGITS = np.random.default_rng(0).normal(0, 3, (40, 5, 4))
 CHANCES = special.softmax(LOGITS, -1)

@@ -132,7 +132,7 @@ def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -
     policy = calibrate(trace, "patience:1,tolerance=0.3" if rule == "patience" else rule, target)
     runtime: Any = SimpleNamespace(
         labels=trace.label_names or ("0", "1", "2")[: trace.logits.shape[-1]],
-        problem_type=trace.problem_type,
+        problem_type=trace.problem,
         layers=trace.layers,
     )
     given = predictions(policy.decide(trace.logits, None, trace.layers, trace.problem_type), runtime)

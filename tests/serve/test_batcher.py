@@ -27,6 +27,7 @@ from offramp.errors import (
 )
 from offramp.inference import Classifier
 from offramp.policy import Certificate, Policy
+from offramp.problems import SINGLE_LABEL, Problem
 from offramp.runtimes import Tokens
 from offramp.serve import auditor as auditor_module
 from offramp.serve import batcher as module
@@ -48,7 +49,7 @@ class WordStages:
 
     layers: tuple[int, ...] = (2, 4, 6, 8)
     labels: tuple[str, ...] = ("a", "b", "c")
-    problem_type: str = "single_label_classification"
+    problem_type: Problem = SINGLE_LABEL
     precision: str = "fp32"
     has_gate: bool = False
     policy: Policy | None = None

@@ -14,7 +14,7 @@ from offramp.files import explain_damage, finish_writes, read_json
 from offramp.folder.manifest import CONFIG, MANIFEST, usable_tokenizer
 from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
-from offramp.problems import PROBLEM_TYPES
+from offramp.problems import Problem, problem_named
 
 if TYPE_CHECKING:
     from offramp.models.exit_model import ExitModel
@@ -32,7 +32,7 @@ class ModelInfo:
     """The layer of each exit; 0 is before the first layer."""
     labels: tuple[str, ...]
     """In the order of the logits."""
-    problem_type: str
+    problem_type: Problem
     head: Mapping[str, Any]
     encoder: Mapping[str, Any]
     """The config of the encoder."""
@@ -60,7 +60,7 @@ class ModelInfo:
             found = cls(
                 exits=tuple(config["exits"]),
                 labels=read_labels(config),
-                problem_type=config["problem_type"],
+                problem_type=problem_named(config["problem_type"]),
                 head=config["head"],
                 encoder=config["encoder_config"],
                 policy=None,
@@ -85,8 +85,6 @@ class ModelInfo:
             raise BadConfig(f"exits={[*exits]} are not layers")
         if list(exits) != sorted({*exits}) or exits[-1] != layers:
             raise BadConfig(f"exits={[*exits]} must increase up to the last of {layers} layers")
-        if self.problem_type not in PROBLEM_TYPES:
-            raise BadConfig(f"problem_type={self.problem_type!r}; expected one of {', '.join(PROBLEM_TYPES)}")
         if not isinstance(self.encoder["model_type"], str) or type(self.head["gate"]) is not bool:
             raise BadConfig("encoder_config has no model_type, or head no gate")
         heads = self.encoder.get("num_attention_heads", self.encoder.get("n_heads"))

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import compress
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from offramp.engine import Engine
 from offramp.errors import BadData, BadOption
 from offramp.inference import Classifier
 from offramp.inference.texts import BatchTokenizer, check_kind
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
+from offramp.problems import Array, Problem
 from offramp.runtimes import Tokens, runtime_of, text_length
 from offramp.trace import Trace
 
@@ -99,16 +98,16 @@ def run(
     """The arrays of a trace. Labels are checked before the model runs; those of a stream, as they are read."""
     from tqdm.auto import tqdm
 
-    problem_type, classes = engine.runtime.problem_type, len(engine.runtime.labels)
+    problem, classes = engine.runtime.problem_type, len(engine.runtime.labels)
     total = len(dataset) if hasattr(dataset, "__len__") else None
     label_columns = [name for name in ("label", "labels") if name in (dataset.column_names or ())]
     if total and label_columns:
-        for _ in read(dataset.select_columns(label_columns), engine.window, problem_type, classes):
+        for _ in read(dataset.select_columns(label_columns), engine.window, problem, classes):
             pass
     logits = None if total is None else np.empty((total, len(engine.runtime.layers), classes), np.float32)
     parts: dict[str, list[Array]] = defaultdict(list)
     with tqdm(total=total, unit=" examples", disable=not progress) as bar:
-        for first, batch, labels in read(dataset, engine.window, problem_type, classes):
+        for first, batch, labels in read(dataset, engine.window, problem, classes):
             tokens = tokenize(batch, first, tokenizer)
             rows = range(first, first + len(tokens))
             outputs, gates = engine.trace(tokens)
@@ -135,12 +134,12 @@ def run(
 
 
 def read(
-    dataset: Any, size: int, problem_type: str, classes: int
+    dataset: Any, size: int, problem: Problem, classes: int
 ) -> Iterator[tuple[int, Batch, Array | None]]:
     """The data set in batches: the number of the first row, the columns, and the labels if there are any."""
     first, labelled = 0, None
     for batch in dataset.with_format(None).iter(batch_size=size):
-        labels = read_labels(batch, first, problem_type, classes)
+        labels = read_labels(batch, first, problem, classes)
         if labelled is not None and labelled != (labels is not None):
             raise unlabelled(0 if labels is not None else first)
         labelled = labels is not None
@@ -148,39 +147,25 @@ def read(
         first += len(next(iter(batch.values())))
 
 
-def read_labels(batch: Batch, first: int, problem_type: str, classes: int) -> Array | None:
+def read_labels(batch: Batch, first: int, problem: Problem, classes: int) -> Array | None:
     """The labels of a batch; None if all are missing."""
     labels = batch.get("label", batch.get("labels", []))
-    missing = [is_missing(label, problem_type) for label in labels]
+    missing = [is_missing(label, problem) for label in labels]
     if all(missing):
         return None
     if any(missing):
         raise unlabelled(first + missing.index(True))
-    expected: dict[str, str] = {
-        SINGLE_LABEL: f"0 to {classes - 1}",
-        MULTI_LABEL: f"a list of {classes} zeros and ones",
-    }
     for row, label in enumerate(labels, first):
-        if not is_label(label, problem_type, classes):
-            raise BadData(
-                f"row {row} has the label {label!r}, expected {expected.get(problem_type, 'a number')}."
-            )
-    return np.array(labels, np.float32 if problem_type == REGRESSION else np.int64)
+        if not problem.is_label(label, classes):
+            raise BadData(f"row {row} has the label {label!r}, expected {problem.expected(classes)}.")
+    return np.array(labels, np.int64 if problem.has_classes else np.float32)
 
 
-def is_missing(label: Any, problem_type: str) -> bool:
+def is_missing(label: Any, problem: Problem) -> bool:
     if label is None or label != label:  # NaN
         return True
     hidden = [-1] * len(label) if isinstance(label, list) else -1
-    return bool(label == hidden and problem_type != REGRESSION)
-
-
-def is_label(label: Any, problem_type: str, classes: int) -> bool:
-    if problem_type == REGRESSION:
-        return isinstance(label, int | float) and isfinite(label)
-    if problem_type == MULTI_LABEL:
-        return isinstance(label, list) and len(label) == classes and all(each in (0, 1) for each in label)
-    return isinstance(label, int) and 0 <= label < classes
+    return bool(label == hidden and problem.has_classes)
 
 
 def unlabelled(row: int) -> BadData:

@@ -8,7 +8,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from offramp.errors import BadOption, NotFinite
 from offramp.inference.classifier import Classifier
-from offramp.inference.prediction import probabilities
 from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, REGRESSION, Array
 
@@ -62,7 +61,7 @@ class ExitClassifier(ClassifierMixin, ExitEstimator):  # type: ignore[misc]
 
     def predict_proba(self, texts: Any) -> Array:
         """(texts, classes)"""
-        return probabilities(self.logits(texts), self.classifier.runtime.problem_type)
+        return self.classifier.runtime.problem_type.probabilities(self.logits(texts))
 
 
 class ExitMultiLabelClassifier(ExitClassifier):

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 
 from offramp.policy import Decision
-from offramp.problems import MULTI_LABEL, REGRESSION, Array
-from offramp.rules.base import softmax
 from offramp.runtimes import Runtime
 
 
@@ -38,17 +36,10 @@ class Prediction:
 
 def predictions(decision: Decision, runtime: Runtime[Any]) -> Iterator[Prediction]:
     """A prediction for each example of a decision."""
-    logits, names = decision.logits, runtime.labels
-    chances = probabilities(logits, runtime.problem_type)
-    labels: list[Any]
-    if runtime.problem_type == REGRESSION:
-        labels, scores, names = [None] * len(logits), logits[:, 0], ()
-    elif runtime.problem_type == MULTI_LABEL:
-        labels = [tuple(np.array(names)[row].tolist()) for row in chances > 0.5]
-        scores = np.maximum(chances, 1 - chances).min(-1)
-    else:
-        labels = [names[index] for index in chances.argmax(-1)]
-        scores = chances.max(-1)
+    logits, problem = decision.logits, runtime.problem_type
+    chances = problem.probabilities(logits)
+    labels, scores = problem.named(logits, chances, runtime.labels)
+    names = runtime.labels[: chances.shape[-1]]
     for row, finite in enumerate(np.isfinite(logits.sum(-1))):
         yield Prediction(
             label=labels[row] if finite else None,
@@ -59,17 +50,3 @@ def predictions(decision: Decision, runtime: Runtime[Any]) -> Iterator[Predictio
             finite=bool(decision.finite[row]),
             logits=tuple(logits[row].tolist()),
         )
-
-
-def probabilities(logits: Array, problem_type: str) -> Array:
-    """(examples, labels), NaN where logits are not finite; (examples, 0) in a regression.
-
-    >>> probabilities(np.array([[0.0, 0.0], [1000.0, -1000.0]]), MULTI_LABEL)
-    array([[0.5, 0.5],
-           [1. , 0. ]])
-    """
-    if problem_type == REGRESSION:
-        return logits[:, :0]
-    if problem_type == MULTI_LABEL:
-        return 0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))
-    return softmax(logits)

@@ -10,9 +10,10 @@ from offramp.measuring.exit_table import ExitTable, short_number_between, unreac
 from offramp.measuring.scores import apply_rule, metric_names, scores
 from offramp.measuring.sweep import macs_to_exit
 from offramp.measuring.targets import Budget, Found
+from offramp.numerics import softmax
 from offramp.policy import Policy, reached
 from offramp.problems import Array
-from offramp.rules.base import Rule, softmax
+from offramp.rules.base import Rule
 from offramp.trace import Trace
 
 STEEPEST = 20.0

@@ -12,10 +12,10 @@ from offramp.measuring.curve import Curve, Point, Sweep, needs_labels, parse_rul
 from offramp.measuring.exit_table import ExitTable, build_exit_table, useful_thresholds
 from offramp.measuring.learned_rules import fit_rule
 from offramp.measuring.scores import apply_rule, intervals, metric_names, scores
+from offramp.numerics import finite_rows
 from offramp.policy import Policy
 from offramp.policy.text import fitted_names
 from offramp.problems import MULTI_LABEL, Array, decode
-from offramp.rules.base import finite_rows
 from offramp.rules.fixed import Oracle
 from offramp.trace import Trace
 from offramp.wording import did_you_mean
@@ -128,7 +128,7 @@ def thresholds_for(
         values = useful_thresholds(policy, readiness, trace.layers, points)
     for threshold in values.tolist():
         changed = replace(policy, threshold=threshold)
-        changed.check(trace.layers, trace.problem_type, trace.gates is not None)
+        changed.check(trace.layers, trace.problem, trace.gates is not None)
     return values
 
 

@@ -12,7 +12,7 @@ from transformers.configuration_utils import SubConfigSpec
 from offramp.errors import BadConfig, OfframpError
 from offramp.models.backbones import backbone_for
 from offramp.models.heads import HeadConfig
-from offramp.problems import PROBLEM_TYPES, problem_type_of
+from offramp.problems import Problem, problem_of
 
 FORMAT = 1
 
@@ -67,9 +67,11 @@ class ExitConfig(PreTrainedConfig):
         if not self.num_labels:
             raise BadConfig("num_labels must be 1 or more")
         self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
-        self.problem_type = cast(Any, problem_type_of(self.num_labels, self.problem_type))
-        if self.problem_type not in PROBLEM_TYPES:
-            raise BadConfig(f"problem_type={self.problem_type!r}; choose one of {', '.join(PROBLEM_TYPES)}")
+        self.problem_type = cast(Any, str(self.problem))
+
+    @property
+    def problem(self) -> Problem:
+        return problem_of(self.num_labels or 1, self.problem_type)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Self:

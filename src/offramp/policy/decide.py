@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offramp.errors import Incompatible
-from offramp.problems import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, Array, is_regression
+from offramp.numerics import finite_rows
+from offramp.problems import Array, Problem, problem_of
 from offramp.rules import RULES
-from offramp.rules.base import Rule, as_choices, finite_rows
+from offramp.rules.base import Rule
 from offramp.wording import count
 
 
@@ -36,7 +37,8 @@ def fold(
     A threshold lets an example leave at the first exit where `reached(rule, folded.readiness, threshold)`.
     """
     every = Exits(logits, gates, layers)
-    examples, exits, _ = every.logits.shape
+    examples, exits, outputs = every.logits.shape
+    problem = problem_of(outputs, problem_type)
     rule.check(exits)
     own_logits = type(rule).output is Rule.output
     folded = Folded(
@@ -45,7 +47,7 @@ def fold(
     )
     state = None
     for exit, layer in enumerate(every.layers):
-        seen = advance(rule, state, *every.at(exit), layer, problem_type)
+        seen = advance(rule, state, *every.at(exit), layer, problem)
         state = seen.state
         folded.readiness[:, exit] = seen.readiness.min(-1)
         if not own_logits:
@@ -106,14 +108,12 @@ class Step:
     finite: Array  # (examples,)
 
 
-def advance(
-    rule: Rule, state: Any, logits: Array, gate: Array | None, layer: int, problem_type: str | None
-) -> Step:
+def advance(rule: Rule, state: Any, logits: Array, gate: Array | None, layer: int, problem: Problem) -> Step:
     """Step a rule over one exit; the state is None at the first. Non-finite rows are never ready."""
     if state is None:
-        check_rule(rule, logits.shape[-1], problem_type, gate is not None)
+        check_rule(rule, logits.shape[-1], problem, gate is not None)
     finite = finite_rows(logits)
-    choices = as_choices(logits, problem_type)
+    choices = problem.choices(logits)
     if rule.reads == "gate":
         read = np.asarray(gate)[:, None]
         finite &= np.isfinite(read[:, 0])
@@ -124,18 +124,15 @@ def advance(
     if state is None:
         state = rule.start(read.shape[:2])
     state, ready = rule.step(state, read)
-    output = rule.output(state, choices)
-    output = output[..., 1] - output[..., 0] if problem_type == MULTI_LABEL else output[:, 0]
+    output = problem.chosen(rule.output(state, choices))
     return Step(state, np.where(finite[:, None], ready, -np.inf), output, finite)
 
 
-def check_rule(rule: Rule, outputs: int, problem_type: str | None, has_gate: bool) -> None:
+def check_rule(rule: Rule, outputs: int, problem: Problem, has_gate: bool) -> None:
     """Refuse a rule that cannot decide for such a model."""
-    if problem_type not in (None, *PROBLEM_TYPES):
-        raise Incompatible(f"problem_type {problem_type!r} is not one of {', '.join(PROBLEM_TYPES)}.")
-    if problem_type == REGRESSION and outputs > 1:
+    if not problem.has_classes and outputs > 1:
         raise Incompatible(f"no rule works for {outputs} real-valued outputs; train one model per output.")
-    if is_regression(outputs, problem_type) and not rule.regression:
+    if not problem.has_classes and not rule.regression:
         able = ", ".join(name for name, kind in RULES.items() if kind.regression)
         raise Incompatible(
             f"{type(rule).__name__} compares classes, and this model predicts a number. "

@@ -13,7 +13,7 @@ from offramp.errors import BadPolicy, Incompatible, UnknownName
 from offramp.guarantees.certificate import Certificate
 from offramp.policy import text
 from offramp.policy.decide import Exits, advance, check_rule, reached
-from offramp.problems import REGRESSION, Array
+from offramp.problems import SINGLE_LABEL, Array, Problem, problem_of
 from offramp.rules.base import Rule
 from offramp.wording import count, did_you_mean
 
@@ -171,19 +171,20 @@ class Policy:
         `problem_type` is transformers' name; by default one class means regression, and more mean a choice.
         """
         every = Exits(logits, gates, layers)
-        return replay(self.begin(len(every.logits), every.layers, problem_type), every)
+        problem = problem_of(every.logits.shape[-1], problem_type)
+        return replay(self.begin(len(every.logits), every.layers, problem), every)
 
-    def begin(self, examples: int, layers: Sequence[int], problem_type: str | None = None) -> "Decider":
+    def begin(self, examples: int, layers: Sequence[int], problem: Problem = SINGLE_LABEL) -> "Decider":
         """A decider for examples before the first exit of a model with exits at these layers."""
         _check_layers(self, layers)
-        return Decider(self, tuple(layers), problem_type, finite=np.ones(examples, bool))
+        return Decider(self, tuple(layers), problem, finite=np.ones(examples, bool))
 
-    def check(self, layers: Sequence[int], problem_type: str | None = None, has_gate: bool = False) -> None:
+    def check(self, layers: Sequence[int], problem: Problem = SINGLE_LABEL, has_gate: bool = False) -> None:
         """Raise `Incompatible` if this policy cannot run on a model with these exits."""
         _check_layers(self, layers)
         if np.all(self.rule.level(self.threshold) > self.rule.highest):
             raise Incompatible(f"{self}: no example reaches this threshold; write never for full depth.")
-        check_rule(self.rule, 1 if problem_type == REGRESSION else 2, problem_type, has_gate)
+        check_rule(self.rule, 1, problem, has_gate)
 
     def last_layer(self, layers: Sequence[int]) -> int:
         """The layer at which all remaining examples leave."""
@@ -223,13 +224,13 @@ class Decider:
         self,
         policy: Policy,
         layers: tuple[int, ...],
-        problem_type: str | None,
+        problem: Problem,
         finite: Array,
         state: Any = None,
     ) -> None:
         self.policy = policy
         self.layers = layers
-        self.problem_type = problem_type
+        self.problem = problem
         self.finite = finite  # (examples,) False where an exit so far gave NaN or infinity
         self.state = state  # of the rule, None before the first exit
 
@@ -242,7 +243,7 @@ class Decider:
         policy, layer = self.policy, self.layers[exit]
         logits = np.asarray(logits)
         gate = None if gate is None else np.asarray(gate)
-        seen = advance(policy.rule, self.state, logits, gate, layer, self.problem_type)
+        seen = advance(policy.rule, self.state, logits, gate, layer, self.problem)
         self.state = seen.state
         self.finite = self.finite & seen.finite
         if layer >= policy.last_layer(self.layers):
@@ -256,7 +257,7 @@ class Decider:
 
     def __getitem__(self, rows: Any) -> "Decider":
         state = None if self.state is None else self.state[rows]
-        return Decider(self.policy, self.layers, self.problem_type, self.finite[rows], state)
+        return Decider(self.policy, self.layers, self.problem, self.finite[rows], state)
 
 
 def replay(decider: Any, every: Exits) -> Decision:

@@ -31,7 +31,7 @@ from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
 from offramp.policy import Certificate
 from offramp.policy.decide import check_rule
-from offramp.problems import REGRESSION, Array, is_regression, problem_type_of
+from offramp.problems import Array, problem_of
 from offramp.reports.card import RETROFIT
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
@@ -173,7 +173,7 @@ def check_seed(seed: int) -> None:
 def rules_for(original: Original, rule: str | Sequence[str] | None) -> list[str]:
     """The rules to choose from; one that cannot decide for such a model is an error."""
     config = original.model.config
-    problem = problem_type_of(config.num_labels or 1, config.problem_type)
+    problem = problem_of(config.num_labels or 1, config.problem_type)
     if rule is None:
         return rules_of(problem)
     rules = [rule] if isinstance(rule, str) else [*rule]
@@ -186,12 +186,12 @@ def check_problem(original: Original, target: Guarantee, label_names: Sequence[s
     config = original.model.config
     if label_names and len(label_names) != config.num_labels:
         raise BadOption(f"{len(label_names)} label names for a model with {config.num_labels} outputs")
-    regression = is_regression(config.num_labels or 1, config.problem_type)
-    if regression and target.tolerance is None:
+    problem = problem_of(config.num_labels or 1, config.problem_type)
+    if not problem.has_classes and target.tolerance is None:
         raise BadOption(
             "the model predicts numbers; set tolerance=..., the difference within which two count as equal"
         )
-    if not regression and target.tolerance is not None:
+    if problem.has_classes and target.tolerance is not None:
         raise BadOption("the model predicts classes; leave out tolerance=...")
     if isinstance(target.epsilon, Mapping):
         class_bounds(target.epsilon, label_names or names_in_order(config))
@@ -203,7 +203,7 @@ def check_labels(labels: Sequence[Any], texts: int, original: Original) -> Array
     outputs = config.num_labels or 1
     if len(labels) != texts:
         raise BadOption(f"{count(len(labels), 'label')} for {count(texts, 'text')}; give one for each.")
-    values, problem = np.asarray(labels), problem_type_of(outputs, config.problem_type)
-    if problem != REGRESSION and values.dtype.kind == "f" and (values == values.round()).all():
+    values, problem = np.asarray(labels), problem_of(outputs, config.problem_type)
+    if problem.has_classes and values.dtype.kind == "f" and (values == values.round()).all():
         values = values.astype(np.int64)  # classes in a column of floats
     return read_labels({"label": values.tolist()}, 0, problem, outputs)

@@ -7,8 +7,9 @@ from typing import Self
 import numpy as np
 
 from offramp.errors import BadOption, BadPolicy, Incompatible
-from offramp.problems import REGRESSION, Array
-from offramp.rules.base import FITTED, PerExample, Rule, Shape, as_choices, finite_rows, log_softmax
+from offramp.numerics import finite_rows, log_softmax
+from offramp.problems import Array
+from offramp.rules.base import FITTED, PerExample, Rule, Shape
 from offramp.trace import Trace
 
 DIGITS = 6
@@ -77,7 +78,7 @@ class Agreement(Rule):
 
         `tolerance` is for regression: numbers no further apart are the same prediction.
         """
-        if trace.problem_type == REGRESSION and not tolerance:
+        if not trace.problem.has_classes and not tolerance:
             raise BadOption(
                 "in regression, agreement needs the tolerance within which two numbers count as equal: "
                 "agreement:0,tolerance=0.1"
@@ -85,7 +86,7 @@ class Agreement(Rule):
         rule = cls(tolerance or 0.0)
         state, rows = None, []
         for exit in range(len(trace.layers)):
-            logits = as_choices(trace.logits[:, exit], trace.problem_type)
+            logits = trace.problem.choices(trace.logits[:, exit])
             state, features = rule.observe(state or rule.start(logits.shape[:2]), logits)
             rows.append(fit_exit(features.T, trace.agrees(trace.logits[:, exit], tolerance)))
         return cls(rule.tolerance, tuple(rows))

@@ -1,7 +1,7 @@
-"""The interface of a rule, the record that holds its state, and the numerics of logits.
+"""The interface of a rule, and the record that holds its state.
 
 A rule is a fold over exits. It reads the logits of one exit at a time and returns how ready each example is to
-leave; a `Policy` compares that readiness with a threshold. All arithmetic is in float64.
+leave; a `Policy` compares that readiness with a threshold.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.problems import MULTI_LABEL, Array
+from offramp.numerics import Array
 
 Shape = int | tuple[int, ...]
 
@@ -83,46 +83,3 @@ class PerExample:
     def __getitem__(self, rows: Any) -> Self:
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return replace(self, **{name: value[rows] for name, value in arrays.items()})
-
-
-def as_choices(logits: Array, problem_type: str | None) -> Array:
-    """(examples, labels, classes): one choice among all classes, or absent against present for each label."""
-    if problem_type == MULTI_LABEL:
-        return np.stack([np.zeros_like(logits), logits], axis=-1)
-    return logits[:, None]
-
-
-def finite_rows(logits: Array) -> Array:
-    """(...) False where any of the logits (..., classes) is NaN or infinite."""
-    return np.asarray(np.isfinite(logits).all(-1))
-
-
-def softmax(logits: Array) -> Array:
-    """Probabilities, of the shape of the logits. NaN where a row is not finite, without a warning."""
-    odds: Array = np.exp(_below_top(logits))
-    odds /= odds.sum(-1, keepdims=True)
-    return odds
-
-
-def log_softmax(logits: Array) -> Array:
-    """Logarithms of the probabilities, exact also where the probability itself would be 0."""
-    below = _below_top(logits)
-    below -= np.log(np.exp(below).sum(-1, keepdims=True))
-    return below
-
-
-def entropy(logits: Array) -> Array:
-    """Entropy in nats. Both terms are positive, so that saturated logits give almost 0 and never NaN."""
-    below = _below_top(logits)
-    odds = np.exp(below)
-    total = odds.sum(-1)
-    with np.errstate(invalid="ignore"):  # 0 * inf
-        nats: Array = np.log(total) - np.vecdot(odds, below) / total
-    return nats
-
-
-def _below_top(logits: Array) -> Array:
-    wide: Array = np.array(logits, np.float64)
-    with np.errstate(invalid="ignore"):  # inf - inf
-        wide -= wide.max(-1, keepdims=True)
-    return wide

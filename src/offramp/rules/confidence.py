@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from offramp.errors import BadPolicy
+from offramp.numerics import entropy, finite_rows, log_softmax, softmax
 from offramp.problems import Array
-from offramp.rules.base import PerExample, Rule, Shape, entropy, finite_rows, log_softmax, softmax
+from offramp.rules.base import PerExample, Rule, Shape
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from offramp.errors import BadPolicy
+from offramp.numerics import entropy, finite_rows, softmax
 from offramp.problems import Array
-from offramp.rules.base import (
-    ALWAYS_WRITTEN,
-    COUNT,
-    PerExample,
-    Rule,
-    Shape,
-    entropy,
-    finite_rows,
-    softmax,
-)
+from offramp.rules.base import ALWAYS_WRITTEN, COUNT, PerExample, Rule, Shape
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from offramp.policy import Policy
-from offramp.problems import Array
+from offramp.problems import Array, Problem
 
 State = TypeVar("State")
 
@@ -31,7 +31,7 @@ class Runtime(Protocol[State]):
     layers: tuple[int, ...]
     """The layer of each exit; layer 0 is the embeddings."""
     labels: tuple[str, ...]
-    problem_type: str
+    problem_type: Problem
     precision: str
     """Such as "fp32" or "int8"; thresholds and certificates hold for one precision."""
     has_gate: bool

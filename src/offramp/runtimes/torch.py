@@ -61,7 +61,7 @@ class TorchRuntime:
         self.padding = config.encoder_config.pad_token_id or 0
         self.layers = tuple(config.exits)
         self.labels = tuple(config.label_names)
-        self.problem_type = str(config.problem_type)
+        self.problem_type = config.problem
         self.precision = precision_name(autocast or model.dtype)
         self.has_gate = model.heads.gate is not None
         self.policy = None if config.policy is None else Policy.from_json(config.policy)

@@ -14,9 +14,8 @@ from pydantic_core import to_json
 
 from offramp.errors import NotFinite, UnknownName
 from offramp.inference import Classifier, Prediction
-from offramp.inference.prediction import probabilities
 from offramp.policy.ranking import RankRule
-from offramp.problems import MULTI_LABEL, SINGLE_LABEL
+from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Problem
 from offramp.serve.batcher import Reply
 from offramp.serve.error_responses import ErrorShape
 from offramp.serve.schema import ExitOptions, parse_json, validate
@@ -37,7 +36,7 @@ class ServedModel:
         return self.classifier.runtime.labels
 
     @property
-    def problem_type(self) -> str:
+    def problem_type(self) -> Problem:
         return self.classifier.runtime.problem_type
 
     def check_name(self, name: str | None) -> None:
@@ -53,7 +52,8 @@ class ServedModel:
         one_is_right = self.problem_type == SINGLE_LABEL and len(self.labels) > 1
         softmax = activation == "softmax" if activation else one_is_right
         logits = np.array([prediction.logits])
-        scores: list[float] = probabilities(logits, SINGLE_LABEL if softmax else MULTI_LABEL)[0].tolist()
+        problem = SINGLE_LABEL if softmax else MULTI_LABEL
+        scores: list[float] = problem.probabilities(logits)[0].tolist()
         return scores
 
 
