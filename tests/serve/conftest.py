@@ -12,15 +12,17 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from starlette.types import ASGIApp
 
 from offramp.inference import Classifier
 from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
-from offramp.serve.app import Service, create_app
+from offramp.serve.app import create_app
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
 from offramp.serve.connections import LimitedConnection
 from offramp.serve.ladder import Ladder
+from offramp.serve.options import ServerOptions
 
 Until = Callable[[Callable[[], bool]], None]
 
@@ -126,6 +128,8 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             audit_share: float = 0.0,
             connections: Mapping[str, float] | None = None,
             rank_rules: Sequence[RankRule] = (),
+            api_key: str | None = None,
+            shared_folder: Path | None = None,
             **options: Any,
         ) -> Served:
             ladder = Ladder(rungs or [model.policy])
@@ -133,17 +137,20 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             rank_ladder = Ladder(rank_rules) if rank_rules else None
             batcher = Batcher(model, ladder, limits or Limits(), audit, rank_ladder=rank_ladder)
             allowed = {str(policy): policy for policy in [*ladder.rungs, Policy.parse("never")]}
-            service = Service(batcher, "colours", allowed, **options)
-            url = servers.enter_context(running(service, connections or {}))
+            if api_key:
+                servers.enter_context(pytest.MonkeyPatch.context()).setenv("OFFRAMP_TEST_KEY", api_key)
+                options["api_key_env"] = "OFFRAMP_TEST_KEY"
+            app = create_app(batcher, ServerOptions("colours", **options), allowed, shared_folder)
+            url = servers.enter_context(running(app, connections or {}))
             return Served(batcher, url, servers.enter_context(httpx.Client(base_url=url, timeout=60)))
 
         yield start
 
 
 @contextmanager
-def running(service: Service, connections: Mapping[str, float]) -> Iterator[str]:
+def running(app: ASGIApp, connections: Mapping[str, float]) -> Iterator[str]:
     http: Any = partial(LimitedConnection, **{"most": 100, "header_seconds": 60, "by_age": {}, **connections})
-    config = uvicorn.Config(create_app(service), port=0, log_config=None, ws="none", http=http)
+    config = uvicorn.Config(app, port=0, log_config=None, ws="none", http=http)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

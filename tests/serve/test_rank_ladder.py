@@ -22,7 +22,8 @@ from offramp.runtimes import Tokens
 from offramp.serve.batcher import Batcher, Limits, Request
 from offramp.serve.ladder import FULL_DEPTH, Ladder, sync_broken
 from offramp.serve.list_audit import ListAudit, RankedList
-from offramp.serve.server import ServerOptions, load
+from offramp.serve.options import ServerOptions
+from offramp.serve.server import load
 
 QUERY = "good film"
 DOCUMENTS = ["bad bad", "a good film", "b c", "good good good film", "a", "d e f", "film", "g h"]
@@ -272,7 +273,7 @@ def test_the_server_loads_a_ladder_of_rank_rules(folder: Path) -> None:
     store_rank_rule(folder, RULE)
     loose, file = certified(**about(folder)), folder.parent / "loose.json"
     file.write_text(json.dumps(loose.to_json()))
-    batcher, _ = load(ServerOptions(folder, "mine", ladder=(file,)))
+    batcher, _ = load(ServerOptions(str(folder), ladder=[file]))
     batcher.drain(10)
     assert batcher.rank_ladder is not None
     assert batcher.rank_ladder.rungs == (RULE, loose)
@@ -294,14 +295,14 @@ def test_a_rank_rule_that_cannot_be_a_rung_is_refused(
     file = folder.parent / "rung.json"
     file.write_text(json.dumps(replace(certified(**about(folder)), **change).to_json()))
     with pytest.raises(Exception, match=message):
-        load(ServerOptions(folder, "mine", ladder=(file,)))
+        load(ServerOptions(str(folder), ladder=[file]))
 
 
 def test_a_rung_for_lists_needs_a_model_that_ranks_for_the_same_k(folder: Path) -> None:
     file = folder.parent / "rung.json"
     file.write_text(json.dumps(certified(**about(folder)).to_json()))
     with pytest.raises(BadPolicy, match="has no rank rule"):
-        load(ServerOptions(folder, "mine", ladder=(file,)))
+        load(ServerOptions(str(folder), ladder=[file]))
     store_rank_rule(folder, replace(RULE, top_k=3))
     with pytest.raises(BadPolicy, match="finds the top 3"):
-        load(ServerOptions(folder, "mine", ladder=(file,)))
+        load(ServerOptions(str(folder), ladder=[file]))

@@ -1,7 +1,6 @@
 """Real processes: how a server starts, stops, and survives a dead worker."""
 
 import gc
-import inspect
 import json
 import os
 import resource
@@ -26,15 +25,15 @@ import pytest
 from fastapi import FastAPI
 from transformers import PreTrainedTokenizerFast
 
-from offramp.cli import COMMANDS
 from offramp.errors import BadData, BadOption, BadPolicy, CannotLoad, Incompatible
 from offramp.inference import Classifier
 from offramp.models.exit_model import ExitModel
 from offramp.policy import Certificate, Policy
-from offramp.serve.batcher import Limits, Request
+from offramp.serve.batcher import Request
 from offramp.serve.connections import OWN_FILES
 from offramp.serve.ladder import FULL_DEPTH
-from offramp.serve.server import Server, ServerOptions, bind, load, modules_for, read_rung, run_app, serve
+from offramp.serve.options import ServerOptions
+from offramp.serve.server import Server, bind, load, modules_for, read_rung, run_app
 
 Until = Callable[[Callable[[], bool]], None]
 Run = Callable[..., "AbstractContextManager[Running]"]
@@ -148,10 +147,10 @@ def test_requests_that_there_is_no_time_to_answer_get_503_and_the_server_exits_w
 
 
 def working(url: str) -> bool:
-    """Whether most of the texts are in the queue."""
+    """Whether texts of all eight requests are in the queue, or most of a large one."""
     lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
     waiting = next(float(line.split()[1]) for line in lines if line.startswith("offramp_waiting_texts "))
-    return waiting >= 7 * 60
+    return waiting > 7 * 60
 
 
 def test_a_killed_worker_is_replaced_while_the_other_answers(
@@ -321,18 +320,6 @@ def is_alive(process: int) -> bool:
         return False
 
 
-def test_flags_have_the_defaults_of_the_python_options() -> None:
-    flags = {name: each.default for name, each in inspect.signature(COMMANDS["serve"]).parameters.items()}
-    options, limits = ServerOptions(Path(), ""), Limits()
-    assert (flags["max_waiting"], flags["max_waiting_tokens"]) == (limits.items, limits.tokens)
-    assert (flags["window"], flags["max_body"]) == (limits.window, options.body_limit)
-    same = ("audit_share", "drain_seconds", "log_texts", "max_length", "policy", "threads", "max_connections")
-    for name in (*same, "header_seconds", "body_seconds"):
-        assert flags[name] == getattr(options, name)
-    server = inspect.signature(serve).parameters
-    assert all(flags[name] == server[name].default for name in ("host", "port", "workers"))
-
-
 def failing(*arguments: Any) -> str:
     """The stderr of a server that cannot start."""
     done = subprocess.run(
@@ -388,7 +375,7 @@ def test_a_ladder_is_read_from_what_calibrate_prints_and_from_saved_policies(
     printed.write_text(json.dumps({"policy": str(loose), "saved_policy": loose.to_json(), "stored": False}))
     stored.write_text(json.dumps(loose.to_json()))
     assert read_rung(printed) == read_rung(stored) == loose
-    batcher, allowed = load(ServerOptions(saved, "colours", ladder=(printed,), allow=("never",)))
+    batcher, allowed = load(ServerOptions(str(saved), ladder=[printed], allow=["never"]))
     assert [str(policy) for policy in batcher.ladder.rungs] == ["confidence:0.775", "confidence:0.6"]
     assert list(allowed) == ["confidence:0.775", "confidence:0.6", "never"]
     batcher.drain(10)
@@ -400,7 +387,7 @@ def test_a_rung_certified_for_another_model_is_refused(
     other = certified("confidence:0.6", fingerprint="another")
     (tmp_path / "other.json").write_text(json.dumps(other.to_json()))
     with pytest.raises(BadPolicy, match="another"):
-        load(ServerOptions(saved, "colours", ladder=(tmp_path / "other.json",)))
+        load(ServerOptions(str(saved), ladder=[tmp_path / "other.json"]))
 
 
 @pytest.mark.parametrize("option", ["stored", "policy", "ladder", "allow"])
@@ -409,14 +396,14 @@ def test_a_policy_that_the_model_cannot_run_is_refused_at_start_up(
 ) -> None:
     model, rung = Path(shutil.copytree(saved, tmp_path / "model")), tmp_path / "rung.json"
     rung.write_text(json.dumps(certified("layer:9").to_json()))
-    given: dict[str, Any] = {"policy": "layer:9", "ladder": (rung,), "allow": ("layer:9",)}
+    given: dict[str, Any] = {"policy": "layer:9", "ladder": [rung], "allow": ["layer:9"]}
     if option == "stored":
         config = json.loads((model / "config.json").read_text())
         config["policy"] = Policy.parse("layer:9").to_json()
         (model / "config.json").write_text(json.dumps(config))
     options = {option: given[option]} if option in given else {}
     with pytest.raises((Incompatible, CannotLoad), match=r"layer.*9"):
-        load(ServerOptions(model, "colours", **options))
+        load(ServerOptions(str(model), **options))
 
 
 @pytest.mark.parametrize(
@@ -435,9 +422,9 @@ def test_a_rule_that_does_not_suit_the_model_is_refused_at_start_up(
 ) -> None:
     make_model(num_labels=labels).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    given: dict[str, Any] = {"policy": policy, "allow": (policy,)}
+    given: dict[str, Any] = {"policy": policy, "allow": [policy]}
     with pytest.raises(Incompatible, match=message):
-        load(ServerOptions(tmp_path, "model", **{option: given[option]}))
+        load(ServerOptions(str(tmp_path), **{option: given[option]}))
 
 
 @pytest.mark.parametrize("missing", ["policy", "fingerprint", "precision"])
@@ -448,11 +435,11 @@ def test_a_rung_with_an_incomplete_certificate_is_refused(
     del record["certificate"][missing]
     (tmp_path / "hollow.json").write_text(json.dumps(record))
     with pytest.raises(BadPolicy, match=rf"incomplete.*{missing}|{missing} unknown"):
-        load(ServerOptions(saved, "colours", ladder=(tmp_path / "hollow.json",)))
+        load(ServerOptions(str(saved), ladder=[tmp_path / "hollow.json"]))
 
 
 def test_texts_are_truncated_at_max_length(saved: Path) -> None:
-    batcher, _ = load(ServerOptions(saved, "colours", max_length=8))
+    batcher, _ = load(ServerOptions(str(saved), max_length=8))
     with pytest.raises(BadData, match="8 tokens"):
         batcher.submit(Request(["a b c d e f g h"], truncate=False))
     batcher.submit(Request(["a b c d e f g h"])).result(60)
@@ -491,7 +478,7 @@ def test_a_server_does_not_search_what_it_has_loaded_for_garbage(
     searched: list[int] = []
     monkeypatch.setattr(Server, "run", lambda *_: searched.append(len(gc.get_objects())))
     with bind("127.0.0.1", 0) as listener:
-        run_app(FastAPI(), ServerOptions(exported, "colours"), listener, most=10)
+        run_app(FastAPI(), ServerOptions(str(exported)), listener, most=10)
     gc.unfreeze()
     gc.set_threshold(*before)
     assert searched[0] < len(gc.get_objects()) / 100
@@ -499,6 +486,6 @@ def test_a_server_does_not_search_what_it_has_loaded_for_garbage(
 
 def test_a_device_that_cannot_run_the_model_is_refused_at_start_up(saved: Path, exported: Path) -> None:
     with pytest.raises(BadOption, match="device='cuda:99' cannot be used"):
-        load(ServerOptions(saved, "colours", device="cuda:99"))
+        load(ServerOptions(str(saved), device="cuda:99"))
     with pytest.raises(BadOption, match="exported model, which runs on the CPU"):
-        load(ServerOptions(exported, "colours", device="cuda"))
+        load(ServerOptions(str(exported), device="cuda"))

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +26,7 @@ import offramp
 from offramp.errors import BadOption, Draining, Overloaded
 from offramp.inference.texts import check_texts
 from offramp.policy import Policy
-from offramp.serve import batcher
+from offramp.serve import batcher as queue
 from offramp.serve.batcher import STOPPED, Batcher, Reply
 from offramp.serve.bodies import Bodies
 from offramp.serve.error_responses import HANDLERS, error_models, error_response, use_shape
@@ -35,6 +34,7 @@ from offramp.serve.hosts import ANY, AllowedHosts
 from offramp.serve.ladder import sync_broken
 from offramp.serve.logs import RequestLog, log
 from offramp.serve.metrics import Metrics
+from offramp.serve.options import ServerOptions
 from offramp.serve.protocols import OTHERS, PREDICT, Route, open_inference, tei
 from offramp.serve.protocols.base import Body, Call, ServedModel
 from offramp.serve.schema import Health, PredictResponse, Ready, request_schema
@@ -47,36 +47,23 @@ UNREAD_BODIES = 32
 """How many bodies of the largest size may be arriving, and as many may wait for a reader."""
 
 
-@dataclass(frozen=True)
-class Service:
-    """What is served, and to whom."""
-
-    batcher: Batcher
-    name: str
-    """The model's."""
-    allowed: Mapping[str, Policy]
-    """Policies that a request may name."""
-    api_key: str | None = None
-    body_limit: int = 2 << 20
-    """Bytes of a request."""
-    body_seconds: float = 30.0
-    """How long the body of a request may take to arrive."""
-    allowed_hosts: tuple[str, ...] = (ANY,)
-    log_texts: bool = False
-    shared_folder: Path | None = None
-    """Where several workers share their metrics and broken rungs."""
-
-
-def create_app(service: Service) -> ASGIApp:
-    endpoints = Endpoints(service)
+def create_app(
+    batcher: Batcher,
+    options: ServerOptions,
+    allowed: Mapping[str, Policy],
+    shared_folder: Path | None = None,
+) -> ASGIApp:
+    """`allowed` are the policies that a request may name. In `shared_folder` several workers share their metrics and
+    broken rungs."""
+    endpoints = Endpoints(batcher, options, allowed, shared_folder)
     app = FastAPI(
-        title=f"offramp: {service.name}",
+        title=f"offramp: {options.name}",
         version=offramp.__version__,
         description="Text classification with early exits.",
         lifespan=endpoints.lifespan,
     )
     locked: dict[str, Any] = {"dependencies": []}
-    if service.api_key:
+    if endpoints.api_key:
         locked = {"dependencies": [Depends(endpoints.check_key)], "responses": error_models(401)}
     keys = locked["dependencies"]
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(page)
@@ -86,7 +73,7 @@ def create_app(service: Service) -> ASGIApp:
     app.head("/ready", include_in_schema=False)(endpoints.ready)
     app.get("/info", response_model=dict[str, Any], **locked)(endpoints.info)
     app.get("/metrics", response_class=PlainTextResponse, **locked)(endpoints.scrape)
-    schema = request_schema(service.allowed, service.batcher.classifier.runtime.layers)
+    schema = request_schema(allowed, batcher.classifier.runtime.layers)
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     refusals = error_models(400, 413, 415, 422, 429, 500, 503)
     app.post(
@@ -104,7 +91,7 @@ def create_app(service: Service) -> ASGIApp:
     app.include_router(open_inference.metadata(endpoints.model), dependencies=keys)
     for kind, handler in HANDLERS.items():
         app.exception_handler(kind)(handler)
-    return RequestLog(AllowedHosts(app, service.allowed_hosts), endpoints.metrics.count_request)
+    return RequestLog(AllowedHosts(app, options.allowed_host or [ANY]), endpoints.metrics.count_request)
 
 
 def page() -> Response:
@@ -122,18 +109,25 @@ async def health() -> Health:
 
 
 class Endpoints:
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.batcher = service.batcher
-        self.metrics = Metrics(service.shared_folder)
-        total = UNREAD_BODIES * service.body_limit
-        self.bodies = Bodies(service.body_limit, total, service.body_seconds)
+    def __init__(
+        self,
+        batcher: Batcher,
+        options: ServerOptions,
+        allowed: Mapping[str, Policy],
+        shared_folder: Path | None,
+    ) -> None:
+        self.batcher, self.options = batcher, options
+        self.allowed, self.shared_folder = allowed, shared_folder
+        self.api_key = (options.read_key() or "").encode()
+        self.metrics = Metrics(shared_folder)
+        self.most_unread = UNREAD_BODIES * options.max_body
+        self.bodies = Bodies(options.max_body, self.most_unread, options.body_seconds)
         self.readers = ThreadPoolExecutor(READERS, "reader")
         self.unread = self.unread_bytes = 0
         """Requests that no reader has parsed yet, and the bytes of their bodies."""
         self.counting = threading.Lock()
-        self.model = ServedModel(service.name, self.batcher.classifier, self.batcher.rank_rule)
-        self.about = self.batcher.classifier.runtime.about()
+        self.model = ServedModel(options.name, batcher.classifier, batcher.rank_rule)
+        self.about = batcher.classifier.runtime.about()
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -148,8 +142,8 @@ class Endpoints:
         while True:
             try:
                 await asyncio.to_thread(self.metrics.refresh, self.batcher)
-                if self.service.shared_folder:
-                    await asyncio.to_thread(self.sync_broken, self.service.shared_folder)
+                if self.shared_folder:
+                    await asyncio.to_thread(self.sync_broken, self.shared_folder)
             except Exception:
                 log.exception("cannot refresh the metrics or the rungs that other workers found broken")
             await asyncio.sleep(1)
@@ -162,9 +156,8 @@ class Endpoints:
     async def check_key(
         self, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
     ) -> None:
-        key = (self.service.api_key or "").encode()
         # starlette decodes headers as Latin-1, whatever bytes were sent
-        if given is None or not hmac.compare_digest(given.credentials.encode("latin-1"), key):
+        if given is None or not hmac.compare_digest(given.credentials.encode("latin-1"), self.api_key):
             raise HTTPException(
                 401,
                 "send the server's key in the header `Authorization: Bearer KEY`.",
@@ -184,7 +177,7 @@ class Endpoints:
             to_json(
                 {
                     "offramp": offramp.__version__,
-                    "model": self.service.name,
+                    "model": self.options.name,
                     **self.about,
                     "precision": runtime.precision,
                     "problem": runtime.problem_type,
@@ -199,12 +192,12 @@ class Endpoints:
                     ],
                     "rung": ladder.current,
                     "forbidden": [str(policy) for policy in ladder.forbidden],
-                    "allowed": self.allowed(),
+                    "allowed": self.allowed_now(),
                     "ranking": self.ranking(),
                     "audit": audit.reports() if audit else [],
                     "limits": {
                         **vars(self.batcher.limits),
-                        "body_bytes": self.service.body_limit,
+                        "body_bytes": self.options.max_body,
                         "text_tokens": self.batcher.classifier.tokenizer.max_length,
                     },
                     **tei.info(self.model, self.batcher.limits, READERS),
@@ -266,7 +259,7 @@ class Endpoints:
     async def enqueue(self, request: Request, route: Route, body: Body) -> tuple[Call, Future[Reply]]:
         """Has a reader parse and queue a request, unless there is no room for it and those that wait before it."""
         self.batcher.check_room(min(self.unread + 1, self.batcher.limits.items))
-        if self.unread_bytes > UNREAD_BODIES * self.service.body_limit:
+        if self.unread_bytes > self.most_unread:
             raise Overloaded("too many requests wait to be read; retry in 1 s.", retry_after=1)
         self.count_unread(1, len(body.content))
         loop = asyncio.get_running_loop()
@@ -282,11 +275,11 @@ class Endpoints:
             self.count_unread(-1, -len(body.content))  # from here on the batcher counts its texts
         log_fields = request.state.log_fields
         log_fields["items"] = len(call.texts)
-        if self.service.log_texts:
+        if self.options.log_texts:
             # valid ones: a log in JSON cannot have NaN
             log_fields["texts"] = [*check_texts(call.texts, mixed=call.mixed)]
         options = call.exit_options
-        work = batcher.Request(
+        work = queue.Request(
             texts=call.texts,
             policy=self.named_policy(options.policy),
             max_layer=options.max_layer,
@@ -307,16 +300,16 @@ class Endpoints:
     def named_policy(self, name: str | None) -> Policy | None:
         if name is None:
             return None
-        allowed = self.allowed()
+        allowed = self.allowed_now()
         if name not in allowed:
             others = f", or use one of {', '.join(allowed)}" if allowed else ""
             raise BadOption(f"policy {name} is not allowed; omit it{others}.")
-        return self.service.allowed[name]
+        return self.allowed[name]
 
-    def allowed(self) -> list[str]:
+    def allowed_now(self) -> list[str]:
         """The policies that a request may name now; those of forbidden rungs are left out."""
         forbidden = {str(policy) for policy in self.batcher.ladder.forbidden}
-        return [name for name in self.service.allowed if name not in forbidden]
+        return [name for name in self.allowed if name not in forbidden]
 
 
 async def reply_or_disconnect(request: Request, future: Future[Reply]) -> Reply:

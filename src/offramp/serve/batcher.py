@@ -31,7 +31,8 @@ from offramp.serve.audit import Audit
 from offramp.serve.auditor import Auditor
 from offramp.serve.ladder import FULL_DEPTH, Ladder
 from offramp.serve.list_audit import ListAudit, RankedList
-from offramp.serve.queue import Limits, Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
+from offramp.serve.options import Limits
+from offramp.serve.queue import Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
 
 __all__ = ["Batcher", "Limits", "Reply", "Request", "Waiting"]
 

@@ -16,7 +16,7 @@ from offramp.serve.error_responses import error_response
 
 MISDIRECTED_REQUEST = 421
 ANY = "*"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK = ["localhost", "127.0.0.1", "::1"]
 
 
 class AllowedHosts:
@@ -48,6 +48,6 @@ def host_name(header: str) -> str | None:
         return None
 
 
-def default_hosts(address: str) -> tuple[str, ...]:
+def default_hosts(address: str) -> list[str]:
     """The names for a server that listens on this address: any, unless only this machine can reach it."""
-    return LOOPBACK if ipaddress.ip_address(address).is_loopback else (ANY,)
+    return LOOPBACK if ipaddress.ip_address(address).is_loopback else [ANY]

@@ -8,35 +8,17 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import NamedTuple
 
-from offramp.errors import BadOption, TooLarge
+from offramp.errors import TooLarge
 from offramp.inference import Prediction
 from offramp.inference.texts import Text
 from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
 from offramp.runtimes import Tokens
+from offramp.serve.options import Limits
 from offramp.wording import count
 
 TOKENS_PER_TEXT = 64
 """A window of N texts holds at most N times this many tokens; a single longer text still runs."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How much may wait, and how much runs at once."""
-
-    items: int = 512
-    """Texts that may wait. A few seconds' worth of a small encoder on a core or two."""
-    tokens: int = 32_768
-    """Tokens that may wait, padding included: texts of a request x the longest of them. 512 texts of 64."""
-    window: int = 32
-    """Texts that run together, fewer if they are long. New requests wait until the window is done."""
-    documents: int = 4096
-    """Documents that may wait or run in lists that a rank rule ranks; with 64 tokens each on average."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise BadOption(f"the limit {name}={value} must be at least 1.")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -35,7 +35,7 @@ from offramp.inference.reranker import Reranker
 from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
 from offramp.serve.audit import Audit
-from offramp.serve.batcher import Batcher, Limits
+from offramp.serve.batcher import Batcher
 from offramp.serve.connections import (
     ACCEPTED_AT_ONCE,
     BACKLOG,
@@ -49,6 +49,7 @@ from offramp.serve.hosts import default_hosts
 from offramp.serve.ladder import Ladder
 from offramp.serve.list_audit import KEPT_LISTS, ListAudit
 from offramp.serve.logs import LOGGING, log
+from offramp.serve.options import ServerOptions
 from offramp.serve.supervisor import HEARTBEAT, Supervisor
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -59,62 +60,29 @@ RELOAD = 60.0
 """Seconds between two attempts of a worker to load the original model while it serves."""
 
 
-@dataclass(frozen=True)
-class ServerOptions:
-    """What is served, and how; pickled for worker processes."""
-
-    model: Path
-    name: str
-    """The model's name in /info and on the page."""
-    policy: str | None = None
-    ladder: tuple[Path, ...] = ()
-    """Policy files for more and more load."""
-    allow: tuple[str, ...] = ()
-    """Further policies that requests may name."""
-    device: str | None = None
-    """For PyTorch; the CPU by default."""
-    threads: int | None = None
-    """For each worker."""
-    limits: Limits = field(default_factory=Limits)
-    max_length: int | None = None
-    """Tokens per text; by default as in training, or the model's limit if that is unknown."""
-    body_limit: int = 2 << 20
-    audit_share: float = 0.01
-    """The share of predictions that are compared with full depth, or with the model that the certificate names."""
-    api_key: str | None = field(default=None, repr=False)
-    allowed_hosts: tuple[str, ...] = ()
-    """Host names that requests may be sent to; by default those of this machine if only it can connect, else any."""
-    max_connections: int | None = None
-    """Of each worker; by default enough for all texts that may wait."""
-    header_seconds: float = 10.0
-    """How long the head of a request may take to arrive."""
-    body_seconds: float = 30.0
-    """How long the body of a request may take to arrive."""
-    log_texts: bool = False
-    drain_seconds: float = 30.0
-
-
-def serve(options: ServerOptions, host: str = "127.0.0.1", port: int = 8000, workers: int = 1) -> None:
+def serve(options: ServerOptions) -> None:
     """Serves until SIGTERM or SIGINT, then answers what it has accepted."""
+    options.read_key()  # before anything is loaded
+    folder = find_model(options.model)
     logging.config.dictConfig(LOGGING)
-    listener = bind(host, port)
-    hosts = options.allowed_hosts or default_hosts(listener.getsockname()[0])
-    options = replace(options, allowed_hosts=hosts)
-    most = connection_limit(options.max_connections, options.limits.items)
-    if workers == 1:
+    listener = bind(options.host, options.port)
+    hosts = options.allowed_host or default_hosts(listener.getsockname()[0])
+    options = replace(options, model=str(folder), model_name=options.name, allowed_host=hosts)
+    most = connection_limit(options.max_connections, options.max_waiting)
+    if options.workers == 1:
         logging.captureWarnings(True)
         batcher, app = make_app(options)
         log_address(listener)
         run_app(app, options, listener, most)
         end_with(batcher)
         return
-    with shared_folder() as folder:
+    with shared_folder() as shared:
         parent, _end_of_parent = Pipe(duplex=False)
         Supervisor(
             run_worker,
-            (parent, options, listener, most, folder),
-            preload=modules_for(options.model),
-            workers=workers,
+            (parent, options, listener, most, shared),
+            preload=modules_for(folder),
+            workers=options.workers,
             listener=listener,
             drain_seconds=options.drain_seconds,
             on_serving=partial(log_address, listener),
@@ -263,24 +231,10 @@ def log_address(listener: socket.socket) -> None:
 def make_app(
     options: ServerOptions, folder: Path | None = None, *, is_replacement: bool = False
 ) -> tuple[Batcher, ASGIApp]:
-    from offramp.serve.app import (  # late: prometheus_client reads the environment when imported
-        Service,
-        create_app,
-    )
+    from offramp.serve.app import create_app  # late: prometheus_client reads the environment when imported
 
     batcher, allowed = load(options, is_replacement=is_replacement)
-    service = Service(
-        batcher,
-        name=options.name,
-        allowed=allowed,
-        api_key=options.api_key,
-        body_limit=options.body_limit,
-        body_seconds=options.body_seconds,
-        allowed_hosts=options.allowed_hosts,
-        log_texts=options.log_texts,
-        shared_folder=folder,
-    )
-    return batcher, create_app(service)
+    return batcher, create_app(batcher, options, allowed, folder)
 
 
 def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batcher, dict[str, Policy]]:
@@ -289,22 +243,23 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
     A replacement serves before the original model is loaded: only the audit needs it, and an earlier worker has
     loaded it without an error.
     """
+    folder = find_model(options.model)
     classifier = Classifier.from_pretrained(
-        options.model,
+        folder,
         options.policy,
         device=options.device,
-        threads=options.threads,
+        threads=options.threads_of_worker,
         max_length=options.max_length,
     )
-    loaded = [load_rung(classifier, path) for path in options.ladder]
+    loaded = [load_rung(classifier, path) for path in options.ladder or ()]
     rungs = [classifier.policy, *(each for each in loaded if isinstance(each, Policy))]
-    named = by_text([*rungs, *(classifier.resolve_policy(policy) for policy in options.allow)])
+    named = by_text([*rungs, *(classifier.resolve_policy(policy) for policy in options.allow or ())])
     share, layers = options.audit_share, classifier.runtime.layers
     audit = Audit(rungs, layers, share=share) if share else None
-    rules = rank_rungs(classifier, options.model, [each for each in loaded if isinstance(each, RankRule)])
+    rules = rank_rungs(classifier, folder, [each for each in loaded if isinstance(each, RankRule)])
     list_audit = ListAudit(rules, layers, share=share, keep=KEPT_LISTS) if share and rules else None
     original: Future[Classifier] | None = None
-    if audit is not None and (options.model / REFERENCE).is_dir():
+    if audit is not None and (folder / REFERENCE).is_dir():
         load_it = partial(load_reference, options, classifier.tokenizer.max_length)
         if is_replacement:
             original = in_background(load_it)
@@ -319,10 +274,10 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
 def load_reference(options: ServerOptions, max_length: int) -> Classifier:
     """The model whose predictions the certificate protects."""
     return Classifier.from_pretrained(
-        options.model / REFERENCE,
+        find_model(options.model) / REFERENCE,
         "never",
         device=options.device,
-        threads=options.threads,
+        threads=options.threads_of_worker,
         max_length=max_length,
     )
 

@@ -75,7 +75,7 @@ def test_metadata_needs_the_key_and_probes_do_not(serve: Serve) -> None:
 def test_other_content_types_and_large_bodies_are_refused(
     serve: Serve, two_classes: Classifier, path: str
 ) -> None:
-    client = serve(two_classes, body_limit=1000).client
+    client = serve(two_classes, max_body=1000).client
     assert client.post(path, content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
     assert client.post(path, json={"inputs": "a" * 1000}).status_code == 413
 

@@ -17,7 +17,8 @@ from offramp.models.exit_model import ExitModel
 from offramp.policy.ranking import RankRule
 from offramp.serve.batcher import Batcher, Limits, Request
 from offramp.serve.ladder import Ladder
-from offramp.serve.server import ServerOptions, load
+from offramp.serve.options import ServerOptions
+from offramp.serve.server import load
 
 QUERY = "good film"
 DOCUMENTS = ["bad bad", "a good film", "b c", "good good good film", "a", "d e f", "film", "g h"]
@@ -165,6 +166,6 @@ def test_the_server_loads_the_rule_of_the_model(
     make_model(num_labels=1).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     store_rank_rule(tmp_path, RULE)
-    batcher, _ = load(ServerOptions(tmp_path, "mine"))
+    batcher, _ = load(ServerOptions(str(tmp_path)))
     batcher.drain(10)
     assert batcher.rank_rule == RULE
