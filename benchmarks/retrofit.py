@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from offramp import Classifier, ExitModel, NoSafeThreshold, export, retrofit
-from offramp.retrofits.comparison import compare_speed
+from offramp.measuring.comparison import compare_speed
 from offramp.retrofits.original import Original, load_original
 
 LABELS = ("negative", "positive")
@@ -50,7 +50,7 @@ def main() -> None:
         original.folder, others, options.out / "fast", options.guarantee, data="SST-2 phrases", log=print
     )
     contenders: dict[str, Any] = {"transformers": original.loaded.logits}
-    precision = done.results["precision"]
+    precision = done.results.precision
     for name in ("fp32", "int8"):
         contenders[f"ONNX {name}, full depth"] = predictor(
             options.out / "fast" / "work" / f"plain-{name}", "never"
@@ -71,7 +71,7 @@ def main() -> None:
             tuned = retrofit(
                 original.folder, others, out, options.guarantee, tune=True, data="SST-2 phrases", log=print
             )
-            contenders[f"offramp --tune, {tuned.results['precision']}"] = predictor(tuned.folder, None)
+            contenders[f"offramp --tune, {tuned.results.precision}"] = predictor(tuned.folder, None)
         except NoSafeThreshold as refusal:
             print(f"--tune: {refusal}")
 
@@ -87,10 +87,10 @@ def main() -> None:
                 "accuracy": 100 * float(np.mean(predicted == np.array(dev["label"]))),
                 "changed": 100 * float(np.mean(predicted != reference)),
                 "mean_layer": layer,
-                "one_text": speeds[name].one_text,
-                "in_batches": speeds[name].in_batches,
-                "times_one_text": speeds["transformers"].one_text / speeds[name].one_text,
-                "times_in_batches": speeds["transformers"].in_batches / speeds[name].in_batches,
+                "one_text": speeds[name].single,
+                "in_batches": speeds[name].batch,
+                "times_one_text": speeds[name].times_faster_than(speeds["transformers"]).single,
+                "times_in_batches": speeds[name].times_faster_than(speeds["transformers"]).batch,
             }
         )
     every_layer = {
@@ -98,7 +98,7 @@ def main() -> None:
         for name in ("fp32", "int8")
     }
     about = {"date": str(date.today()), "processor": processor(), "threads": options.threads}
-    record = {**about, "retrofit": done.results, "tuned": tuned and tuned.results, "dev": results}
+    record = {**about, "retrofit": done.to_json(), "tuned": tuned and tuned.to_json(), "dev": results}
     record["every_layer"] = every_layer
     (options.out / "retrofit.json").write_text(json.dumps(record, indent=1))
     plot(results, options.out / "retrofit.svg")

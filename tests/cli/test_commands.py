@@ -434,12 +434,13 @@ def test_bench_times_full_depth_and_the_policy_on_the_same_texts(trained: Path, 
     asked = ["bench", trained / "films", "--data", trained / "dev.csv", "--policy", "layer:1", "--repeats", 2]
     values = ask(*asked, "--limit", 10)
     full, early = values["runs"]
-    assert (values["examples"], full["policy"], early["policy"]) == (10, "never", "layer:1")
+    assert (values["examples"], full["name"], early["name"]) == (10, "full depth", "layer:1")
     assert (full["mean_layer"], early["mean_layer"]) == (4, 1)
     by_layer = json.loads((trained / "films/model/scores.json").read_text())["acc"]
-    whole = ask(*asked, "--one-by-one")
+    whole = ask(*asked)
     assert [each["scores"]["acc"] for each in whole["runs"]] == [by_layer[4], by_layer[1]]
-    assert "full depth" in run(*asked).stdout
+    assert full["times_faster"] == {"single": 1, "batch": 1}
+    assert "ms, one text" in run(*asked).stdout
 
 
 def test_an_older_checkpoint_becomes_a_model_that_predicts(

@@ -8,7 +8,7 @@ from typing import Any
 import demo
 import pytest
 
-from offramp import Certificate, Classifier
+from offramp import Classifier
 
 QUICK = demo.Settings(train=100, epochs=1, learning_rate=5e-3, guarantee=0.3)
 
@@ -33,15 +33,15 @@ def inputs(
 @pytest.fixture(scope="module")
 def done(inputs: dict[str, Path]) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("offramp.retrofits.comparison.REPEATS", 1)
+        patch.setattr("offramp.measuring.comparison.REPEATS", 1)
         return demo.run(**inputs, settings=QUICK)
 
 
 def test_the_demo_compares_plain_transformers_onnx_int8_and_offramp(done: Any) -> None:
-    names = [row["name"] for row in done.results["comparison"]]
+    names = [row.name for row in done.results.comparison]
     assert names == ["transformers", "fp32, full depth", "int8, full depth", "offramp"]
-    assert all(0 <= row["scores"]["acc"] <= 1 for row in done.results["comparison"])
-    certificate = Certificate.from_json(done.results["certificate"])
+    assert all(0 <= row.scores["acc"] <= 1 for row in done.results.comparison)
+    certificate = done.results.certificate
     assert certificate.reference == "my-classifier"
     assert certificate.summary in str(done)
     assert Classifier.from_pretrained(done.folder).predict("a very good film").label in (
@@ -54,7 +54,7 @@ def test_texts_of_the_retrofit_were_not_used_for_fine_tuning(inputs: dict[str, P
     labelled, others = demo.split(inputs["sentences"], QUICK)
     assert len(labelled) == 100
     assert len(others) == 300
-    assert sum(done.results["texts"].values()) == 300
+    assert sum(done.results.examples.values()) == 300
     assert (labelled, others) == demo.split(inputs["sentences"], QUICK)
 
 

@@ -35,7 +35,7 @@ def pairs() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("offramp.retrofits.comparison.REPEATS", 1)
+        patch.setattr("offramp.measuring.comparison.REPEATS", 1)
         yield
 
 
@@ -64,7 +64,7 @@ def test_a_reranker_gets_exits_and_a_certificate_about_its_own_top_k(
     assert proof.observed_risk <= 0.3
     assert len(reranker.rank("good film", ["a", "b", "c", "d"])) == 2
     assert reranker.classifier.runtime.model.heads.poolings == [*["pair"] * 4, "first"]
-    assert done.results["comparison"][1]["overlap"] == 0, "full depth is the original"
+    assert done.results.comparison[1].losses["overlap"] == 0, "full depth is the original"
     assert "times faster than mine" in str(done)
     card = (done.folder / "README.md").read_text()
     assert "\n# out\n" in card

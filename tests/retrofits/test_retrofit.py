@@ -15,10 +15,9 @@ from transformers import PreTrainedModel
 import offramp.training.run
 from offramp import Classifier, ExitModel, Guarantee, OfframpError, retrofit
 from offramp.errors import NoSafeThreshold, OutputExists
-from offramp.policy import Policy
-from offramp.retrofits import comparison, steps
+from offramp.measuring import comparison
+from offramp.retrofits import steps
 from offramp.retrofits.text_split import check_enough, split_texts
-from offramp.trace import Trace
 
 TEXTS = 600
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film"]
@@ -49,7 +48,7 @@ def quick_timing() -> Iterator[None]:
     """Timing is not tested here, so it need not be exact."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "REPEATS", 1)
-        patch.setattr(comparison, "SINGLE_TEXTS", 3)
+        patch.setattr(comparison, "SINGLES", 3)
         yield
 
 
@@ -73,18 +72,18 @@ def plain_predictions(folder: Path, texts: list[Any]) -> list[str]:
     return [classify(text)[0]["label"] for text in texts]
 
 
-def last(done: Any) -> Any:
-    """The row of the retrofitted model."""
-    return done.results["comparison"][-1]
+def changed_predictions(done: Any) -> int:
+    """Test texts on which the retrofitted model differs from the original."""
+    return round(done.results.retrofitted.losses["disagreement"] * done.results.examples["test"])
 
 
 def test_changed_predictions_are_counted_against_transformers_own(original: Path, done: Any) -> None:
     test = split_texts(make_texts(), None, seed=0).test.texts
     found = [each.label for each in Classifier.from_pretrained(done.folder).predict(test)]
     expected = plain_predictions(original, test)
-    assert last(done)["changed"] == sum(a != b for a, b in zip(found, expected, strict=True))
-    assert last(done)["changed"] / len(test) <= 0.1
-    assert last(done)["mean_layer"] < 4
+    assert changed_predictions(done) == sum(a != b for a, b in zip(found, expected, strict=True))
+    assert changed_predictions(done) / len(test) <= 0.1
+    assert done.results.retrofitted.mean_layer < 4
 
 
 def test_the_certificate_names_the_model_that_it_protects(original: Path, done: Any) -> None:
@@ -110,9 +109,9 @@ def test_full_depth_of_an_untouched_backbone_is_bit_equal_to_the_original(
     model = ExitModel.from_pretrained(done.folder)
     with torch.no_grad():
         assert torch.equal(plain(**padded).logits, model(**padded).logits)
-    assert done.results["full_depth_bit_equal"] is True
-    full = done.results["comparison"][1]
-    assert (full["name"], full["changed"], full["mean_layer"]) == ("fp32, full depth", 0, 4)
+    assert done.results.full_depth_bit_equal is True
+    full = done.results.comparison[1]
+    assert (full.name, full.losses, full.mean_layer) == ("fp32, full depth", {"disagreement": 0}, 4)
 
 
 def test_a_finished_retrofit_is_returned_as_it_is(
@@ -135,8 +134,9 @@ def test_an_interrupted_retrofit_resumes_with_the_same_result(
     assert not (tmp_path / "out" / "model").exists()
     monkeypatch.setattr(offramp.training.run.Training, "train_heads", interrupt)  # they are trained already
     resumed = retrofit(original, make_texts(), tmp_path / "out", 0.1, runtime="torch", data="logs.csv")
-    same = ["policy", "changed_interval", "exits", "certificate"]
-    assert [resumed.results[name] for name in same] == [done.results[name] for name in same]
+    for name in ("policy", "exits", "certificate"):
+        assert getattr(resumed.results, name) == getattr(done.results, name)
+    assert resumed.results.retrofitted.losses == done.results.retrofitted.losses
 
 
 def interrupt(*_: Any, **__: Any) -> None:
@@ -164,22 +164,22 @@ def test_auto_keeps_one_of_two_precisions_and_says_why(
     # two layers, because each is exported twice
     original = save_classifier(layers=2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
     found = retrofit(original, make_texts(), tmp_path / "out", 0.15, rule="entropy")
-    assert found.results["precision"] in ("fp32", "int8")
-    assert found.results["kept_because"]
-    assert found.results["certificate"]["rules_tried"] == 2  # one rule in two precisions
+    assert found.results.precision in ("fp32", "int8")
+    assert found.results.kept_because
+    assert found.results.certificate.rules_tried == 2  # one rule in two precisions
     test = split_texts(make_texts(), None, seed=0).test.texts
     labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(test)]
     changed = sum(a != b for a, b in zip(labels, plain_predictions(original, test), strict=True))
-    assert changed == last(found)["changed"]
+    assert changed == changed_predictions(found)
 
 
 def test_tuning_keeps_the_original_as_reference_and_for_the_audit(original: Path, tmp_path: Path) -> None:
     found = retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch", tune=True, epochs=1)
-    assert found.results["full_depth_bit_equal"] is None
+    assert found.results.full_depth_bit_equal is None
     test = split_texts(make_texts(), None, seed=0).test.texts
     labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(test)]
     changed = sum(a != b for a, b in zip(labels, plain_predictions(original, test), strict=True))
-    assert changed == last(found)["changed"]
+    assert changed == changed_predictions(found)
     reference = Classifier.from_pretrained(found.folder / "reference")
     assert [each.label for each in reference.predict(test)] == plain_predictions(original, test)
 
@@ -193,7 +193,7 @@ def test_pairs_are_retrofitted_as_pairs(original: Path, tmp_path: Path) -> None:
     names = ["no", "yes"]
     found_labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(part)]
     changed = sum(a != names[int(b)] for a, b in zip(found_labels, expected, strict=True))
-    assert changed == last(found)["changed"]
+    assert changed == changed_predictions(found)
 
 
 def plain_logits(folder: Path, pair: Any) -> torch.Tensor:
@@ -212,8 +212,8 @@ def test_regression_needs_a_tolerance_and_keeps_to_it(
         retrofit(folder, make_texts(), tmp_path / "out", 0.1, runtime="torch")
     target = Guarantee(0.3, tolerance=5.0)
     found = retrofit(folder, make_texts(), tmp_path / "out", target, runtime="torch", rule="layer")
-    assert found.results["certificate"]["tolerance"] == 5.0
-    assert last(found)["mean_layer"] < 4
+    assert found.results.certificate.tolerance == 5.0
+    assert found.results.retrofitted.mean_layer < 4
 
 
 def test_multi_label_models_count_a_text_as_changed_if_any_label_changes(
@@ -229,7 +229,7 @@ def test_multi_label_models_count_a_text_as_changed_if_any_label_changes(
         truth = [plain_logits(folder, (text,))[0] > 0 for text in test]
     expected = [tuple(name for name, on in zip("xyz", row, strict=True) if on) for row in truth]
     changed = sum(set(a) != set(b) for a, b in zip(labels, expected, strict=True))
-    assert changed == last(found)["changed"]
+    assert changed == changed_predictions(found)
 
 
 def test_labels_only_add_scores(original: Path, done: Any, tmp_path: Path) -> None:
@@ -237,11 +237,11 @@ def test_labels_only_add_scores(original: Path, done: Any, tmp_path: Path) -> No
     found = retrofit(
         original, make_texts(), tmp_path / "out", 0.1, labels=labels, runtime="torch", data="logs.csv"
     )
-    scores = [row["scores"] for row in found.results["comparison"]]
+    scores = [row.scores for row in found.results.comparison]
     expected = plain_predictions(original, split_texts(make_texts(), labels, seed=0).test.texts)
     truth = ["yes" if label else "no" for label in split_texts(make_texts(), labels, seed=0).test.labels]
     right = np.mean([a == b for a, b in zip(expected, truth, strict=True)])
-    assert found.results["policy"] == done.results["policy"]
+    assert found.results.policy == done.results.policy
     assert scores[0]["acc"] == pytest.approx(right)
     assert scores[1] == scores[0]
 
@@ -295,11 +295,11 @@ def test_after_a_refusal_another_guarantee_continues_in_the_same_folder(
     lines: list[str] = []
     found = retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch", log=lines.append)
     assert "running every exit on the calibration texts in fp32" not in lines
-    assert found.results["certificate"]["epsilon"] == 0.2
-    assert found.results["certificate"]["delta"] == pytest.approx(0.1)  # of two attempts
+    assert found.results.certificate.epsilon == 0.2
+    assert found.results.certificate.delta == pytest.approx(0.1)  # of two attempts
     fresh = retrofit(original, make_texts(), tmp_path / "fresh", 0.2, runtime="torch")
-    assert fresh.results["certificate"]["delta"] == pytest.approx(0.05)
-    assert fresh.results["policy"] == found.results["policy"]
+    assert fresh.results.certificate.delta == pytest.approx(0.05)
+    assert fresh.results.policy == found.results.policy
     shutil.rmtree(tmp_path / "out" / "work")
     assert retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch") == found
     with pytest.raises(OfframpError, match="guarantee differ"):
@@ -381,23 +381,6 @@ def test_an_untouched_model_needs_no_copy_of_the_original(done: Any) -> None:
     assert not (done.folder / "reference").exists()
 
 
-def test_changed_predictions_are_those_that_the_policy_returns() -> None:
-    draw = np.random.default_rng(0)
-    trace = Trace(
-        draw.normal(size=(300, 3, 2)).astype(np.float32),
-        (1, 2, 3),
-        None,
-        np.ones(300, int),
-        np.arange(300),
-        reference=draw.normal(size=(300, 2)).astype(np.float32),
-        reference_name="mine",
-    )
-    policy, speed = Policy.parse("ensemble:0.7"), comparison.Speed(1.0, 1.0)  # returns a mean of exits
-    returned = policy.decide(trace.logits, layers=trace.layers).logits.argmax(-1)
-    found = comparison.measure_contender("exits", trace, policy, None, speed, speed)
-    assert found.changed == (returned != trace.reference.argmax(-1)).sum()  # type: ignore[union-attr]
-
-
 def test_a_second_retrofit_into_the_folder_of_a_running_one_is_refused(
     original: Path, tmp_path: Path
 ) -> None:
@@ -411,7 +394,7 @@ def test_a_second_retrofit_into_the_folder_of_a_running_one_is_refused(
     lines: list[str] = []
     first = retrofit(original, texts, out, 0.2, runtime="torch", rule="entropy", log=start_another)
     assert lines
-    assert first.results["certificate"]["epsilon"] == 0.2
+    assert first.results.certificate.epsilon == 0.2
     assert json.loads((out / "settings.json").read_text())["guarantee"]["epsilon"] == 0.2
 
 

@@ -1,15 +1,17 @@
 """offramp bench: time full depth and a policy on this machine."""
 
+import platform
 from dataclasses import asdict
 from datetime import date
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions, texts_of
 from offramp.cli.options import RuntimeOptions
-from offramp.cli.timing import machine, time_policies, timing_table
+from offramp.cli.progress import in_terminal
 from offramp.errors import BadOption
 from offramp.wording import count
 
@@ -24,20 +26,23 @@ def bench(
     ] = None,
     repeats: Annotated[int, Option(min=1, help="Timed runs of each; the median is reported.")] = 5,
     limit: Annotated[int, Option(min=1, help="Use at most this many texts.")] = 1000,
-    one_by_one: Annotated[
-        bool, Option("--one-by-one", help="Predict one text per call, like single requests.")
-    ] = False,
 ) -> Result:
     """Time full depth and a policy on this machine.
 
-    Both run alternately on the same texts. If the texts have labels, both are scored too.
+    They take turns on the same texts, one text per call (up to 100 texts) and all of them at once. If the texts
+    have labels, both are scored too.
 
     \b
     Examples:
         offramp bench runs/mrpc --task mrpc --data glue
-        offramp bench runs/mine --data dev.csv --policy entropy:0.3 --one-by-one
+        offramp bench runs/mine --data dev.csv --policy entropy:0.3
     """
     from offramp.folder import ModelInfo, find_model
+    from offramp.inference.classifier import NEVER
+    from offramp.inference.collect import collect
+    from offramp.measuring.comparison import compare_speed, measure_contender
+    from offramp.reports.results import comparison_table
+    from offramp.reports.table import short
 
     folder = find_model(model)
     info = ModelInfo.read(folder)
@@ -52,16 +57,41 @@ def bench(
                 f"--policy {policy} is full depth, which is timed in any case; name another policy."
             )
         raise BadOption(f"{model} has no stored policy; use --policy, or store one with `offramp calibrate`.")
-    labels = rows["label"] if "label" in rows.column_names else None
-    timings = time_policies(classifier, texts, classifier.policy, repeats, labels, task.metrics, one_by_one)
+    policies = {"full depth": NEVER, short(classifier.policy): classifier.policy}
+    trace = collect(classifier, rows, metrics=task.metrics, progress=in_terminal())
+    speeds = compare_speed(
+        {name: partial(classifier.predict, policy=each) for name, each in policies.items()},
+        texts,
+        repeats=repeats,
+        progress=in_terminal(),
+    )
+    contenders = [
+        measure_contender(name, trace, each, speeds[name], speeds["full depth"])
+        for name, each in policies.items()
+    ]
     values = {
         "examples": len(texts),
         "layers": info.exits[-1],
         "repeats": repeats,
-        "one_by_one": one_by_one,
+        "policy": str(classifier.policy),
         "date": str(date.today()),
         **machine(),
-        "runs": [asdict(timing) for timing in timings],
+        "runs": [asdict(contender) for contender in contenders],
     }
     heading = f"{count(len(texts), 'text')}, median of {count(repeats, 'run')}"
-    return Result(values, f"{heading}\n\n{timing_table(timings)}")
+    return Result(values, f"{heading}\n\n{comparison_table(contenders)}")
+
+
+def machine() -> dict[str, Any]:
+    """The machine and versions that a timing belongs to."""
+    import torch
+    import transformers
+
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }

@@ -130,7 +130,7 @@ def retrofit(
         with training_progress() as callbacks:
             done = run(model, found, out, target, **options, callbacks=callbacks)
     after = (NEXT_RANK if rank else NEXT).format(out=out)
-    return Result({"model": str(done.folder), **done.results}, f"{done}\n\n{after}")
+    return Result(done.to_json(), f"{done}\n\n{after}")
 
 
 NEXT = """Report: {out}/report/report.html

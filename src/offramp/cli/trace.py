@@ -11,7 +11,6 @@ from offramp.cli.command import Result, log
 from offramp.cli.data import ColumnOptions, DataOptions
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
 from offramp.cli.progress import in_terminal
-from offramp.files import read_json
 from offramp.wording import count
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def collect_trace(
     from offramp.folder import ModelInfo
     from offramp.folder.folder import REFERENCE
     from offramp.inference.collect import collect
-    from offramp.reports.card import RETROFIT
+    from offramp.reports.results import RetrofitResults
 
     task = data.load_task(ModelInfo.read(folder), columns)
     rows = task.load(data.split_name)[data.split_name]
@@ -86,7 +85,7 @@ def collect_trace(
     classifier = runtime.load(folder, "never", batch_tokens=batch_tokens)
     found = collect(classifier, rows, metrics=task.metrics, data=name, progress=in_terminal())
     if (folder / REFERENCE).is_dir():
-        original = read_json(folder / RETROFIT)["original"]
+        original = RetrofitResults.load(folder).original
         log(f"running {original}, whose predictions are to be kept")
         same_length = replace(runtime, max_length=classifier.tokenizer.max_length)
         reference = same_length.load(folder / REFERENCE, "never", batch_tokens=batch_tokens)

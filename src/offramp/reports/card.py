@@ -8,10 +8,11 @@ from offramp.files import SCORES, SUFFIX, read_json, write_files
 from offramp.folder.folder import ModelInfo, is_path
 from offramp.policy import Certificate, Policy
 from offramp.policy.ranking import RankRule
+from offramp.reports.results import RETROFIT, RetrofitResults
 from offramp.reports.table import layer_rows, percent, short, threshold_text
 from offramp.wording import count
 
-CARD, CURVE, RETROFIT = "README.md", "curve.json", "retrofit.json"
+CARD, CURVE = "README.md", "curve.json"
 
 
 def write_card(folder: Path) -> None:
@@ -31,7 +32,7 @@ def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
     )
     scores = read_optional(folder / SCORES)
     parts = [f"# {title(folder.resolve())}", summary(info)]
-    parts += [retrofit_section(found)] if (found := read_optional(folder / RETROFIT)) else []
+    parts += [retrofit_section(RetrofitResults.load(folder))] if (folder / RETROFIT).is_file() else []
     parts += [exits_section(scores)] if len(scores) > 1 else []
     parts += [policy_section(info.policy)] if info.policy else []
     parts += [rank_section(info.rank_rule)] if info.rank_rule else []
@@ -65,12 +66,10 @@ def summary(info: ModelInfo) -> str:
     return f"{what}\n\n" + table(["", ""], [[key, value] for key, value in rows.items()])
 
 
-def retrofit_section(results: Mapping[str, Any]) -> str:
-    lines = "\n".join(f"- {line}" for line in results["verdict"])
-    rule = results["rank_rule"] if "rank_rule" in results else short(results["policy"])
-    return (
-        f"## Compared with {results['original']}\n\nMeasured on {results['date']}, with `{rule}`.\n\n{lines}"
-    )
+def retrofit_section(results: RetrofitResults) -> str:
+    lines = "\n".join(f"- {line}" for line in results.verdict())
+    how = f"Measured on {results.date}, with `{short(results.policy)}`."
+    return f"## Compared with {results.original}\n\n{how}\n\n{lines}"
 
 
 def exits_section(scores: Mapping[str, Any]) -> str:

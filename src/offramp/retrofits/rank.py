@@ -5,9 +5,10 @@ of each query, and time is measured for whole queries.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import date
+from functools import partial
 from math import ceil
 from os import PathLike
 from pathlib import Path
@@ -17,17 +18,16 @@ import numpy as np
 from transformers import TrainerCallback
 
 from offramp.errors import BadData, BadOption
-from offramp.files import atomic_folder, read_json, write_files
+from offramp.files import atomic_folder, write_files
 from offramp.guarantees.bounds import examples_to_bet_on
 from offramp.inference.reranker import Reranker
 from offramp.inference.texts import check_texts
+from offramp.measuring.comparison import Contender
 from offramp.models.exit_model import hash_weights
-from offramp.policy import Certificate
 from offramp.policy.ranking import RankRule, check_reranker
 from offramp.problems import problem_type_of
-from offramp.reports.card import RETROFIT
+from offramp.reports.results import RetrofitResults, full_depth_name
 from offramp.reports.stored_policy import store_rank_rule
-from offramp.reports.table import format_table
 from offramp.reranking.calibrate import (
     FIT_SHARE,
     QuerySet,
@@ -36,38 +36,27 @@ from offramp.reranking.calibrate import (
     ranking_losses,
     reference_ranks,
 )
-from offramp.retrofits.comparison import Speed, compare_speed
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
 from offramp.retrofits.run import Retrofit, check_seed, choose_runtime, precisions_to_try
-from offramp.retrofits.steps import EXITS, ORIGINAL, Log, Steps, Variant
+from offramp.retrofits.steps import (
+    CHOICE_SECONDS,
+    EXITS,
+    ORIGINAL,
+    TEST_SECONDS,
+    Log,
+    Steps,
+    Variant,
+    exit_shares,
+    faster_one,
+    only_one,
+)
 from offramp.retrofits.text_split import CALIBRATION, TextSet, hash_texts, split_queries
-from offramp.wording import count
 
 TIMED_QUERIES = 10
 
 Query = tuple[str, list[str]]
 """With its documents."""
-
-
-@dataclass(frozen=True)
-class RankRetrofit(Retrofit):
-    """A finished retrofit of a reranker."""
-
-    def __str__(self) -> str:
-        header = ["", "missed %", "nDCG lost %", "mean layer", "ms per query", "speedup"]
-        body = [
-            [
-                row["name"],
-                f"{100 * row['overlap']:.1f}",
-                f"{100 * row['ndcg']:.1f}",
-                f"{row['mean_layer']:.2f}",
-                f"{row['milliseconds']:.1f}",
-                f"{row['times_faster']:.1f}",
-            ]
-            for row in self.results["comparison"]
-        ]
-        return f"{format_table([header, *body])}\n\n" + "\n".join(self.results["verdict"])
 
 
 def retrofit_reranker(
@@ -86,7 +75,7 @@ def retrofit_reranker(
     progress: bool = False,
     log: Log = lambda line: None,
     callbacks: Sequence[TrainerCallback] = (),
-) -> RankRetrofit:
+) -> Retrofit:
     """Makes a cross-encoder faster, and proves how much of the top k of a query may change.
 
     Called again with the same arguments, it resumes where it was interrupted.
@@ -124,8 +113,7 @@ def retrofit_reranker(
     }
     with open_output(home, settings) as attempts:
         target = replace(target, delta=attempts * target.delta)
-        finished = home / "model" / RETROFIT
-        if not finished.exists():
+        if not (home / "model").exists():
             if attempts > 1:
                 log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
             split = split_queries(texts, seed)
@@ -135,18 +123,17 @@ def retrofit_reranker(
             choices = len(variants) * attempts
             with remembering_refusal(home):
                 safe = steps.safe(variants, lambda each: rule_for(steps, each, target, choices))
-            variant, rule = choose(safe, by_query(split.calibration), log)
-            results = measure(steps, variant, rule, target)
-            results |= {"runtime": runtime, "tuned": tune, "seed": seed}
+            variant, rule, reason = choose(steps, safe, len(variants))
+            results = measure(steps, variant, rule, target, runtime, tune, reason)
             for number, rung in enumerate(rungs, 1):
                 looser = rule_for(steps, variant, replace(rung, delta=target.delta), choices)
                 write_files({home / f"rung-{number}.json": json.dumps(looser.to_json(), indent=1)})
             with atomic_folder(home / "model") as draft:
                 steps.write_model(draft, variant, results)
                 store_rank_rule(draft, rule)
-        results = read_json(finished)
-        check_same_guarantee(home, Certificate.from_json(results["certificate"]), asdict(target))
-    return RankRetrofit(home / "model", results)
+        results = RetrofitResults.load(home / "model")
+        check_same_guarantee(home, results.certificate, asdict(target))
+    return Retrofit(home / "model", results)
 
 
 def looser_targets(target: RankGuarantee, ladder: Sequence[float]) -> list[RankGuarantee]:
@@ -184,34 +171,46 @@ def rule_for(steps: Steps, variant: Variant, target: RankGuarantee, choices: int
 
 
 def choose(
-    calibrated: list[tuple[Variant, RankRule]], queries: list[Query], log: Log
-) -> tuple[Variant, RankRule]:
-    """The faster one on calibration queries."""
+    steps: Steps, calibrated: Sequence[tuple[Variant, RankRule]], tried: int
+) -> tuple[Variant, RankRule, str]:
+    """The faster one on calibration queries, and the reason in words."""
     if len(calibrated) == 1:
-        return calibrated[0]
-    log("timing " + " and ".join(variant.precision for variant, _ in calibrated))
+        return *calibrated[0], only_one(tried)
+    steps.log("timing " + " and ".join(variant.precision for variant, _ in calibrated))
     contenders = {variant.precision: ranker(variant, rule) for variant, rule in calibrated}
-    speeds = compare_speed(contenders, queries[:TIMED_QUERIES])
-    return min(calibrated, key=lambda each: speeds[each[0].precision].cost)
+    speeds = steps.compare_speed(
+        contenders, by_query(steps.split.calibration)[:TIMED_QUERIES], CHOICE_SECONDS
+    )
+    variant, rule = min(calibrated, key=lambda each: speeds[each[0].precision].cost)
+    return variant, rule, faster_one(variant.precision, speeds, "query")
 
 
-def measure(steps: Steps, variant: Variant, rule: RankRule, target: RankGuarantee) -> dict[str, Any]:
+def measure(
+    steps: Steps,
+    variant: Variant,
+    rule: RankRule,
+    target: RankGuarantee,
+    runtime: str,
+    tuned: bool,
+    kept_because: str,
+) -> RetrofitResults:
     """The original, full depth and the rule, on queries that nothing was chosen on."""
     part, original = steps.split.test, steps.original
     trace = steps.trace(variant.folder, variant.precision, "test")
     queries = QuerySet.group(trace, [text[0] for text in part.texts])
     full, never = reference_ranks(queries, rule.top_k), RankRule.full_depth(len(trace.layers), rule.top_k)
     steps.log("timing the original and the retrofitted model")
-    rules = {f"{variant.precision}, full depth": never, EXITS: rule}
-    speeds = compare_speed(
+    rules = {ORIGINAL: None, full_depth_name(variant.precision): never, EXITS: rule}
+    speeds = steps.compare_speed(
         {
-            ORIGINAL: lambda some: original_scores(original, some),
-            **{name: ranker(variant, each) for name, each in rules.items()},
+            name: partial(original_scores, original) if under is None else ranker(variant, under)
+            for name, under in rules.items()
         },
         by_query(part)[:TIMED_QUERIES],
+        TEST_SECONDS,
     )
 
-    def row(name: str, under: RankRule | None) -> dict[str, Any]:
+    def contender(name: str, under: RankRule | None) -> Contender:
         losses = dict.fromkeys(("overlap", "ndcg"), 0.0)
         layer = float(trace.layers[-1])
         if under is not None:
@@ -220,30 +219,31 @@ def measure(steps: Steps, variant: Variant, rule: RankRule, target: RankGuarante
                 losses[risk] = float(ranking_losses(queries, under, full, measured, exact_top=False).mean())
             exits = queries.ranking(under).decide(trace.logits).exits
             layer = float(np.asarray(trace.layers)[exits].mean())
-        speed: Speed = speeds[name]
-        times = speeds[ORIGINAL].one_text / speed.one_text
-        return {
-            "name": name,
-            **losses,
-            "mean_layer": layer,
-            "milliseconds": speed.one_text,
-            "times_faster": times,
-        }
+        return Contender(
+            name, losses, {}, layer, speeds[name], speeds[name].times_faster_than(speeds[ORIGINAL])
+        )
 
-    rows = [row(ORIGINAL, None), *(row(name, each) for name, each in rules.items())]
     assert rule.certificate is not None
-    return {
-        "date": str(date.today()),
-        "original": original.name,
-        "data": steps.data,
-        "queries": {name: len(by_query(getattr(steps.split, name))) for name in steps.split.sizes()},
-        "precision": variant.precision,
-        "rank_rule": str(rule),
-        "certificate": rule.certificate.to_json(),
-        "layers": list(trace.layers),
-        "comparison": rows,
-        "verdict": verdict(rows[-1], original.name, rule, len(queries), trace.layers[-1]),
-    }
+    return RetrofitResults(
+        date=str(date.today()),
+        original=original.name,
+        data=steps.data,
+        unit="query",
+        examples={name: len(by_query(getattr(steps.split, name))) for name in steps.split.sizes()},
+        runtime=runtime,
+        precision=variant.precision,
+        kept_because=kept_because,
+        tuned=tuned,
+        seed=steps.seed,
+        policy=str(rule),
+        certificate=rule.certificate,
+        static_cut=None,
+        layers=tuple(trace.layers),
+        exits=exit_shares(queries.ranking(rule).decide(trace.logits).exits, trace),
+        comparison=tuple(contender(name, under) for name, under in rules.items()),
+        full_depth_bit_equal=None,
+        megabytes=steps.megabytes(variant, runtime, tuned),
+    )
 
 
 def ranker(variant: Variant, rule: RankRule) -> Any:
@@ -252,13 +252,3 @@ def ranker(variant: Variant, rule: RankRule) -> Any:
 
 def original_scores(original: Original, queries: Sequence[Query]) -> object:
     return original.logits([(query, document) for query, documents in queries for document in documents])
-
-
-def verdict(row: Mapping[str, Any], original: str, rule: RankRule, queries: int, layers: int) -> list[str]:
-    assert rule.certificate is not None
-    return [
-        f"{row['times_faster']:.1f} times faster than {original} in transformers, one query at a time",
-        f"on {count(queries, 'test query')}, {100 * row['overlap']:.1f} % of the top {rule.top_k} was missed",
-        f"certificate: {rule.certificate.summary}",
-        f"{row['mean_layer']:.2f} of {layers} layers on average",
-    ]

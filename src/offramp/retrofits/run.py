@@ -20,7 +20,6 @@ import numpy as np
 from transformers import TrainerCallback
 
 from offramp.errors import BadOption, MissingExtra, install_hint
-from offramp.files import read_json
 from offramp.inference.collect import read_labels
 from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
@@ -29,15 +28,13 @@ from offramp.measuring.curve import parse_rule
 from offramp.measuring.guarantee import class_bounds
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
-from offramp.policy import Certificate
 from offramp.policy.decide import check_rule
 from offramp.problems import Array, problem_of
-from offramp.reports.card import RETROFIT
+from offramp.reports.results import RetrofitResults
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
 from offramp.retrofits.steps import Log, Steps
 from offramp.retrofits.text_split import check_enough, hash_texts, split_texts
-from offramp.retrofits.verdict import comparison_table
 from offramp.wording import count
 
 RUNTIMES, PRECISIONS = ("onnx", "torch"), ("auto", "fp32", "int8")
@@ -48,12 +45,18 @@ class Retrofit:
     """A finished retrofit."""
 
     folder: Path
-    """Of the faster model, for `Classifier.from_pretrained`."""
-    results: Mapping[str, Any]
-    """What was measured, as in retrofit.json."""
+    """The folder of the faster model, for `Classifier.from_pretrained`."""
+    results: RetrofitResults
 
     def __str__(self) -> str:
-        return f"{comparison_table(self.results)}\n\n" + "\n".join(self.results["verdict"])
+        return f"{self.results.table()}\n\n" + "\n".join(self.results.verdict())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": str(self.folder),
+            **self.results.to_json(),
+            "verdict": self.results.verdict(),
+        }
 
 
 def retrofit(
@@ -121,8 +124,7 @@ def retrofit(
     }
     with open_output(home, settings) as attempts:
         target = replace(target, delta=attempts * target.delta)
-        finished = home / "model" / RETROFIT
-        if not finished.exists():
+        if not (home / "model").exists():
             if attempts > 1:
                 log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
             split = split_texts(texts, known, seed)
@@ -136,11 +138,10 @@ def retrofit(
             with remembering_refusal(home):
                 calibrated = steps.calibrate(variants, target, None if rule is None else rules, attempts)
             chosen, reason = steps.choose(calibrated, len(variants))
-            results = steps.test(precisions, runtime, target, chosen, exits, untouched=not tune)
-            results |= {"kept_because": reason, "runtime": runtime, "tuned": tune, "seed": seed}
+            results = steps.test(precisions, runtime, target, chosen, exits, tune, reason)
             steps.finish(home, chosen, results)
-        results = read_json(finished)
-        check_same_guarantee(home, Certificate.from_json(results["certificate"]), asdict(target))
+        results = RetrofitResults.load(home / "model")
+        check_same_guarantee(home, results.certificate, asdict(target))
     return Retrofit(home / "model", results)
 
 

@@ -4,7 +4,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,18 +25,17 @@ from offramp.inference.classifier import NEVER
 from offramp.inference.collect import collect
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import Calibration, find_policy
+from offramp.measuring.comparison import BATCH, Predict, Speed, compare_speed, measure_contender
 from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel
 from offramp.models.heads import HeadConfig
 from offramp.policy import Policy
 from offramp.problems import DEFAULT_METRICS, REGRESSION, Array
 from offramp.reports import report
-from offramp.reports.card import RETROFIT
+from offramp.reports.results import RETROFIT, Megabytes, RetrofitResults, full_depth_name
 from offramp.reports.stored_policy import store_policy
-from offramp.retrofits.comparison import compare_speed, interval, measure_contender
 from offramp.retrofits.original import Original, is_bit_equal
 from offramp.retrofits.text_split import TextSet, TextSplit
-from offramp.retrofits.verdict import verdict
 from offramp.trace import Trace
 from offramp.training import default_arguments, train
 from offramp.training.recipes import frozen, mixed
@@ -44,6 +43,8 @@ from offramp.training.recipes import frozen, mixed
 ORIGINAL, EXITS = "transformers", "offramp"
 SAME_BITS = 256
 """Texts on which full depth is compared with the original bit by bit."""
+CHOICE_SECONDS, TEST_SECONDS = 10, 20
+"""The most time that is spent on timing, for the choice of a precision and for the comparison."""
 
 Log = Callable[[str], None]
 Result = TypeVar("Result")
@@ -62,11 +63,11 @@ class Variant:
 @dataclass(frozen=True)
 class Calibrated:
     variant: Variant
-    found: Calibration
+    calibration: Calibration
 
     @property
     def policy(self) -> Policy:
-        return self.found.policy
+        return self.calibration.policy
 
 
 @dataclass(frozen=True)
@@ -198,21 +199,21 @@ class Steps:
 
     def choose(self, calibrated: Sequence[Calibrated], tried: int) -> tuple[Calibrated, str]:
         """The faster one on calibration texts, and the reason in words."""
-        best = calibrated[0]
         if len(calibrated) == 1:
-            return best, f"the only precision {'tried' if tried == 1 else 'with a safe policy'}"
+            return calibrated[0], only_one(tried)
         self.log("timing " + " and ".join(each.variant.precision for each in calibrated))
-        speeds = compare_speed(
+        speeds = self.compare_speed(
             {each.variant.precision: predictor(each.variant.folder, each.policy) for each in calibrated},
             self.split.calibration.texts,
+            CHOICE_SECONDS,
         )
-        best, other = sorted(calibrated, key=lambda each: speeds[each.variant.precision].cost)
-        winner, loser = speeds[best.variant.precision], speeds[other.variant.precision]
-        return best, (
-            f"{best.variant.precision} is {loser.one_text / winner.one_text:.2f} times as fast as "
-            f"{other.variant.precision} for one text and {loser.in_batches / winner.in_batches:.2f} times in "
-            "batches, under the same guarantee"
-        )
+        best = min(calibrated, key=lambda each: speeds[each.variant.precision].cost)
+        return best, faster_one(best.variant.precision, speeds)
+
+    def compare_speed(
+        self, contenders: Mapping[str, Predict], examples: Sequence[Any], seconds: float
+    ) -> dict[str, Speed]:
+        return compare_speed(contenders, examples[:BATCH], seconds=seconds, progress=self.progress)
 
     def test(
         self,
@@ -221,74 +222,86 @@ class Steps:
         target: Guarantee,
         chosen: Calibrated,
         exits: Path,
-        untouched: bool,
-    ) -> dict[str, Any]:
+        tuned: bool,
+        kept_because: str,
+    ) -> RetrofitResults:
         """The original, its exports without exits and the chosen policy, on texts that nothing was chosen on."""
-        trace, policy = self.trace(chosen.variant.folder, chosen.variant.precision, "test"), chosen.policy
-        plain = {each: self.plain(chosen.variant.folder, runtime, each) for each in precisions}
+        variant, policy = chosen.variant, chosen.policy
+        trace = self.trace(variant.folder, variant.precision, "test")
+        plain = {precision: self.plain(variant.folder, runtime, precision) for precision in precisions}
         same_bits = None
-        if untouched and chosen.variant.precision == "fp32":
+        if not tuned and variant.precision == "fp32":
             same_bits = is_bit_equal(self.original, load_model(exits)[0], self.split.test.texts[:SAME_BITS])
-        contenders: dict[str, tuple[Any, Trace, Policy | None]] = {
+        contenders: dict[str, tuple[Predict, Trace, Policy | None]] = {
             ORIGINAL: (self.original.logits, trace, None),
             **{
-                f"{each}, full depth": (
+                full_depth_name(precision): (
                     predictor(folder, NEVER),
                     self.trace(folder, folder.name, "test"),
                     NEVER,
                 )
-                for each, folder in plain.items()
+                for precision, folder in plain.items()
             },
-            EXITS: (predictor(chosen.variant.folder, policy), trace, policy),
+            EXITS: (predictor(variant.folder, policy), trace, policy),
         }
         self.log("timing the original and the retrofitted model")
-        speeds = compare_speed({name: each[0] for name, each in contenders.items()}, self.split.test.texts)
+        predictors = {name: predict for name, (predict, _, _) in contenders.items()}
+        speeds = self.compare_speed(predictors, self.split.test.texts, TEST_SECONDS)
         rows = [
-            measure_contender(name, of, under, target.tolerance, speeds[name], speeds[ORIGINAL])
-            for name, (_, of, under) in contenders.items()
+            measure_contender(name, at, under, speeds[name], speeds[ORIGINAL], target.tolerance)
+            for name, (_, at, under) in contenders.items()
         ]
-        decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
-        certificate, cut = policy.certificate, chosen.found.static_cut
-        reference = self.reference_model(chosen.variant, runtime, tuned=not untouched)
-        return {
-            "date": str(date.today()),
-            "original": self.original.name,
-            "data": self.data,
-            "texts": self.split.sizes(),
-            "precision": chosen.variant.precision,
-            "policy": str(policy),
-            "static_cut": cut and cut.policy.threshold,
-            "certificate": None if certificate is None else certificate.to_json(),
-            "layers": list(trace.layers),
-            "exits": (np.bincount(decision.exits, minlength=len(trace.layers)) / len(trace)).tolist(),
-            "comparison": [asdict(row) for row in rows],
-            "changed_interval": interval(rows[-1].changed, len(trace)),
-            "full_depth_bit_equal": same_bits,
-            "megabytes": {
-                "offramp": megabytes(chosen.variant.folder),
-                "reference": 0 if reference is None else megabytes(reference),
-                "original": original_megabytes(self.original),
-            },
-        }
+        decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem)
+        assert policy.certificate is not None
+        cut = chosen.calibration.static_cut
+        cut_layer: Any = cut and cut.policy.threshold
+        return RetrofitResults(
+            date=str(date.today()),
+            original=self.original.name,
+            data=self.data,
+            unit="text",
+            examples=self.split.sizes(),
+            runtime=runtime,
+            precision=variant.precision,
+            kept_because=kept_because,
+            tuned=tuned,
+            seed=self.seed,
+            policy=str(policy),
+            certificate=policy.certificate,
+            static_cut=cut_layer,
+            layers=tuple(trace.layers),
+            exits=exit_shares(decision.exits, trace),
+            comparison=tuple(rows),
+            full_depth_bit_equal=same_bits,
+            megabytes=self.megabytes(variant, runtime, tuned),
+        )
 
-    def finish(self, home: Path, chosen: Calibrated, results: Mapping[str, Any]) -> None:
+    def megabytes(self, variant: Variant, runtime: str, tuned: bool) -> Megabytes:
+        reference = self.reference_model(variant, runtime, tuned)
+        weights = sum(p.numel() * p.element_size() for p in self.original.model.parameters())
+        return Megabytes(
+            model=megabytes(variant.folder),
+            reference=0 if reference is None else megabytes(reference),
+            original=round(weights / 1e6, 1),
+        )
+
+    def finish(self, home: Path, chosen: Calibrated, results: RetrofitResults) -> None:
         """Writes the report, then the model folder, which is complete once it exists."""
         trace = self.trace(chosen.variant.folder, chosen.variant.precision, "test")
         if trace.problem_type == REGRESSION and trace.labels is None:
             # the curves then show the correlation with the original
             trace = replace(trace, labels=trace.reference_predictions())
-        lines = verdict(results)
-        report({"test texts": trace}, lead="\n".join(lines)).save(home / "report")
+        report({"test texts": trace}, lead="\n".join(results.verdict())).save(home / "report")
         with atomic_folder(home / "model") as draft:
-            self.write_model(draft, chosen.variant, {**results, "verdict": lines})
-            store_policy(draft, chosen.policy, chosen.found.trace)
+            self.write_model(draft, chosen.variant, results)
+            store_policy(draft, chosen.policy, chosen.calibration.trace)
 
-    def write_model(self, folder: Path, variant: Variant, results: Mapping[str, Any]) -> None:
+    def write_model(self, folder: Path, variant: Variant, results: RetrofitResults) -> None:
         """The chosen variant with the results, and the original where full depth is not the same."""
         shutil.copytree(variant.folder, folder, dirs_exist_ok=True)
-        if reference := self.reference_model(variant, results["runtime"], results["tuned"]):
+        if reference := self.reference_model(variant, results.runtime, results.tuned):
             shutil.copytree(reference, folder / REFERENCE)
-        write_files({folder / RETROFIT: json.dumps(results, indent=1)})
+        write_files({folder / RETROFIT: json.dumps(results.to_json(), indent=1)})
 
     def reference_model(self, variant: Variant, runtime: str, tuned: bool) -> Path | None:
         """The folder of the original for the server's audit, where full depth is not the same."""
@@ -322,9 +335,23 @@ def unlabelled_task(part: TextSet, model: ExitModel) -> Task:
     return Task("texts", labels, DEFAULT_METRICS[problem_type], {"train": source}, problem_type)
 
 
-def predictor(folder: Path, policy: Policy) -> Any:
+def predictor(folder: Path, policy: Policy) -> Predict:
     return Classifier.from_pretrained(folder, policy).predict
 
 
-def original_megabytes(original: Original) -> float:
-    return round(sum(p.numel() * p.element_size() for p in original.model.parameters()) / 1e6, 1)
+def only_one(tried: int) -> str:
+    return f"the only precision {'tried' if tried == 1 else 'with a safe policy'}"
+
+
+def faster_one(precision: str, speeds: Mapping[str, Speed], unit: str = "text") -> str:
+    (other,) = speeds.keys() - {precision}
+    times = speeds[precision].times_faster_than(speeds[other])
+    return (
+        f"{precision} is {times.single:.2f} times as fast as {other} for one {unit} and {times.batch:.2f} times in "
+        "batches, under the same guarantee"
+    )
+
+
+def exit_shares(exits: Array, trace: Trace) -> tuple[float, ...]:
+    """The share of texts that take each exit."""
+    return tuple((np.bincount(exits, minlength=len(trace.layers)) / len(exits)).tolist())

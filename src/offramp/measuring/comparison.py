@@ -1,0 +1,149 @@
+"""Several ways to predict the same examples, side by side: their speed, scores and changed predictions."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from offramp.data.metrics import score_logits
+from offramp.policy import Policy
+from offramp.trace import Trace
+
+SINGLES, BATCH = 100, 500
+"""The number of examples that are timed one at a time, and all at once."""
+REPEATS = 5
+PROBES = 3
+"""The number of examples that tell how many fit into the time."""
+
+Predict = Callable[[Sequence[Any]], object]
+"""A function of texts, of pairs, or of queries with their documents."""
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Median milliseconds per example, or how many times faster than another."""
+
+    single: float
+    """One example at a time."""
+    batch: float
+    """All examples at once."""
+
+    @property
+    def cost(self) -> float:
+        """Single examples and batches count the same."""
+        return self.single * self.batch
+
+    def times_faster_than(self, other: "Speed") -> "Speed":
+        return Speed(other.single / self.single, other.batch / self.batch)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to predict, measured."""
+
+    name: str
+    losses: Mapping[str, float]
+    """Mean loss by risk, such as the share of predictions that differ from the reference: "disagreement"."""
+    scores: Mapping[str, float]
+    """By metric, if there are labels."""
+    mean_layer: float
+    milliseconds: Speed
+    times_faster: Speed
+    """Than the first contender."""
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Contender":
+        speeds = {name: Speed(**record[name]) for name in ("milliseconds", "times_faster")}
+        return cls(**{**record, **speeds})
+
+
+def measure_contender(
+    name: str,
+    trace: Trace,
+    policy: Policy | None,
+    speed: Speed,
+    baseline: Speed,
+    tolerance: float | None = None,
+) -> Contender:
+    """A policy on a trace; without a policy, the reference itself."""
+    logits, mean_layer = trace.reference, float(trace.layers[-1])
+    if policy is not None:
+        decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem)
+        logits, mean_layer = decision.logits, float(np.asarray(trace.layers)[decision.exits].mean())
+    assert logits is not None, "a policy or a reference"
+    losses = {"disagreement": float(np.mean(~trace.agrees(logits, tolerance)))}
+    scores = score_logits(trace.metrics, trace.labels, logits, trace.problem)
+    return Contender(name, losses, scores, mean_layer, speed, speed.times_faster_than(baseline))
+
+
+def compare_speed(
+    contenders: Mapping[str, Predict],
+    examples: Sequence[Any],
+    *,
+    repeats: int | None = None,
+    seconds: float = math.inf,
+    progress: bool = False,
+) -> dict[str, Speed]:
+    """Times the contenders in turns.
+
+    If that would take longer than `seconds`, fewer examples are timed, and fewer times.
+    """
+    end, repeats = time.perf_counter() + seconds, repeats or REPEATS
+    share = min(1, seconds / ((repeats + 1) * estimate(contenders, examples)))
+    singles = examples[: max(1, int(share * min(SINGLES, len(examples))))]
+    batch = examples[: max(1, int(share * len(examples)))]
+    runs: dict[tuple[str, bool], Callable[[], object]] = {}
+    for name, predict in contenders.items():
+        runs[name, True] = partial(one_by_one, predict, singles)
+        runs[name, False] = partial(predict, batch)
+    for warm_up in runs.values():
+        warm_up()
+    times = time_in_turns(runs, repeats, end - time.perf_counter(), progress)
+    return {
+        name: Speed(1000 * times[name, True] / len(singles), 1000 * times[name, False] / len(batch))
+        for name in contenders
+    }
+
+
+def estimate(contenders: Mapping[str, Predict], examples: Sequence[Any]) -> float:
+    """Seconds that one round of all contenders takes, at most: a batch is not slower than its examples alone."""
+    probes = examples[:PROBES]
+    for predict in contenders.values():
+        predict(probes[:1])  # the first call may load and allocate
+    begin = time.perf_counter()
+    for predict in contenders.values():
+        one_by_one(predict, probes)
+    number = min(SINGLES, len(examples)) + len(examples)
+    return (time.perf_counter() - begin) / len(probes) * number
+
+
+def one_by_one(predict: Predict, examples: Sequence[Any]) -> None:
+    for example in examples:
+        predict([example])
+
+
+def time_in_turns(
+    runs: Mapping[Name, Callable[[], object]], repeats: int, seconds: float = math.inf, progress: bool = False
+) -> dict[Name, float]:
+    """Median seconds of each run. They take turns, so that other load on the machine affects all of them.
+
+    Once the time is up, no further round begins.
+    """
+    from tqdm.auto import tqdm
+
+    times: dict[Name, list[float]] = {name: [] for name in runs}
+    end = time.perf_counter() + seconds
+    for _ in tqdm(range(repeats), "timing", leave=False, disable=not progress):
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - begin)
+        if time.perf_counter() >= end:
+            break
+    return {name: statistics.median(values) for name, values in times.items()}
