@@ -41,7 +41,6 @@ from offramp import ExitModel, Task, Trace, collect, sweep, train
 from offramp.cli.key_values import parse_recipe
 from offramp.data.metrics import compute
 from offramp.policy import Policy
-from offramp.problems import REGRESSION, decode
 from offramp.rules.agreement import Agreement
 from offramp.training import default_arguments
 
@@ -134,7 +133,7 @@ def trained(options: argparse.Namespace, name: str, recipe: str, seed: int) -> P
     layers = len_layers(options.encoder)
     exits = range(0 if method.name in OURS else 1, layers + 1)
     model = ExitModel.from_encoder(
-        options.encoder, num_labels=len(task.labels or [0]), problem_type=task.problem_type, exits=list(exits)
+        options.encoder, num_labels=len(task.labels or [0]), problem_type=task.problem, exits=list(exits)
     )
     if start_from:
         copy_weights(ExitModel.from_pretrained(start_from / "model"), model)
@@ -229,9 +228,7 @@ def measure(folder: Path, final: Path, options: argparse.Namespace) -> dict[str,
 
 
 def exit_scores(trace: Trace) -> list[float]:
-    return [
-        score(trace, decode(trace.logits[:, exit], trace.problem_type)) for exit in range(len(trace.layers))
-    ]
+    return [score(trace, trace.problem.decode(trace.logits[:, exit])) for exit in range(len(trace.layers))]
 
 
 def score(trace: Trace, predictions: Any) -> float:
@@ -240,7 +237,7 @@ def score(trace: Trace, predictions: Any) -> float:
 
 
 def rule(trace: Trace) -> str:
-    return f"agreement:0,tolerance={TOLERANCE}" if trace.problem_type == REGRESSION else "agreement"
+    return f"agreement:0,tolerance={TOLERANCE}" if not trace.problem.has_classes else "agreement"
 
 
 def curve(trace: Trace) -> list[tuple[float, float]]:
@@ -259,7 +256,7 @@ def thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def majority(trace: Trace) -> float:
-    if trace.problem_type == REGRESSION:
+    if not trace.problem.has_classes:
         return 0.0
     labels = np.asarray(trace.labels)
     return score(trace, np.full(len(labels), np.bincount(labels).argmax()))
@@ -283,7 +280,7 @@ def operating_point(traces: dict[str, Trace], target: str) -> dict[str, Any]:
 
 def applied(calibration: Trace, test: Trace, target: str) -> dict[str, float]:
     """A third fits the rule, the rest chooses the threshold, other examples are measured."""
-    tolerance = TOLERANCE if calibration.problem_type == REGRESSION else None
+    tolerance = None if calibration.problem.has_classes else TOLERANCE
     fitted = Agreement.fit(calibration[::3], tolerance)
     rest = calibration[np.arange(len(calibration)) % 3 > 0]
     best = None
@@ -298,7 +295,7 @@ def applied(calibration: Trace, test: Trace, target: str) -> dict[str, float]:
 
 def measured(policy: Policy, trace: Trace, tolerance: float | None) -> dict[str, float]:
     decision = policy.decide(trace.logits, layers=trace.layers, problem_type=trace.problem_type)
-    reached = score(trace, decode(decision.logits, trace.problem_type))
+    reached = score(trace, trace.problem.decode(decision.logits))
     return {
         "mean_layer": float(np.asarray(trace.layers)[decision.exits].mean()),
         "score": reached,
@@ -348,7 +345,7 @@ def last_minus_final(trace: Trace, final: Path) -> list[float]:
     if not final.exists():
         return []
     labels, metric = np.asarray(trace.labels), trace.metrics[0]
-    mine, theirs = (decode(each.logits[:, -1], each.problem_type) for each in (trace, Trace.load(final)))
+    mine, theirs = (each.problem.decode(each.logits[:, -1]) for each in (trace, Trace.load(final)))
     draws = np.random.default_rng(0).integers(0, len(labels), (DRAWS, len(labels)))
     found = [
         compute([metric], labels[rows], mine[rows])[metric]

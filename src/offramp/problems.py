@@ -6,13 +6,16 @@ attribute here: another kind of problem is another subclass.
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
 from offramp.errors import UnknownName
 from offramp.numerics import Array as Array
 from offramp.numerics import softmax
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Problem(str):
@@ -69,6 +72,21 @@ class Problem(str):
         """Whether a value of a data set is a label of such a model."""
         raise NotImplementedError
 
+    def loss(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
+        """The mean loss of each exit: (examples, exits, outputs) -> (exits,)."""
+        raise NotImplementedError
+
+    def divergence(self, student: "Tensor", teacher: "Tensor", temperature: float) -> "Tensor":
+        """The divergence of each exit from its teacher: (examples, exits, outputs) twice -> (exits,).
+
+        The mean over examples and outputs, as in RomeBERT: KL divided by the number of classes.
+        """
+        raise NotImplementedError
+
+    def correctness(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
+        """How correct each exit is, from 0 to 1: (examples, exits, outputs) -> (examples, exits)."""
+        raise NotImplementedError
+
 
 class SingleLabel(Problem):
     """One of several classes; a prediction is its index."""
@@ -93,6 +111,22 @@ class SingleLabel(Problem):
 
     def is_label(self, label: Any, outputs: int) -> bool:
         return isinstance(label, int) and 0 <= label < outputs
+
+    def loss(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
+        from torch.nn.functional import cross_entropy
+
+        by_exit = labels.view(-1, 1).expand(-1, logits.shape[1])  # (examples, exits)
+        return cross_entropy(logits.transpose(1, 2), by_exit, reduction="none").mean(dim=0)
+
+    def divergence(self, student: "Tensor", teacher: "Tensor", temperature: float) -> "Tensor":
+        from torch.nn.functional import kl_div
+
+        student, teacher = (student / temperature).log_softmax(-1), (teacher / temperature).log_softmax(-1)
+        values = kl_div(student, teacher, reduction="none", log_target=True)
+        return temperature**2 * values.mean(dim=(0, 2))
+
+    def correctness(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
+        return (logits.argmax(-1) == labels.view(-1, 1)).to(logits.dtype)
 
 
 class MultiLabel(Problem):
@@ -141,6 +175,25 @@ class MultiLabel(Problem):
     def is_label(self, label: Any, outputs: int) -> bool:
         return isinstance(label, list) and len(label) == outputs and all(value in (0, 1) for value in label)
 
+    def loss(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        by_exit = labels.view(len(labels), 1, -1).expand_as(logits).to(logits.dtype)
+        return binary_cross_entropy_with_logits(logits, by_exit, reduction="none").mean(dim=(0, 2))
+
+    def divergence(self, student: "Tensor", teacher: "Tensor", temperature: float) -> "Tensor":
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        student, teacher = student / temperature, teacher / temperature
+        probabilities = teacher.sigmoid()
+        cross = binary_cross_entropy_with_logits(student, probabilities, reduction="none")
+        values = cross - binary_cross_entropy_with_logits(teacher, probabilities, reduction="none")
+        return temperature**2 * values.mean(dim=(0, 2))
+
+    def correctness(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
+        target = labels.view(len(labels), 1, -1)
+        return ((logits > 0) == (target > 0.5)).to(logits.dtype).mean(-1)
+
 
 class Regression(Problem):
     """A number."""
@@ -168,6 +221,21 @@ class Regression(Problem):
 
     def is_label(self, label: Any, outputs: int) -> bool:
         return isinstance(label, int | float) and isfinite(label)
+
+    def loss(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
+        from torch.nn.functional import mse_loss
+
+        by_exit = labels.view(len(labels), 1, -1).expand_as(logits).to(logits.dtype)
+        return mse_loss(logits, by_exit, reduction="none").mean(dim=(0, 2))
+
+    def divergence(self, student: "Tensor", teacher: "Tensor", temperature: float) -> "Tensor":
+        """The squared distance, at any temperature."""
+        from torch.nn.functional import mse_loss
+
+        return mse_loss(student, teacher, reduction="none").mean(dim=(0, 2))
+
+    def correctness(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
+        return 1 - (logits - labels.view(len(labels), 1, -1)).abs().mean(-1).tanh()
 
 
 SINGLE_LABEL: Final = SingleLabel("single_label_classification")

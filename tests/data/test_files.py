@@ -43,7 +43,7 @@ def test_every_format_gives_the_same_examples(ending: str, tmp_path: Path) -> No
     assert data["text"] == [row["text"] for row in ROWS]
     assert data["label"] == [0, 1, 0]
     assert (task.labels, task.headline) == (("bad", "good"), "acc")
-    assert task.problem_type == "single_label_classification"
+    assert task.problem == "single_label_classification"
 
 
 def test_a_header_of_csv_may_have_a_very_long_cell(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_nan_and_infinity_are_missing_labels(nothing: float | None, ending: str,
 def test_a_missing_score_does_not_turn_regression_into_classification(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,score\nt,0.5\nt,\nt,3\n")
     task = Task.from_files(train=tmp_path / "a.csv")
-    assert task.problem_type == "regression"
+    assert task.problem == "regression"
     with pytest.raises(BadData, match="line 3: no label"):
         task.load()
 
@@ -226,7 +226,7 @@ def test_f1_is_for_binary_classification(tmp_path: Path) -> None:
 def test_numbers_with_fractions_are_regression(ending: str, tmp_path: Path) -> None:
     rows = [{"text": "t", "score": score} for score in (0.5, 3.0)]
     task = Task.from_files(train=write(tmp_path, ending, rows))
-    assert (task.problem_type, task.labels, task.headline) == ("regression", None, "pearson")
+    assert (task.problem, task.labels, task.headline) == ("regression", None, "pearson")
     assert task.load()["train"]["label"] == [0.5, 3.0]
 
 
@@ -246,7 +246,7 @@ def test_a_word_among_fractions_is_an_error_unless_they_are_declared_class_names
 def test_lists_make_a_multi_label_task(ending: str, tmp_path: Path) -> None:
     rows = [{"text": "t", "labels": labels} for labels in (["b", "a"], [], ["c"])]
     task = Task.from_files(train=write(tmp_path, ending, rows))
-    assert (task.problem_type, task.labels, task.headline) == (
+    assert (task.problem, task.labels, task.headline) == (
         "multi_label_classification",
         ("a", "b", "c"),
         "micro_f1",
@@ -303,7 +303,9 @@ def test_a_missing_file_and_no_files_are_errors(tmp_path: Path) -> None:
 
 
 def test_an_unknown_problem_type_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match=r"problem_type='ranking', expected one of single_label_classification"):
+    with pytest.raises(
+        UnknownName, match=r"problem_type='ranking' is not one of single_label_classification"
+    ):
         Task.from_files(train=write(tmp_path, ".csv", ROWS), problem_type="ranking")
 
 
@@ -337,5 +339,5 @@ def test_labels_that_are_joined_are_not_taken_for_a_class(tmp_path: Path) -> Non
     with pytest.raises(BadData, match=r"'HUM\|LOC' consists of other labels; pass separator='\|'"):
         Task.from_files(train=file)
     several = Task.from_files(train=file, separator="|")
-    assert (several.labels, several.problem_type) == (("HUM", "LOC"), "multi_label_classification")
+    assert (several.labels, several.problem) == (("HUM", "LOC"), "multi_label_classification")
     assert Task.from_files(train=file, labels=["HUM", "LOC", "HUM|LOC"]).labels == ("HUM", "LOC", "HUM|LOC")

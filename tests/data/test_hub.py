@@ -101,7 +101,7 @@ def test_lists_of_labels_on_the_hub_keep_their_names(hub: Served) -> None:
     data = datasets.Dataset.from_dict({"text": ["oh", "ah"], "labels": [[2, 0], []]})
     hub["someone/moods", None, "train"] = data.cast_column("labels", names)
     task = Task.from_hub("someone/moods")
-    assert (task.problem_type, task.labels) == ("multi_label_classification", ("joy", "anger", "fear"))
+    assert (task.problem, task.labels) == ("multi_label_classification", ("joy", "anger", "fear"))
     assert task.load()["train"]["label"] == [[1, 0, 1], [0, 0, 0]]
 
 

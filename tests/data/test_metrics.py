@@ -3,8 +3,9 @@ import warnings
 import numpy as np
 import pytest
 
-from offramp.data.metrics import METRICS, SUITABLE, check_metrics, compute
+from offramp.data.metrics import METRICS, check_metrics, compute
 from offramp.errors import UnknownName
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 
 CLASS_METRICS = ["mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"]
 CORRELATIONS = ["pearson", "spearmanr", "corr"]
@@ -59,16 +60,16 @@ def test_perfect_predictions_score_one_in_every_metric() -> None:
 @pytest.mark.parametrize(
     ("metric", "problem"),
     [
-        ("acc", "regression"),
-        ("mcc", "multi_label_classification"),
-        ("pearson", "multi_label_classification"),
-        ("corr", "single_label_classification"),
+        ("acc", REGRESSION),
+        ("mcc", MULTI_LABEL),
+        ("pearson", MULTI_LABEL),
+        ("corr", SINGLE_LABEL),
     ],
 )
 def test_a_metric_for_another_problem_type_is_an_error_with_the_suitable_ones(
-    metric: str, problem: str
+    metric: str, problem: Problem
 ) -> None:
-    message = f"{metric} is not a metric for {problem}; choose from {SUITABLE[problem][0]}"
+    message = f"{metric} is not a metric for {problem}; choose from {problem.metrics[0]}"
     with pytest.raises(UnknownName, match=message):
         check_metrics([metric], problem, 2)
 

@@ -23,7 +23,7 @@ from transformers import (
 from offramp import ExitConfig, ExitModel, HeadConfig
 from offramp.errors import BadConfig, BadOption, CannotLoad, OfframpError
 from offramp.models.backbones import BACKBONES
-from offramp.models.exit_model import task_loss
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 
 Make = Callable[..., PreTrainedModel]
 Inputs = dict[str, Tensor]
@@ -378,17 +378,17 @@ def test_truncation_needs_an_exit_at_that_layer(tiny_encoder: Make) -> None:
 @pytest.mark.parametrize(
     ("problem", "labels", "expected"),
     [
-        ("single_label_classification", torch.tensor([1, 0]), torch.nn.CrossEntropyLoss()),
-        ("multi_label_classification", torch.tensor([[1, 0], [1, 1]]), torch.nn.BCEWithLogitsLoss()),
-        ("regression", torch.tensor([[1.0, 0.5], [2.0, -1.0]]), torch.nn.MSELoss()),
+        (SINGLE_LABEL, torch.tensor([1, 0]), torch.nn.CrossEntropyLoss()),
+        (MULTI_LABEL, torch.tensor([[1, 0], [1, 1]]), torch.nn.BCEWithLogitsLoss()),
+        (REGRESSION, torch.tensor([[1.0, 0.5], [2.0, -1.0]]), torch.nn.MSELoss()),
     ],
 )
-def test_the_loss_of_each_exit_equals_torchs(problem: str, labels: Tensor, expected: Any) -> None:
+def test_the_loss_of_each_exit_equals_torchs(problem: Problem, labels: Tensor, expected: Any) -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 3, 2)
-    target = labels if problem == "single_label_classification" else labels.float()
+    target = labels if problem == SINGLE_LABEL else labels.float()
     by_exit = torch.stack([expected(logits[:, exit], target) for exit in range(3)])
-    torch.testing.assert_close(task_loss(logits, labels, problem), by_exit)
+    torch.testing.assert_close(problem.loss(logits, labels), by_exit)
 
 
 def test_one_label_means_regression(tiny_encoder: Make, padded: Inputs) -> None:

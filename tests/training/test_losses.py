@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from offramp.errors import Incompatible
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from offramp.training import losses
 from offramp.training.losses import Loss
 
 FOUR = [[0.5, -0.5], [1.0, -1.0], [0.0, 0.5], [2.0, -1.0]]  # one example, the logits of each exit
 TWO_ROWS = [[[0.5, -0.5], [0.0, 0.3]], [[1.0, -1.0], [0.2, 0.9]], [[2.0, -1.0], [-0.5, 1.5]]]  # exit, row
 THREE_CLASSES = [[0.2, 0.1, 0.0], [1.0, 0.0, -1.0], [2.0, 0.5, -1.0]]
-REGRESSION = {"problem_type": "regression"}
 
 
 def batch(per_exit: list[Any]) -> Tensor:
@@ -35,7 +35,7 @@ SELF = losses.self_distillation
     [
         case("dee-loss-01", losses.final, FOUR, 0, 0.04858735),
         case("dee-loss-02", losses.inner, FOUR, 0, 1.41426668),
-        case("dee-loss-05", losses.inner, [[1.0], [2.0], [2.5]], 2.0, 1.0, **REGRESSION),
+        case("dee-loss-05", losses.inner, [[1.0], [2.0], [2.5]], 2.0, 1.0, problem=REGRESSION),
         case("pabee-loss-01", losses.index_weighted, FOUR, 0, 0.36836981),
         case("pabee-loss-03", losses.index_weighted, TWO_ROWS, [0, 1], 0.20453259),
         case("elbert-loss-01", losses.total, FOUR, 0, 1.46285403),
@@ -140,20 +140,20 @@ def test_alternating_is_the_last_exit_then_all_exits() -> None:
 
 @pytest.mark.parametrize(
     ("problem", "outputs"),
-    [("single_label_classification", 3), ("multi_label_classification", 3), ("regression", 1)],
+    [(SINGLE_LABEL, 3), (MULTI_LABEL, 3), (REGRESSION, 1)],
 )
-def test_distillation_is_zero_for_equal_exits_and_positive_otherwise(problem: str, outputs: int) -> None:
+def test_distillation_is_zero_for_equal_exits_and_positive_otherwise(problem: Problem, outputs: int) -> None:
     torch.manual_seed(0)
     logits = torch.randn(4, 3, outputs)
     same = logits[:, -1:].expand(-1, 3, -1)
-    assert float(losses.distillation(same, problem_type=problem)[0]) == pytest.approx(0, abs=1e-6)
-    assert float(losses.distillation(logits, problem_type=problem)[0]) > 0.01
+    assert float(losses.distillation(same, problem=problem)[0]) == pytest.approx(0, abs=1e-6)
+    assert float(losses.distillation(logits, problem=problem)[0]) > 0.01
 
 
-@pytest.mark.parametrize("problem", ["regression", "multi_label_classification"])
-def test_self_distillation_in_groups_needs_classes(problem: str) -> None:
+@pytest.mark.parametrize("problem", [REGRESSION, MULTI_LABEL])
+def test_self_distillation_in_groups_needs_classes(problem: Problem) -> None:
     with pytest.raises(Incompatible, match="pabee"):
-        SELF(torch.zeros(2, 3, 1), torch.zeros(2), kind="group", problem_type=problem)
+        SELF(torch.zeros(2, 3, 1), torch.zeros(2), kind="group", problem=problem)
 
 
 def test_self_distillation_in_groups_needs_more_exits_than_its_span() -> None:
@@ -164,7 +164,7 @@ def test_self_distillation_in_groups_needs_more_exits_than_its_span() -> None:
 def test_bidirectional_distillation_for_regression() -> None:
     # exits predict 1, 2 and 3, the label is 2: last exit 1; distillation -0.9 (1 x 3 + 2 x 3); labels 0.1 (1 + 0)
     logits = batch([[1.0], [2.0], [3.0]])
-    terms = SELF(logits, torch.tensor([2.0]), kind="bidir", problem_type="regression")
+    terms = SELF(logits, torch.tensor([2.0]), kind="bidir", problem=REGRESSION)
     assert [float(term) for term in terms] == pytest.approx([1.0, -8.1, 0.1])
 
 
@@ -177,13 +177,13 @@ def test_kind_ta_ignores_the_momentum_teacher() -> None:
 @pytest.mark.parametrize(
     ("problem", "logits", "labels", "expected"),
     [
-        ("single_label_classification", [[[2.0, 1.0], [1.0, 2.0]]], [1], [[0.0, 1.0]]),
-        ("multi_label_classification", [[[2.0, -1.0], [1.0, 2.0]]], [[1.0, 0.0]], [[1.0, 0.5]]),
-        ("regression", [[[2.0], [2.5]]], [2.0], [[1.0, 1 - 0.46211716]]),
+        (SINGLE_LABEL, [[[2.0, 1.0], [1.0, 2.0]]], [1], [[0.0, 1.0]]),
+        (MULTI_LABEL, [[[2.0, -1.0], [1.0, 2.0]]], [[1.0, 0.0]], [[1.0, 0.5]]),
+        (REGRESSION, [[[2.0], [2.5]]], [2.0], [[1.0, 1 - 0.46211716]]),
     ],
 )
-def test_correctness_by_problem_type(problem: str, logits: Any, labels: Any, expected: Any) -> None:
-    found = losses.correctness(torch.tensor(logits), torch.tensor(labels), problem)
+def test_correctness_by_problem_type(problem: Problem, logits: Any, labels: Any, expected: Any) -> None:
+    found = problem.correctness(torch.tensor(logits), torch.tensor(labels))
     torch.testing.assert_close(found, torch.tensor(expected))
 
 

@@ -80,13 +80,12 @@ class DataOptions:
         """The task, with its labels in the order of the model's logits."""
         from offramp.data import Task
         from offramp.data.checks import has_default_names
-        from offramp.problems import REGRESSION
 
         if self.data is None or self.task or self.hub:
             return match_labels(find_task(self.task, self.data, self.hub, columns), model)
         columns.refuse(["problem"], f"the model is for {model.problem_type}")
         options = columns.options() | {"problem_type": model.problem_type}
-        if model.problem_type == REGRESSION:
+        if not model.problem_type.has_classes:
             columns.refuse(["labels"], "the model predicts numbers")
         elif not has_default_names(model.labels):
             columns.refuse(["labels"], f"the labels of the model are {', '.join(model.labels)}")
@@ -119,8 +118,8 @@ def find_task(name: str | None, folder: Path | None, hub: str | None, columns: C
 
 def match_labels(task: "Task", model: "ModelInfo") -> "Task":
     """The task with its labels in the model's order; labels that differ are an error."""
-    if task.problem_type != model.problem_type:
-        raise BadData(f"{task.name} is {task.problem_type}, but the model is for {model.problem_type}.")
+    if task.problem != model.problem_type:
+        raise BadData(f"{task.name} is {task.problem}, but the model is for {model.problem_type}.")
     return task.with_label_order(model.labels, model.backbone)
 
 

@@ -81,7 +81,6 @@ def predict(
         offramp predict runs/mrpc --submission glue --task mrpc --data glue --out submission
     """
     from offramp.folder import ModelInfo, find_model
-    from offramp.problems import MULTI_LABEL
 
     folder = find_model(model)
     source = None if texts == STDIN else Path(texts)
@@ -105,7 +104,7 @@ def predict(
     stream = read_stdin(input_format, text, text_pair) if given is None else given
     records = predict_records(classifier, stream, max_layer, None if given is None else len(given))
     if out is not None:
-        several = classifier.runtime.problem_type == MULTI_LABEL
+        several = classifier.runtime.problem_type.multi_label
         return write_records(
             (record for _, record in records), out, classifier.runtime.labels if several else ()
         )
@@ -157,7 +156,6 @@ def predict_submission(
     import numpy as np
 
     from offramp.data.submission import write_submission
-    from offramp.problems import decode
 
     rows = task.load("test")["test"]
     decision = classifier.decide(texts_of(rows), classifier.resolve_policy(classifier.policy, max_layer))
@@ -165,7 +163,7 @@ def predict_submission(
     files = write_submission(
         task,
         rows["idx"],
-        decode(decision.logits, task.problem_type).tolist(),
+        task.problem.decode(decision.logits).tolist(),
         out,
         layers=layers.tolist() if elue else None,
     )

@@ -163,22 +163,22 @@ def read_examples(
     from offramp.cli.train import load_config
     from offramp.data import Task
     from offramp.models.config import names_in_order
-    from offramp.problems import MULTI_LABEL, REGRESSION, problem_type_of
+    from offramp.problems import problem_of
 
     texts = [row.text for row in read_rows(file, text, text_pair)]
     if file.suffix.lower() == ".txt":
         return texts, None
     config = load_config(model)
-    problem = problem_type_of(config.num_labels, config.problem_type)
+    problem = problem_of(config.num_labels, config.problem_type)
     try:
         rows = Task.from_files(
             validation=file,
             text=text,
             text_pair=text_pair,
             label=label,
-            labels=None if problem == REGRESSION else names or names_in_order(config),
+            labels=names or names_in_order(config) if problem.has_classes else None,
             problem_type=problem,
-            separator="," if problem == MULTI_LABEL else None,
+            separator="," if problem.multi_label else None,
             unlabelled=["validation"],
             name=file.stem,
         ).load()["validation"]

@@ -101,7 +101,7 @@ def warn_about_swapped_labels(trace: "Trace") -> None:
 
     from offramp.problems import SINGLE_LABEL
 
-    if trace.labels is None or trace.problem_type != SINGLE_LABEL or not trace.label_names:
+    if trace.labels is None or trace.problem != SINGLE_LABEL or not trace.label_names:
         return
     classes = len(trace.label_names)
     counts = np.zeros((classes, classes))

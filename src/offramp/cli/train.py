@@ -290,10 +290,10 @@ def task_from_files(
 def labels_of(config: Any) -> dict[str, Any]:
     """Labels and problem type of a trained model, as arguments of `Task.from_files`."""
     from offramp.models.config import names_in_order
-    from offramp.problems import REGRESSION, problem_type_of
+    from offramp.problems import problem_of
 
-    problem = problem_type_of(config.num_labels, config.problem_type)
-    return {"problem_type": problem} | ({} if problem == REGRESSION else {"labels": names_in_order(config)})
+    problem = problem_of(config.num_labels, config.problem_type)
+    return {"problem_type": problem} | ({"labels": names_in_order(config)} if problem.has_classes else {})
 
 
 def load_or_add_exits(
@@ -322,7 +322,7 @@ def load_or_add_exits(
         num_labels=outputs,
         exits=parse_exits(exits),
         head=parse_key_values(head.split(",")) if head else None,
-        problem_type=task.problem_type,
+        problem_type=task.problem,
         labels=None if names and same_names else task.labels,
     )
     return model, tokenizer

@@ -51,7 +51,7 @@ def benchmark_task(
         labels=labels,
         metrics=metrics,
         splits=splits,
-        problem_type=SINGLE_LABEL if labels else REGRESSION,
+        problem=SINGLE_LABEL if labels else REGRESSION,
         layout=layout,
         aliases=(folder,),
         submission=folder.lower() if prefix else folder,

@@ -12,7 +12,7 @@ from typing import Any
 
 from offramp.data.files import RawTable
 from offramp.errors import BadData
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from offramp.wording import count
 
 
@@ -20,16 +20,16 @@ def check_rows(
     table: RawTable,
     texts: Sequence[str],
     labels: Sequence[str] | None,
-    problem_type: str,
+    problem: Problem,
     separator: str | None = None,
     bad_rows: str = "error",
 ) -> dict[str, list[Any]]:
     """The text columns, `label` if there are labels, and `idx`."""
     check_header(table, labels or ())
-    table = without_faults(table, find_incomplete(table, texts, problem_type), bad_rows)
+    table = without_faults(table, find_incomplete(table, texts, problem), bad_rows)
     columns = {role: table.cells[role] for role in texts}
     if "label" in table.cells:
-        columns["label"] = label_column(table, labels or (), problem_type, separator)
+        columns["label"] = label_column(table, labels or (), problem, separator)
     columns["idx"] = idx_column(table)
     return columns
 
@@ -43,7 +43,7 @@ def check_header(table: RawTable, labels: Sequence[str]) -> None:
         )
 
 
-def find_incomplete(table: RawTable, texts: Sequence[str], problem_type: str) -> dict[int, str]:
+def find_incomplete(table: RawTable, texts: Sequence[str], problem: Problem) -> dict[int, str]:
     """What rows lack, by line number."""
     found = {}
     for role in texts:
@@ -54,7 +54,7 @@ def find_incomplete(table: RawTable, texts: Sequence[str], problem_type: str) ->
                 raise BadData(f"{table.where(number)}: {text!r} as {role}, expected a string")
     if "label" in table.cells:
         for number, label in zip(table.numbers, table.cells["label"], strict=True):
-            empty_set = problem_type == MULTI_LABEL and isinstance(label, str)
+            empty_set = problem.multi_label and isinstance(label, str)
             if is_missing(label) and not empty_set:
                 found[number] = "no label"
     return found
@@ -82,14 +82,14 @@ def without_faults(table: RawTable, incomplete: Mapping[int, str], bad_rows: str
 
 
 def label_column(
-    table: RawTable, labels: Sequence[str], problem_type: str, separator: str | None = None
+    table: RawTable, labels: Sequence[str], problem: Problem, separator: str | None = None
 ) -> list[int] | list[float] | list[list[float]]:
     """Indices into the labels, numbers, or multi-hot rows."""
     cells = list(zip(table.numbers, table.cells["label"], strict=True))
     index = {label: position for position, label in enumerate(labels)}
-    if problem_type == REGRESSION:
+    if not problem.has_classes:
         return [_number(table, *cell) for cell in cells]
-    if problem_type == MULTI_LABEL:
+    if problem.multi_label:
         return [
             _multi_hot(table, number, label_set(table, number, cell, separator), index)
             for number, cell in cells
@@ -130,7 +130,7 @@ def idx_column(table: RawTable) -> list[int]:
     return [int(cell) for cell in cells]
 
 
-def infer_problem_type(table: RawTable, labels: Sequence[str] | None, separator: str | None) -> str:
+def infer_problem(table: RawTable, labels: Sequence[str] | None, separator: str | None) -> Problem:
     """Lists, or a separator, mean multi-label; numbers with fractions mean regression."""
     labelled = zip(table.numbers, table.cells["label"], strict=True) if "label" in table.cells else ()
     cells = {number: cell for number, cell in labelled if not is_missing(cell)}
@@ -148,20 +148,20 @@ def infer_problem_type(table: RawTable, labels: Sequence[str] | None, separator:
     return REGRESSION
 
 
-def infer_labels(table: RawTable, problem_type: str, separator: str | None) -> list[str]:
+def infer_labels(table: RawTable, problem: Problem, separator: str | None) -> list[str]:
     """The labels that occur, sorted: as numbers if all are numbers, or else as text."""
     if "label" not in table.cells:
         raise BadData(f"{table.source}: no labels to infer the names from; pass labels=...")
     found: set[str] = set()
     for number, cell in zip(table.numbers, table.cells["label"], strict=True):
-        if not is_missing(cell) and problem_type == MULTI_LABEL:
+        if not is_missing(cell) and problem.multi_label:
             found.update(label_set(table, number, cell, separator))
         elif not is_missing(cell):
             found.add(label_name(table, number, cell))
     if len(found) < 2:
         only = f"the only label is {found.pop()}" if found else "no labels"
         raise BadData(f"{table.source}: {only}, expected at least two")
-    if problem_type == SINGLE_LABEL:
+    if not problem.multi_label:
         check_not_joined(table, found)
     return sorted(found, key=float) if all(map(is_number, found)) else sorted(found)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offramp.errors import UnknownName
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, decode
+from offramp.problems import SINGLE_LABEL, Array, Problem
 from offramp.wording import did_you_mean
 
 Metric: TypeAlias = Callable[[Array, Array], float]
@@ -32,10 +32,10 @@ def compute(names: Sequence[str], labels: ArrayLike, predictions: ArrayLike) -> 
 
 
 def score_logits(
-    names: Sequence[str], labels: ArrayLike | None, logits: Array, problem_type: str
+    names: Sequence[str], labels: ArrayLike | None, logits: Array, problem: Problem
 ) -> dict[str, float]:
     """The named metrics of the predictions that logits stand for; empty without labels."""
-    return {} if labels is None else compute(names, labels, decode(logits, problem_type))
+    return {} if labels is None else compute(names, labels, problem.decode(logits))
 
 
 def check_known(names: Sequence[str]) -> None:
@@ -44,16 +44,16 @@ def check_known(names: Sequence[str]) -> None:
             raise UnknownName(f"no metric named {did_you_mean(name, METRICS)}")
 
 
-def check_metrics(names: Sequence[str], problem_type: str, classes: int) -> None:
+def check_metrics(names: Sequence[str], problem: Problem, classes: int) -> None:
     """Raise an error for a metric that is unknown, or that this problem type or number of classes does not have."""
     check_known(names)
-    unsuitable = [name for name in names if name not in SUITABLE[problem_type]]
+    unsuitable = [name for name in names if name not in problem.metrics]
     if unsuitable:
         raise UnknownName(
-            f"{unsuitable[0]} is not a metric for {problem_type}; choose from {', '.join(SUITABLE[problem_type])}"
+            f"{unsuitable[0]} is not a metric for {problem}; choose from {', '.join(problem.metrics)}"
         )
     binary = [name for name in names if name in ("f1", "acc_and_f1")]
-    if binary and (problem_type, classes) != (SINGLE_LABEL, 2):
+    if binary and (problem, classes) != (SINGLE_LABEL, 2):
         raise UnknownName(f"{binary[0]} is for binary classification; choose macro_f1 or micro_f1")
 
 
@@ -90,10 +90,3 @@ METRICS: Mapping[str, Metric] = {
     "macro_f1": sklearn_metric("f1_score", average="macro", zero_division=0.0),
     "micro_f1": sklearn_metric("f1_score", average="micro", zero_division=0.0),
 }
-
-SUITABLE: Mapping[str, tuple[str, ...]] = {
-    SINGLE_LABEL: ("mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"),
-    MULTI_LABEL: ("acc", "macro_f1", "micro_f1"),
-    REGRESSION: ("pearson", "spearmanr", "corr"),
-}
-"""The metrics of each problem type."""

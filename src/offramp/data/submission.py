@@ -11,7 +11,6 @@ from pathlib import Path
 from offramp.data.task import Task
 from offramp.errors import BadData
 from offramp.files import write_files
-from offramp.problems import REGRESSION
 
 SCORE_RANGE = (0.0, 5.0)
 """The scale of STS-B, the only regression task of GLUE and ELUE."""
@@ -43,7 +42,7 @@ def write_submission(
 
 
 def _format(task: Task, predictions: Iterable[float], labels: Sequence[str] | None) -> list[str]:
-    if task.problem_type == REGRESSION:
+    if not task.problem.has_classes:
         return [_format_score(float(score)) for score in predictions]
     if labels is None or set(labels) != set(task.labels or ()):
         raise BadData(f"the model's labels are {labels}, expected those of the task: {task.labels}")

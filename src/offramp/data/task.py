@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offramp.data.checks import check_rows, has_default_names, infer_labels, infer_problem_type
+from offramp.data.checks import check_rows, has_default_names, infer_labels, infer_problem
 from offramp.data.files import (
     DatasetTable,
     LineFile,
@@ -29,7 +29,7 @@ from offramp.data.files import (
 )
 from offramp.data.metrics import check_metrics
 from offramp.errors import BadData, UnknownName
-from offramp.problems import DEFAULT_METRICS, MULTI_LABEL, PROBLEM_TYPES, REGRESSION, SINGLE_LABEL
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, problem_named
 from offramp.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class Task:
     """Names of metrics; the first is the headline."""
     splits: Mapping[str, Source]
     """Where `load` reads each split."""
-    problem_type: str = SINGLE_LABEL
-    """transformers' name: single_label_classification, multi_label_classification or regression."""
+    problem: Problem = SINGLE_LABEL
     separator: str | None = None
     """What separates the labels of a multi-label example in a text cell."""
     bad_rows: str = "error"
@@ -79,7 +78,7 @@ class Task:
             raise BadData(f"{self.name}: two labels are named {twice[0]!r}; label names must differ")
         if self.separator == "":
             raise BadData(f"{self.name}: separator='' is empty")
-        check_metrics(self.metrics, self.problem_type, len(labels))
+        check_metrics(self.metrics, self.problem, len(labels))
 
     @classmethod
     def named(cls, name: str, folder: str | Path | None = None, bad_rows: str | None = None) -> "Task":
@@ -193,17 +192,16 @@ class Task:
         bad_rows: str,
     ) -> "Task":
         labelled = [source for source in splits.values() if source.columns.label is not None]
-        if not labelled and not labels and problem_type != REGRESSION:
+        problem = problem_named(problem_type) if problem_type else None
+        if not labelled and not labels and problem != REGRESSION:
             raise BadData(f"{name}: no split has labels; pass labels=..., their names in the model's order")
         table = (labelled or list(splits.values()))[0].read()
-        problem_type = problem_type or infer_problem_type(table, labels, separator)
-        if problem_type not in PROBLEM_TYPES:
-            raise BadData(f"problem_type={problem_type!r}, expected one of {', '.join(PROBLEM_TYPES)}")
-        if not labels and problem_type != REGRESSION:
-            labels = infer_labels(table, problem_type, separator)
+        problem = problem or infer_problem(table, labels, separator)
+        if not labels and problem.has_classes:
+            labels = infer_labels(table, problem, separator)
         names = tuple(str(label).strip() for label in labels) if labels else None
-        metrics = tuple(metrics or DEFAULT_METRICS[problem_type])
-        return cls(name, names, metrics, splits, problem_type, separator, bad_rows)
+        metrics = tuple(metrics or problem.default_metrics)
+        return cls(name, names, metrics, splits, problem, separator, bad_rows)
 
     @property
     def headline(self) -> str:
@@ -281,14 +279,14 @@ class Task:
         if split not in self.splits:
             raise BadData(f"{self.name} has no split {split!r} here; it has {', '.join(self.splits)}")
         table, texts = self.splits[split].read(), self.text_columns
-        columns = check_rows(table, texts, self.labels, self.problem_type, self.separator, self.bad_rows)
+        columns = check_rows(table, texts, self.labels, self.problem, self.separator, self.bad_rows)
         label_types: dict[str, object] = {
             SINGLE_LABEL: datasets.ClassLabel(names=list(self.labels or ())),
             MULTI_LABEL: datasets.List(datasets.Value("float32")),  # as binary cross-entropy expects
             REGRESSION: datasets.Value("float32"),
         }
         features = {text: datasets.Value("string") for text in texts}
-        features |= {"label": label_types[self.problem_type]} if "label" in columns else {}
+        features |= {"label": label_types[self.problem]} if "label" in columns else {}
         features["idx"] = datasets.Value("int64")
         return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 

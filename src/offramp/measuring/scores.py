@@ -171,6 +171,6 @@ def measure(policy: Policy, trace: Trace) -> dict[str, Any]:
         "examples": len(trace),
         "mean_layer": float(np.asarray(trace.layers)[decision.exits].mean()),
         "layers": trace.layers[-1],
-        "scores": score_logits(metrics, trace.labels, decision.logits, trace.problem_type),
-        "full_depth": score_logits(metrics, trace.labels, trace.logits[:, -1], trace.problem_type),
+        "scores": score_logits(metrics, trace.labels, decision.logits, trace.problem),
+        "full_depth": score_logits(metrics, trace.labels, trace.logits[:, -1], trace.problem),
     }

@@ -13,7 +13,6 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
@@ -23,7 +22,6 @@ from offramp.files import digest, explain_damage
 from offramp.models.backbones import Backbone, FinalHead, backbone_for
 from offramp.models.config import ExitConfig
 from offramp.models.heads import HeadConfig, Heads, is_count
-from offramp.problems import REGRESSION, SINGLE_LABEL
 from offramp.wording import count
 
 GradientHook = Callable[[int, Tensor], tuple[Tensor, Tensor]]
@@ -114,7 +112,7 @@ class ExitModel(PreTrainedModel):
                 self.heads(exit, hidden, attention_mask, token_type_ids) for exit, hidden in enumerate(states)
             ]
         exit_logits = torch.stack([logits for logits, _ in outputs], dim=1)
-        losses = None if labels is None else task_loss(exit_logits, labels, str(self.config.problem_type))
+        losses = None if labels is None else self.config.problem.loss(exit_logits, labels)
         return ExitOutput(
             loss=None if losses is None else losses.mean(),
             logits=exit_logits[:, -1],
@@ -295,18 +293,6 @@ def count_positions(backbone: Any) -> int:
 
 def empty_exit_weights(config: ExitConfig, device: torch.device) -> nn.Parameter:
     return nn.Parameter(torch.empty(len(config.exits) - 1, dtype=torch.float32, device=device))
-
-
-def task_loss(exit_logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
-    """The mean loss of each exit: (examples, exits, labels) -> (exits,)."""
-    exits = exit_logits.shape[1]
-    if problem_type == SINGLE_LABEL:
-        every = labels.view(-1, 1).expand(-1, exits)  # (examples, exits)
-        return functional.cross_entropy(exit_logits.transpose(1, 2), every, reduction="none").mean(dim=0)
-    every = labels.view(len(labels), 1, -1).expand_as(exit_logits).to(exit_logits.dtype)
-    if problem_type == REGRESSION:
-        return functional.mse_loss(exit_logits, every, reduction="none").mean(dim=(0, 2))
-    return functional.binary_cross_entropy_with_logits(exit_logits, every, reduction="none").mean(dim=(0, 2))
 
 
 def load_encoder(encoder: str | Path | PreTrainedModel, options: dict[str, Any]) -> PreTrainedModel:

@@ -25,7 +25,7 @@ from offramp.inference.texts import check_texts
 from offramp.measuring.comparison import Contender
 from offramp.models.exit_model import hash_weights
 from offramp.policy.ranking import RankRule, check_reranker
-from offramp.problems import problem_type_of
+from offramp.problems import problem_of
 from offramp.reports.results import RetrofitResults, full_depth_name
 from offramp.reports.stored_policy import store_rank_rule
 from offramp.reranking.calibrate import (
@@ -99,7 +99,7 @@ def retrofit_reranker(
     check_enough_queries(texts, target, len(precisions))
     original = load_original(model)
     outputs = original.model.config.num_labels or 1
-    check_reranker([""] * outputs, problem_type_of(outputs, original.model.config.problem_type))
+    check_reranker([""] * outputs, problem_of(outputs, original.model.config.problem_type))
     home = Path(out)
     settings = {
         "model": hash_weights(original.model),

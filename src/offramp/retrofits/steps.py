@@ -30,7 +30,7 @@ from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel
 from offramp.models.heads import HeadConfig
 from offramp.policy import Policy
-from offramp.problems import DEFAULT_METRICS, REGRESSION, Array
+from offramp.problems import Array
 from offramp.reports import report
 from offramp.reports.results import RETROFIT, Megabytes, RetrofitResults, full_depth_name
 from offramp.reports.stored_policy import store_policy
@@ -92,7 +92,7 @@ class Steps:
         model.config.name_or_path = self.original.name
         if label_names:
             model.config.rename_labels(label_names)
-        elif model.config.problem_type != REGRESSION and has_default_names(model.config.label_names):
+        elif model.config.problem.has_classes and has_default_names(model.config.label_names):
             warnings.warn(
                 f"the model has no label names, so predictions are called {', '.join(model.config.label_names)}; "
                 "name them with label_names=...",
@@ -148,7 +148,7 @@ class Steps:
             found = collect(
                 classifier,
                 Dataset.from_dict(rows.columns()),
-                metrics=DEFAULT_METRICS[classifier.runtime.problem_type],
+                metrics=classifier.runtime.problem_type.default_metrics,
                 data=self.data,
                 progress=self.progress,
             )
@@ -288,7 +288,7 @@ class Steps:
     def finish(self, home: Path, chosen: Calibrated, results: RetrofitResults) -> None:
         """Writes the report, then the model folder, which is complete once it exists."""
         trace = self.trace(chosen.variant.folder, chosen.variant.precision, "test")
-        if trace.problem_type == REGRESSION and trace.labels is None:
+        if not trace.problem.has_classes and trace.labels is None:
             # the curves then show the correlation with the original
             trace = replace(trace, labels=trace.reference_predictions())
         report({"test texts": trace}, lead="\n".join(results.verdict())).save(home / "report")
@@ -329,10 +329,10 @@ class Steps:
 def unlabelled_task(part: TextSet, model: ExitModel) -> Task:
     cells = text_columns(part.texts)
     columns = ColumnMap("text", "text_pair" if "text_pair" in cells else None)
-    problem_type = str(model.config.problem_type)
-    labels = None if problem_type == REGRESSION else tuple(model.config.label_names)
+    problem = model.config.problem
+    labels = tuple(model.config.label_names) if problem.has_classes else None
     source = LoadedSplit(columns, RawTable("texts", cells, range(1, len(part) + 1), unit="row"))
-    return Task("texts", labels, DEFAULT_METRICS[problem_type], {"train": source}, problem_type)
+    return Task("texts", labels, problem.default_metrics, {"train": source}, problem)
 
 
 def predictor(folder: Path, policy: Policy) -> Predict:

@@ -3,11 +3,11 @@
 Logits are (examples, exits, outputs). Every loss is called with all of these keywords, takes those it needs and
 ignores the rest; a loss of your own is any such function:
 
-    problem_type  as named in transformers
-    weights       learned weights of the exits, before the sigmoid: (exits - 1,)
-    gates         each gate's probability that its exit is correct: (examples, exits)
-    teacher       logits of a teacher's last exit, momentum or frozen: (examples, outputs)
-    step          number of updates so far, for losses that alternate; None in evaluation
+    problem  single label, multi-label or regression: `offramp.problems`
+    weights  learned weights of the exits, before the sigmoid: (exits - 1,)
+    gates    each gate's probability that its exit is correct: (examples, exits)
+    teacher  logits of a teacher's last exit, momentum or frozen: (examples, outputs)
+    step     number of updates so far, for losses that alternate; None in evaluation
 
 The terms are separate for gradient projection, which treats the first (the last exit's) and the others apart.
 """
@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from offramp.errors import Incompatible
-from offramp.models.exit_model import task_loss
-from offramp.problems import REGRESSION, SINGLE_LABEL
+from offramp.problems import SINGLE_LABEL, Problem
 
 UNLABELLED = -100
 """The label of an example without one, as in PyTorch."""
@@ -30,36 +29,36 @@ Terms = tuple[Tensor, ...]
 Loss = Callable[..., Terms]
 
 
-def final(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
+def final(logits: Tensor, labels: Tensor, *, problem: Problem = SINGLE_LABEL, **_: Any) -> Terms:
     """The last exit alone: plain fine-tuning."""
-    return (task_loss(logits[:, -1:], labels, problem_type).sum(),)
+    return (problem.loss(logits[:, -1:], labels).sum(),)
 
 
-def inner(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
+def inner(logits: Tensor, labels: Tensor, *, problem: Problem = SINGLE_LABEL, **_: Any) -> Terms:
     """The sum over all exits but the last: DeeBERT's second phase."""
-    return (task_loss(logits[:, :-1], labels, problem_type).sum(),)
+    return (problem.loss(logits[:, :-1], labels).sum(),)
 
 
-def total(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
+def total(logits: Tensor, labels: Tensor, *, problem: Problem = SINGLE_LABEL, **_: Any) -> Terms:
     """The sum over all exits: ElasticBERT, and ELBERT with equal weights."""
-    return (task_loss(logits, labels, problem_type).sum(),)
+    return (problem.loss(logits, labels).sum(),)
 
 
-def index_weighted(logits: Tensor, labels: Tensor, *, problem_type: str = SINGLE_LABEL, **_: Any) -> Terms:
+def index_weighted(logits: Tensor, labels: Tensor, *, problem: Problem = SINGLE_LABEL, **_: Any) -> Terms:
     """The mean over exits, weighted by their number from 1: PABEE."""
-    losses = task_loss(logits, labels, problem_type)
+    losses = problem.loss(logits, labels)
     numbers = torch.arange(1, len(losses) + 1, device=losses.device, dtype=losses.dtype)
     return ((numbers * losses).sum() / numbers.sum(),)
 
 
 def learned_weighted(
-    logits: Tensor, labels: Tensor, *, weights: Tensor, problem_type: str = SINGLE_LABEL, **_: Any
+    logits: Tensor, labels: Tensor, *, weights: Tensor, problem: Problem = SINGLE_LABEL, **_: Any
 ) -> Terms:
     """The sum over exits with learned weights, which add up to the number of exits: ELBERT.
 
     An inner exit has weight sigmoid(w) and the last one the remainder, so exits worse than the last lose weight.
     """
-    losses = task_loss(logits, labels, problem_type)
+    losses = problem.loss(logits, labels)
     share = weights.sigmoid()
     return ((share * losses[:-1]).sum() + (len(losses) - share.sum()) * losses[-1],)
 
@@ -70,12 +69,12 @@ def grouped(
     *,
     groups: int,
     step: int | None,
-    problem_type: str = SINGLE_LABEL,
+    problem: Problem = SINGLE_LABEL,
     **_: Any,
 ) -> Terms:
     """The sum over one group of exits per step, always including the last exit: ElasticBERT's grouped training."""
     members = group_members(logits.shape[1], groups, step)
-    losses = task_loss(logits, labels, problem_type)
+    losses = problem.loss(logits, labels)
     return (torch.where(torch.tensor(members, device=losses.device), losses, 0 * losses).sum(),)
 
 
@@ -87,29 +86,19 @@ def group_members(exits: int, groups: int, step: int | None) -> list[bool]:
 
 
 def alternating(
-    logits: Tensor, labels: Tensor, *, step: int | None, problem_type: str = SINGLE_LABEL, **_: Any
+    logits: Tensor, labels: Tensor, *, step: int | None, problem: Problem = SINGLE_LABEL, **_: Any
 ) -> Terms:
     """The last exit alone in even steps, all exits in odd ones: BERxiT."""
-    losses = task_loss(logits, labels, problem_type)
+    losses = problem.loss(logits, labels)
     # multiplied by zero so that DDP sees a gradient of every exit
     return (losses[-1], losses[:-1].sum() * float(step is None or step % 2))
 
 
 def gate_loss(
-    logits: Tensor, labels: Tensor, *, gates: Tensor, problem_type: str = SINGLE_LABEL, **_: Any
+    logits: Tensor, labels: Tensor, *, gates: Tensor, problem: Problem = SINGLE_LABEL, **_: Any
 ) -> Terms:
     """Squared error of the gates as predictions of correctness: BERxiT's learning to exit."""
-    return (functional.mse_loss(gates, correctness(logits.detach(), labels, problem_type)),)
-
-
-def correctness(logits: Tensor, labels: Tensor, problem_type: str) -> Tensor:
-    """How correct each exit is, from 0 to 1: (examples, exits)."""
-    if problem_type == SINGLE_LABEL:
-        return (logits.argmax(-1) == labels.view(-1, 1)).to(logits.dtype)
-    target = labels.view(len(labels), 1, -1)
-    if problem_type == REGRESSION:
-        return 1 - (logits - target).abs().mean(-1).tanh()
-    return ((logits > 0) == (target > 0.5)).to(logits.dtype).mean(-1)
+    return (functional.mse_loss(gates, problem.correctness(logits.detach(), labels)),)
 
 
 def self_distillation(
@@ -122,7 +111,7 @@ def self_distillation(
     beta: float = 0.1,
     span: int = 2,
     teacher: Tensor | None = None,
-    problem_type: str = SINGLE_LABEL,
+    problem: Problem = SINGLE_LABEL,
     **_: Any,
 ) -> Terms:
     """The last exit learns from labels, the inner exits from labels and a teacher: RomeBERT.
@@ -135,7 +124,7 @@ def self_distillation(
     - "bidir": the negative inner product with the last exit's logits. It is summed, not averaged, over the
       batch of a process, so its weight grows with that batch.
     """
-    if kind == "group" and (problem_type != SINGLE_LABEL or logits.shape[1] <= span):
+    if kind == "group" and (problem != SINGLE_LABEL or logits.shape[1] <= span):
         raise Incompatible(
             f"romebert with kind 'group' needs single-label classification and more than {span} exits; "
             "use kind 'raw' or 'ta', or the recipe 'pabee'"
@@ -145,14 +134,14 @@ def self_distillation(
         target = logits[:, 1:].detach()
     else:
         target = (last if teacher is None else teacher.unsqueeze(1)).detach().expand_as(students)
-    losses = task_loss(logits, labels, problem_type)
+    losses = problem.loss(logits, labels)
     if kind == "bidir":
         distance = -gamma * (students * target).sum()
     else:
-        distance = gamma * divergence(students, target, temperature, problem_type).sum()
+        distance = gamma * problem.divergence(students, target, temperature).sum()
     if kind == "group":
         sums = students.unfold(1, span, 1).sum(-1)  # (examples, exits - span, outputs)
-        supervised = beta * task_loss(sums, labels, problem_type).sum()
+        supervised = beta * problem.loss(sums, labels).sum()
     else:
         supervised = (1 - gamma) * losses[:-1].sum()
     return losses[-1], distance, supervised
@@ -163,12 +152,12 @@ def distillation(
     labels: Tensor | None = None,
     *,
     temperature: float = 1.0,
-    problem_type: str = SINGLE_LABEL,
+    problem: Problem = SINGLE_LABEL,
     **_: Any,
 ) -> Terms:
     """The divergence of the inner exits from the last one, which needs no labels: FastBERT."""
     students, last = logits[:, :-1], logits[:, -1:].detach()
-    return (divergence(students, last.expand_as(students), temperature, problem_type).sum(),)
+    return (problem.divergence(students, last.expand_as(students), temperature).sum(),)
 
 
 def teacher_loss(
@@ -178,7 +167,7 @@ def teacher_loss(
     teacher: Tensor | None = None,
     temperature: float = 2.0,
     label_weight: float = 0.5,
-    problem_type: str = SINGLE_LABEL,
+    problem: Problem = SINGLE_LABEL,
     **_: Any,
 ) -> Terms:
     """Each exit learns from the labels, where there are any, and from a frozen teacher.
@@ -190,14 +179,14 @@ def teacher_loss(
     else:
         students = logits
     target = teacher.unsqueeze(1).expand_as(students)
-    outputs = students.shape[-1] if problem_type == SINGLE_LABEL else 1  # `divergence` divides by the classes
-    distance = outputs * divergence(students, target, temperature, problem_type).sum()
+    outputs = students.shape[-1] if problem == SINGLE_LABEL else 1  # `divergence` divides by the classes
+    distance = outputs * problem.divergence(students, target, temperature).sum()
     if labels is None:
         return (distance,)
     from_teacher = (1 - label_weight) * distance
     if not (known := labelled(labels)).any():  # of a batch; others have labels
         return (from_teacher,)
-    supervised = task_loss(students[known], labels[known], problem_type).sum()
+    supervised = problem.loss(students[known], labels[known]).sum()
     share = known.float().mean()  # so that unlabelled examples do not raise the weight of the others
     return (label_weight * share * supervised, from_teacher)
 
@@ -207,23 +196,3 @@ def labelled(labels: Tensor) -> Tensor:
     if labels.dtype.is_floating_point:
         return ~labels.reshape(len(labels), -1).isnan().any(-1)
     return labels != UNLABELLED
-
-
-def divergence(student: Tensor, teacher: Tensor, temperature: float, problem_type: str) -> Tensor:
-    """Divergence of each exit from its teacher: (examples, exits, outputs) twice -> (exits,).
-
-    The mean over examples and outputs, as in RomeBERT: KL divided by the number of classes. Regression has no
-    temperature and uses the squared distance.
-    """
-    if problem_type == REGRESSION:
-        return functional.mse_loss(student, teacher, reduction="none").mean(dim=(0, 2))
-    student, teacher = student / temperature, teacher / temperature
-    if problem_type == SINGLE_LABEL:
-        each = functional.kl_div(
-            student.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True
-        )
-    else:
-        probabilities = teacher.sigmoid()
-        cross = functional.binary_cross_entropy_with_logits(student, probabilities, reduction="none")
-        each = cross - functional.binary_cross_entropy_with_logits(teacher, probabilities, reduction="none")
-    return temperature**2 * each.mean(dim=(0, 2))

@@ -37,9 +37,9 @@ def check_outputs(model: ExitModel, task: Task) -> None:
             f"{task.name} needs {count(outputs, 'output')} and the model has {model.config.num_labels}; "
             "add exits to an encoder for this task"
         )
-    if model.config.problem_type != task.problem_type:
+    if model.config.problem != task.problem:
         raise BadOption(
-            f"{task.name} is {task.problem_type} and the model is for {model.config.problem_type}; "
+            f"{task.name} is {task.problem} and the model is for {model.config.problem}; "
             "add exits to an encoder for this task"
         )
 
@@ -64,7 +64,7 @@ def check_loss(model: ExitModel, phase: Phase, needs: tuple[str, ...]) -> None:
     """Calls the loss once, so that a loss that cannot work fails now and not after an hour of training."""
     exits, outputs = len(model.config.exits), model.config.num_labels or 1
     labels: Any = torch.zeros(2, dtype=torch.long)
-    if model.config.problem_type != SINGLE_LABEL:
+    if model.config.problem != SINGLE_LABEL:
         labels = torch.zeros(2, outputs)
     has_weights = model.config.learned_weights or "weights" in needs
     has_gate = model.heads.gate is not None or "gate" in needs
@@ -72,7 +72,7 @@ def check_loss(model: ExitModel, phase: Phase, needs: tuple[str, ...]) -> None:
         terms = phase.loss(
             torch.zeros(2, exits, outputs, requires_grad=True),
             labels if phase.needs_labels else None,
-            problem_type=model.config.problem_type,
+            problem=model.config.problem,
             weights=torch.zeros(exits - 1) if has_weights else None,
             gates=torch.full((2, exits), 0.5) if has_gate else None,
             teacher=None,

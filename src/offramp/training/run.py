@@ -30,7 +30,7 @@ from offramp.data.metrics import compute
 from offramp.data.row_hashes import save_hashes
 from offramp.files import SCORES, explain_damage, read_json, write_files
 from offramp.models.exit_model import ExitModel
-from offramp.problems import REGRESSION, Array, decode
+from offramp.problems import Array
 from offramp.training.data import (
     add_teacher,
     check_unlabelled,
@@ -134,7 +134,7 @@ def train(
         rows = load_splits(task, check_unlabelled(unlabelled, task, recipe))
         data = tokenize_splits(rows, tokenizer, max_length, model.max_length)
         check_labels(task, recipe, data)
-        if task.problem_type == REGRESSION and not model.config.fine_tuned and has_labels(data, "train"):
+        if not task.problem.has_classes and not model.config.fine_tuned and has_labels(data, "train"):
             start_at_mean(model, data["train"]["labels"][:])
         model.config.trained_length = text_limit(tokenizer, max_length, model.max_length)
         model.config.trained_on_pairs = "text_pair" in task.text_columns
@@ -205,7 +205,7 @@ class Training:
             for each in features.values():
                 each.scaling = scaling
             fold_scaling_into_head(self.model, scaling, inverse=True)
-            if self.model.config.problem_type == REGRESSION and self.model.heads.sharing == 1:
+            if not self.model.config.problem.has_classes and self.model.heads.sharing == 1:
                 shift_to_mean(self.model, features["train"])
         trainer = self.trainer(phase, folder, features["train"], features.get("validation"))
         run_trainer(trainer, folder)
@@ -297,7 +297,7 @@ def compute_metrics(model: ExitModel, task: Task, prediction: EvalPrediction) ->
 
 def exit_scores(task: Task, prediction: Any) -> dict[str, list[float]]:
     """Each metric of the task at each exit."""
-    predictions = decode(np.asarray(prediction.predictions), task.problem_type)  # (examples, exits, ...)
+    predictions = task.problem.decode(np.asarray(prediction.predictions))  # (examples, exits, ...)
     labels = np.asarray(prediction.label_ids)
     scores = [compute(task.metrics, labels, predictions[:, exit]) for exit in range(predictions.shape[1])]
     return {metric: [score[metric] for score in scores] for metric in task.metrics}

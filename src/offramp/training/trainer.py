@@ -59,7 +59,7 @@ class PhaseTrainer(Trainer):
         terms = self.phase.loss(
             scale_by_depth(logits) if self.phase.gradients == "by_depth" else logits,
             labels,
-            problem_type=plain.config.problem_type,
+            problem=plain.config.problem,
             weights=outputs.exit_weights,
             gates=outputs.exit_gates,
             teacher=self.teacher.logits(inputs) if self.teacher and model.training else teacher,
