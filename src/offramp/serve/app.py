@@ -23,10 +23,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 import offramp
-from offramp.errors import BadOption, Draining, Overloaded
+from offramp.errors import Draining, Overloaded
 from offramp.inference.texts import check_texts
 from offramp.policy import Policy
-from offramp.serve import batcher as queue
 from offramp.serve.batcher import STOPPED, Batcher, Reply
 from offramp.serve.bodies import Bodies
 from offramp.serve.error_responses import HANDLERS, error_models, error_response, use_shape
@@ -87,7 +86,7 @@ def create_app(
         dependencies = [Depends(route.use_errors), *keys]
         app.post(route.path, dependencies=dependencies, include_in_schema=False)(endpoints.handler(route))
     app.get("/ping", include_in_schema=False)(endpoints.ready)
-    app.include_router(open_inference.probes(endpoints.model, lambda: endpoints.batcher.healthy))
+    app.include_router(open_inference.probes(endpoints.model))
     app.include_router(open_inference.metadata(endpoints.model), dependencies=keys)
     for kind, handler in HANDLERS.items():
         app.exception_handler(kind)(handler)
@@ -116,8 +115,7 @@ class Endpoints:
         allowed: Mapping[str, Policy],
         shared_folder: Path | None,
     ) -> None:
-        self.batcher, self.options = batcher, options
-        self.allowed, self.shared_folder = allowed, shared_folder
+        self.batcher, self.options, self.shared_folder = batcher, options, shared_folder
         self.api_key = (options.read_key() or "").encode()
         self.metrics = Metrics(shared_folder)
         self.most_unread = UNREAD_BODIES * options.max_body
@@ -126,7 +124,7 @@ class Endpoints:
         self.unread = self.unread_bytes = 0
         """Requests that no reader has parsed yet, and the bytes of their bodies."""
         self.counting = threading.Lock()
-        self.model = ServedModel(options.name, batcher.classifier, batcher.rank_rule)
+        self.model = ServedModel(options.name, batcher, allowed)
         self.about = batcher.classifier.runtime.about()
 
     @asynccontextmanager
@@ -192,7 +190,7 @@ class Endpoints:
                     ],
                     "rung": ladder.current,
                     "forbidden": [str(policy) for policy in ladder.forbidden],
-                    "allowed": self.allowed_now(),
+                    "allowed": self.model.allowed,
                     "ranking": self.ranking(),
                     "audit": audit.reports() if audit else [],
                     "limits": {
@@ -273,43 +271,17 @@ class Endpoints:
             call = operation.translate(self.model, body)
         finally:
             self.count_unread(-1, -len(body.content))  # from here on the batcher counts its texts
-        log_fields = request.state.log_fields
-        log_fields["items"] = len(call.texts)
+        log_fields, texts = request.state.log_fields, call.request.texts
+        log_fields["items"] = len(texts)
         if self.options.log_texts:
             # valid ones: a log in JSON cannot have NaN
-            log_fields["texts"] = [*check_texts(call.texts, mixed=call.mixed)]
-        options = call.exit_options
-        work = queue.Request(
-            texts=call.texts,
-            policy=self.named_policy(options.policy),
-            max_layer=options.max_layer,
-            deadline_ms=options.deadline_ms,
-            trace=call.trace,
-            truncate=call.truncate,
-            mixed=call.mixed,
-            top_k=call.top_k,
-            arrived=body.arrived,
-        )
-        return call, self.batcher.submit(work)
+            log_fields["texts"] = [*check_texts(texts, mixed=call.request.mixed)]
+        return call, self.batcher.submit(call.request)
 
     def count_unread(self, requests: int, size: int) -> None:
         with self.counting:
             self.unread += requests
             self.unread_bytes += size
-
-    def named_policy(self, name: str | None) -> Policy | None:
-        if name is None:
-            return None
-        allowed = self.allowed_now()
-        if name not in allowed:
-            others = f", or use one of {', '.join(allowed)}" if allowed else ""
-            raise BadOption(f"policy {name} is not allowed; omit it{others}.")
-        return self.allowed[name]
-
-    def allowed_now(self) -> list[str]:
-        """The policies that a request may name now; those of forbidden rungs are left out."""
-        forbidden = {str(policy) for policy in self.batcher.ladder.forbidden}
-        return [name for name in self.allowed if name not in forbidden]
 
 
 async def reply_or_disconnect(request: Request, future: Future[Reply]) -> Reply:

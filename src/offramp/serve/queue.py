@@ -57,6 +57,11 @@ class Reply:
     rank_rule: RankRule | None = None
     """What ranked the texts, instead of a policy."""
 
+    @property
+    def layers(self) -> int:
+        """The number of layers of the model."""
+        return self.predictions[0].layers
+
 
 @dataclass(frozen=True)
 class Waiting:

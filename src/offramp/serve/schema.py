@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from offramp.errors import BadOption, OfframpError
-from offramp.inference import Prediction
-from offramp.serve.batcher import Reply
 
 TEXT = {"type": "string"}
 PAIR = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
@@ -87,7 +85,9 @@ def request_schema(policies: Iterable[str], layers: Sequence[int]) -> dict[str, 
 
 
 class ExitPrediction(BaseModel):
-    """The prediction of one exit."""
+    """The prediction of one exit: fields of `offramp.Prediction`."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     label: str | list[str] | None = Field(
         description="A list in a multi-label problem; null in a regression, and where the model gave NaN."
@@ -105,6 +105,8 @@ class TextPrediction(ExitPrediction):
 
 
 class PredictResponse(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
     predictions: list[TextPrediction] = Field(description="One per text, in the order of the request.")
     layers: int = Field(description="The number of layers of the model.")
     policy: str = Field(description="The policy that chose the exits.")
@@ -112,35 +114,6 @@ class PredictResponse(BaseModel):
         description="Of the server's ladder: 0 is normal, higher is under load, -1 is full depth because every "
         "rung proved wrong. Null if the request named its policy."
     )
-
-    @classmethod
-    def from_reply(cls, reply: Reply, probabilities: bool) -> Self:
-        return cls(
-            predictions=[text_prediction(each, probabilities) for each in reply.predictions],
-            layers=reply.predictions[0].layers,
-            policy=reply.policy,
-            rung=reply.rung,
-        )
-
-
-def text_prediction(prediction: Prediction, probabilities: bool) -> TextPrediction:
-    """Optional fields stay unset unless requested, and unset fields are not sent."""
-    fields = exit_fields(prediction, probabilities)
-    if prediction.exits:
-        fields["exits"] = [ExitPrediction(**exit_fields(each, probabilities)) for each in prediction.exits]
-    return TextPrediction(**fields)
-
-
-def exit_fields(prediction: Prediction, probabilities: bool) -> dict[str, Any]:
-    label = prediction.label
-    optional = {"probabilities": prediction.probabilities} if probabilities else {}
-    return {
-        "label": list(label) if isinstance(label, tuple) else label,
-        "score": prediction.score,
-        "layer": prediction.layer,
-        "finite": prediction.finite,
-        **optional,
-    }
 
 
 class ErrorResponse(BaseModel):

@@ -12,11 +12,11 @@ import numpy as np
 from fastapi import Response
 from pydantic_core import to_json
 
-from offramp.errors import NotFinite, UnknownName
+from offramp.errors import BadOption, NotFinite, UnknownName
 from offramp.inference import Classifier, Prediction
-from offramp.policy.ranking import RankRule
+from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Problem
-from offramp.serve.batcher import Reply
+from offramp.serve.batcher import Batcher, Reply, Request
 from offramp.serve.error_responses import ErrorShape
 from offramp.serve.schema import ExitOptions, parse_json, validate
 
@@ -28,8 +28,13 @@ MOST_LAYERS = 512
 @dataclass(frozen=True)
 class ServedModel:
     name: str
-    classifier: Classifier
-    rank_rule: RankRule | None = None
+    batcher: Batcher
+    policies: Mapping[str, Policy]
+    """Those that requests may name, unless their rung is forbidden."""
+
+    @property
+    def classifier(self) -> Classifier:
+        return self.batcher.classifier
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -43,6 +48,27 @@ class ServedModel:
         """A request may omit the name; naming another model is an error."""
         if name not in (None, self.name):
             raise UnknownName(f"the model {name!r} is not served here; this is {self.name!r}.")
+
+    @property
+    def allowed(self) -> list[str]:
+        """The policies that a request may name now."""
+        forbidden = {str(policy) for policy in self.batcher.ladder.forbidden}
+        return [name for name in self.policies if name not in forbidden]
+
+    def request(self, texts: Sequence[Any], body: "Body", options: ExitOptions, **more: Any) -> Request:
+        """A request for the batcher, which checks the texts; `more` are further fields of it."""
+        policy, allowed = options.policy, self.allowed
+        if policy is not None and policy not in allowed:
+            others = f", or use one of {', '.join(allowed)}" if allowed else ""
+            raise BadOption(f"policy {policy} is not allowed; omit it{others}.")
+        return Request(
+            texts,
+            policy=None if policy is None else self.policies[policy],
+            max_layer=options.max_layer,
+            deadline_ms=options.deadline_ms,
+            arrived=body.arrived,
+            **more,
+        )
 
     def scores(self, prediction: Prediction, activation: Activation | None = None) -> list[float]:
         """A score for each label. By default the probabilities: a softmax over several labels of which one is
@@ -87,17 +113,10 @@ class Body:
 
 @dataclass(frozen=True)
 class Call:
-    """A request, translated for the batcher."""
+    """A request, translated for the batcher, and how to translate the reply back."""
 
-    texts: Sequence[Any]
-    """The batcher checks them."""
+    request: Request
     respond: Callable[[Reply], Response]
-    exit_options: ExitOptions
-    trace: bool = False
-    truncate: bool = True
-    mixed: bool = False
-    top_k: int | None = None
-    """The texts are documents of one query, of which this many are wanted."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def infer(model: ServedModel, body: Body) -> Call:
         content = b"".join([content, *(data for _, data in tensors)])
         return Response(content, headers=headers, media_type="application/octet-stream")
 
-    return Call(texts, respond, request.parameters)
+    return Call(model.request(texts, body, request.parameters), respond)
 
 
 def check_path(model: ServedModel, parts: Mapping[str, str]) -> None:
@@ -230,7 +230,7 @@ def errors(failure: Failure) -> tuple[int, dict[str, Any]]:
 INFER = Operation(infer, errors)
 
 
-def probes(model: ServedModel, healthy: Callable[[], bool]) -> APIRouter:
+def probes(model: ServedModel) -> APIRouter:
     """Open to all: /v2/health/live, /v2/health/ready and /v2/models/M/ready."""
     router = APIRouter(dependencies=[Depends(use_errors)], include_in_schema=False)
 
@@ -247,14 +247,14 @@ def probes(model: ServedModel, healthy: Callable[[], bool]) -> APIRouter:
 
     @get("/v2/health/ready")
     async def ready(request: Request) -> Response:
-        if healthy():
+        if model.batcher.healthy:
             return JSONResponse({"ready": True})
         return error_response(request, 503, "the model failed its test; see the server's log.")
 
     @get("/v2/models/{name}/ready", "/v2/models/{name}/versions/{version}/ready")
     async def model_ready(request: Request) -> Response:
         check_path(model, request.path_params)
-        if healthy():
+        if model.batcher.healthy:
             return JSONResponse({"name": model.name, "ready": True})
         return error_response(request, 503, "the model failed its test; see the server's log.")
 

@@ -1,5 +1,7 @@
 """offramp's own /predict."""
 
+from typing import Any
+
 from fastapi import Response
 
 from offramp.serve.batcher import Reply
@@ -10,18 +12,16 @@ from offramp.serve.schema import PredictRequest, PredictResponse, validate
 
 def predict(model: ServedModel, body: Body) -> Call:
     request = validate(PredictRequest, body.json)
+    texts = request.texts if isinstance(request.texts, list) else [request.texts]
+    hidden: dict[str, Any] = {} if request.probabilities else {"probabilities": True}
+    hidden_of_text = {**hidden, "exits": {"__all__": hidden} if request.trace else True}
 
     def respond(reply: Reply) -> Response:
-        response = PredictResponse.from_reply(reply, request.probabilities)
-        return Response(response.model_dump_json(exclude_unset=True), media_type="application/json")
+        response = PredictResponse.model_validate(reply)
+        content = response.model_dump_json(exclude={"predictions": {"__all__": hidden_of_text}})
+        return Response(content, media_type="application/json")
 
-    return Call(
-        texts=request.texts if isinstance(request.texts, list) else [request.texts],
-        respond=respond,
-        exit_options=request,
-        trace=request.trace,
-        truncate=request.truncate,
-    )
+    return Call(model.request(texts, body, request, trace=request.trace, truncate=request.truncate), respond)
 
 
 PREDICT = Operation(predict, own_shape)

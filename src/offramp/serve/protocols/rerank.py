@@ -49,9 +49,10 @@ def rerank(
         scores = logits if raw else [*map(sigmoid, logits)]
         return respond([RankedText(index, pairs[index][1], scores[index]) for index in order], reply)
 
-    if model.rank_rule and not top_k:
-        top_k = model.rank_rule.top_k
-    return Call(pairs, rank, body.exit_options(), truncate=truncate, top_k=top_k)
+    rule = model.batcher.rank_rule
+    if rule and not top_k:
+        top_k = rule.top_k
+    return Call(model.request(pairs, body, body.exit_options(), truncate=truncate, top_k=top_k), rank)
 
 
 def scores_of(reply: Reply, layers: Sequence[int]) -> list[float]:

@@ -94,7 +94,8 @@ def predict(model: ServedModel, body: Body) -> Call:
         found = [labels(prediction) for prediction in reply.predictions]
         return json_response(found[0] if single else found, reply)
 
-    return Call(texts, respond, body.exit_options(), truncate=truncates(model, request), mixed=True)
+    options = {"truncate": truncates(model, request), "mixed": True}
+    return Call(model.request(texts, body, body.exit_options(), **options), respond)
 
 
 def read_inputs(inputs: Any) -> tuple[list[Any], bool]:

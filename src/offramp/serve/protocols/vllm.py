@@ -71,7 +71,8 @@ def classify(model: ServedModel, body: Body) -> Call:
         )
 
     # as there, a text that is too long is refused unless truncation is asked for
-    return Call(texts, respond, body.exit_options(), truncate=request.truncate_prompt_tokens is not None)
+    truncate = request.truncate_prompt_tokens is not None
+    return Call(model.request(texts, body, body.exit_options(), truncate=truncate), respond)
 
 
 def usage(reply: Reply) -> dict[str, Any]:
