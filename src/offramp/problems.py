@@ -256,21 +256,3 @@ def problem_named(name: str) -> Problem:
 def problem_of(outputs: int, name: str | None) -> Problem:
     """The problem of a model; where its config names none, one output means a regression."""
     return problem_named(name or (REGRESSION if outputs == 1 else SINGLE_LABEL))
-
-
-PROBLEM_TYPES: Final = tuple(PROBLEMS)
-DEFAULT_METRICS: Final[dict[str, tuple[str, ...]]] = {
-    problem: problem.default_metrics for problem in PROBLEMS.values()
-}
-
-
-def problem_type_of(outputs: int, problem_type: str | None) -> str:
-    return problem_type or (REGRESSION if outputs == 1 else SINGLE_LABEL)
-
-
-def is_regression(outputs: int, problem_type: str | None) -> bool:
-    return problem_type_of(outputs, problem_type) == REGRESSION
-
-
-def decode(logits: Array, problem_type: str) -> Array:
-    return problem_named(problem_type).decode(logits)

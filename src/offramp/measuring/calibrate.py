@@ -25,7 +25,7 @@ from offramp.measuring.targets import (
 )
 from offramp.policy import Policy
 from offramp.policy.text import fitted_names
-from offramp.problems import REGRESSION
+from offramp.problems import Problem
 from offramp.rules import RULES
 from offramp.rules.base import Rule
 from offramp.trace import Trace
@@ -179,19 +179,19 @@ def rules_to_try(trace: Trace, rule: Rules, target: Target) -> Sequence[str | Po
 
 def default_rules(trace: Trace, target: Target) -> list[str]:
     """Those of this problem; agreement also needs a tolerance in regression, and examples to be fitted on."""
-    rules = rules_of(trace.problem_type)
+    rules = rules_of(trace.problem)
     if len(trace) < 2 * FIT_SHARE:
         rules.remove("agreement")
-    if trace.problem_type != REGRESSION:
+    if trace.problem.has_classes:
         return rules
     tolerance = target.tolerance if isinstance(target, Guarantee) else default_tolerance(trace)
     options = {"agreement": f"agreement:0,tolerance={tolerance}"} if tolerance else {"agreement": ""}
     return [text for name in rules if (text := options.get(name, name))]
 
 
-def rules_of(problem_type: str) -> list[str]:
-    """Those of `DEFAULT_RULES` that work for a problem type."""
-    return [name for name in DEFAULT_RULES if problem_type != REGRESSION or RULES[name].regression]
+def rules_of(problem: Problem) -> list[str]:
+    """Those of `DEFAULT_RULES` that work for a problem."""
+    return [name for name in DEFAULT_RULES if problem.has_classes or RULES[name].regression]
 
 
 def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Candidate:

@@ -12,7 +12,7 @@ from offramp.measuring.count_metrics import COUNT_METRICS, Counts
 from offramp.measuring.exit_table import ExitTable
 from offramp.measuring.learned_rules import fit_rule
 from offramp.policy import Policy, fold
-from offramp.problems import DEFAULT_METRICS, REGRESSION, SINGLE_LABEL, Array, decode
+from offramp.problems import SINGLE_LABEL, Array
 from offramp.trace import Trace
 
 Interval: TypeAlias = tuple[float, float]
@@ -35,7 +35,7 @@ def apply_rule(trace: Trace, policy: Policy, seed: int = 0) -> RuleOutput:
     if not policy.rule.is_fitted:
         return cross_fit(trace, policy, seed)
     folded = fold(policy.rule, trace.logits, trace.gates, trace.layers, trace.problem_type)
-    predictions = np.moveaxis(decode(folded.logits, trace.problem_type), 1, 0)
+    predictions = np.moveaxis(trace.problem.decode(folded.logits), 1, 0)
     return RuleOutput(folded.readiness, np.ascontiguousarray(predictions))
 
 
@@ -57,10 +57,10 @@ def metric_names(trace: Trace) -> tuple[str, ...]:
     """The metrics that a trace is scored by, the headline first: its own, then agreement with the reference."""
     names: tuple[str, ...] = ()
     if trace.labels is not None:
-        names = tuple(trace.metrics) or (DEFAULT_METRICS[trace.problem_type][0],)
+        names = tuple(trace.metrics) or trace.problem.default_metrics[:1]
     if {"f1", "acc_and_f1"} & set(names) and trace.logits.shape[-1] != 2:
         raise BadOption("f1 is for two classes; with more, use macro_f1 or micro_f1")
-    if trace.problem_type != REGRESSION:
+    if trace.problem.has_classes:
         names += (AGREEMENT,)
     if not names:
         raise BadOption("regression without labels cannot be scored; collect the trace from labelled data")
@@ -77,8 +77,8 @@ def scores(trace: Trace, table: ExitTable, predictions: Array) -> dict[str, Arra
     elif names:
         rows = [compute(names, trace.labels, taken) for taken in predictions_taken(table, predictions)]  # type: ignore[arg-type]
         result = {name: np.array([row[name] for row in rows]) for name in names}
-    if trace.problem_type != REGRESSION:
-        result[AGREEMENT] = matches(trace.reference_predictions(), table, predictions) / len(trace)
+    if trace.problem.has_classes:
+        result[AGREEMENT] = matches(trace, trace.reference_predictions(), table, predictions) / len(trace)
     return result
 
 
@@ -91,7 +91,7 @@ def intervals(
     countable = from_counts(trace, [headline])
     if headline == AGREEMENT or (countable and headline in ("acc", "micro_f1")):
         truth = trace.reference_predictions() if headline == AGREEMENT else trace.labels
-        shares = matches(truth, table, predictions) / len(trace)
+        shares = matches(trace, truth, table, predictions) / len(trace)
         return [percentiles(rng.binomial(len(trace), share, resamples) / len(trace)) for share in shares]
     resample = resample_counts if countable else resample_rows
     return [
@@ -102,7 +102,7 @@ def intervals(
 
 def from_counts(trace: Trace, metrics: list[str]) -> bool:
     """Whether counts by class are enough to compute these metrics."""
-    return trace.problem_type == SINGLE_LABEL and COUNT_METRICS.keys() >= set(metrics)
+    return trace.problem == SINGLE_LABEL and COUNT_METRICS.keys() >= set(metrics)
 
 
 def class_counts(trace: Trace, table: ExitTable, predictions: Array) -> Counts:
@@ -118,14 +118,9 @@ def class_counts(trace: Trace, table: ExitTable, predictions: Array) -> Counts:
     )
 
 
-def matches(truth: Any, table: ExitTable, predictions: Array) -> Array:
+def matches(trace: Trace, truth: Any, table: ExitTable, predictions: Array) -> Array:
     """(thresholds,) how many predictions equal the truth, in every label if there are several."""
-
-    def match(exit: int) -> Array:
-        equal = predictions[exit] == truth
-        return np.asarray(equal if equal.ndim == 1 else equal.all(-1)).astype(np.int64)
-
-    return table.counts(match, 2)[:, 1]
+    return table.counts(lambda exit: trace.problem.agree(predictions[exit], truth).astype(np.int64), 2)[:, 1]
 
 
 def predictions_taken(table: ExitTable, predictions: Array) -> Iterator[Array]:

@@ -15,7 +15,7 @@ from offramp.measuring.scores import apply_rule, intervals, metric_names, scores
 from offramp.numerics import finite_rows
 from offramp.policy import Policy
 from offramp.policy.text import fitted_names
-from offramp.problems import MULTI_LABEL, Array, decode
+from offramp.problems import Array
 from offramp.rules.fixed import Oracle
 from offramp.trace import Trace
 from offramp.wording import did_you_mean
@@ -156,16 +156,15 @@ def best_exits(trace: Trace, metric: str) -> Array:
     correlation. For macro-F1 of many labels, and for macro-F1 and Matthews' correlation of more than two classes,
     they are the best for micro-F1, which is close to the best but not a bound.
     """
-    predictions = decode(trace.logits, trace.problem_type)  # (examples, exits) or (examples, exits, labels)
+    predictions = trace.problem.decode(trace.logits)  # (examples, exits) or (examples, exits, labels)
     labels = np.asarray(trace.labels)[:, None]
     usable = finite_rows(trace.logits)  # no rule leaves where logits are not finite,
     usable[:, -1] = True  # except at the last exit
-    if trace.problem_type == MULTI_LABEL and metric != "acc":
+    if trace.problem.multi_label and metric != "acc":
         false_negatives, false_positives = (labels > predictions).sum(-1), (predictions > labels).sum(-1)
         return best_for_micro_f1(false_negatives, false_positives, usable, positives=int(labels.sum()))
-    wrong = predictions != labels
-    wrong = wrong.any(-1) if wrong.ndim == 3 else wrong
-    return np.asarray((wrong | ~usable).argmin(1))
+    right = trace.problem.agree(predictions, labels)
+    return np.asarray((right & usable).argmax(1))
 
 
 def best_for_micro_f1(false_negatives: Array, false_positives: Array, usable: Array, positives: int) -> Array:

@@ -12,7 +12,6 @@ from typing import Any
 from offramp.files import write_files
 from offramp.measuring.curve import needs_labels
 from offramp.measuring.learned_rules import default_tolerance
-from offramp.problems import REGRESSION
 from offramp.reports.page import page
 from offramp.reports.sections import Section, charts, measure_section
 from offramp.reports.svg import svg_file
@@ -46,7 +45,7 @@ def report(
 
     def rules_for(trace: Trace) -> list[str]:
         chosen = rules_by_problem(trace) if rules is None else rules
-        has_oracle = trace.labels is not None and trace.problem_type != REGRESSION
+        has_oracle = trace.labels is not None and trace.problem.has_classes
         return [rule for rule in chosen if has_oracle or not needs_labels(rule)]
 
     return Report(
@@ -61,7 +60,7 @@ def report(
 def rules_by_problem(trace: Trace) -> list[str]:
     """In regression, differences of a tenth of the predictions' standard deviation are tolerated."""
     rules = list(DEFAULT_RULES)
-    if trace.problem_type == REGRESSION:
+    if not trace.problem.has_classes:
         tolerance = default_tolerance(trace)
         rules = [f"agreement:0,tolerance={tolerance:g}"] if tolerance else []
         rules += [f"patience:1,tolerance={tolerance:g}", "layer"]

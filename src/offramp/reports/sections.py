@@ -10,7 +10,6 @@ from offramp.measuring import Point, Sweep, sweep
 from offramp.measuring.curve import parse_rule
 from offramp.measuring.scores import apply_rule
 from offramp.policy.text import rule_in_text
-from offramp.problems import REGRESSION
 from offramp.reports.chart import (
     FRONT,
     FULL_DEPTH,
@@ -66,13 +65,12 @@ def is_graded(rule: str) -> bool:
 
 def measure_readiness(trace: Trace, rule: str, seed: int) -> Readiness | None:
     """Without labels, a prediction is right if full depth gives the same; None where there is nothing to count."""
-    if trace.problem_type == REGRESSION or len(trace.layers) == 1:
+    if not trace.problem.has_classes or len(trace.layers) == 1:
         return None
     policy = parse_rule(rule)
     output = apply_rule(trace, policy, seed)
     truth = trace.reference_predictions() if trace.labels is None else trace.labels
-    right = output.predictions[:-1] == truth
-    right = (right.all(-1) if right.ndim == 3 else right).T
+    right = trace.problem.agree(output.predictions[:-1], truth).T
     values = policy.rule.sign * output.readiness[:, :-1]
     finite = np.isfinite(values)
     if not finite.any():

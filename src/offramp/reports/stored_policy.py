@@ -14,7 +14,6 @@ from offramp.measuring.scores import measure
 from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
 from offramp.policy.text import rule_name
-from offramp.problems import REGRESSION
 from offramp.reports.card import CARD, CURVE, card, read_optional
 from offramp.trace import Trace
 
@@ -39,7 +38,7 @@ def store_policy(
         manifest = Manifest.load(folder)
         policy = check_certificate(policy, manifest.fingerprint, manifest.precision)
     config = read_json(folder / CONFIG) | {"policy": policy.to_json(), "policy_target": target}
-    if trace is None or (trace.labels is None and trace.problem_type == REGRESSION):
+    if trace is None or (trace.labels is None and not trace.problem.has_classes):
         curve = read_optional(folder / CURVE) | {"policy": None}  # measured for an earlier policy
     else:
         curve = curve_for_card(trace, policy)

@@ -19,7 +19,6 @@ import offramp
 from offramp.errors import BadData, BadOption
 from offramp.inference import Prediction
 from offramp.inference.texts import describe
-from offramp.problems import REGRESSION, SINGLE_LABEL
 from offramp.serve.batcher import Reply
 from offramp.serve.error_responses import Failure, error_response, use_shape
 from offramp.serve.protocols.base import Body, Call, Operation, ServedModel, check_finite, exit_headers
@@ -199,13 +198,13 @@ def output_tensors(model: ServedModel) -> list[OutputTensor]:
     """A label only where there is just one; the probabilities tell the others apart."""
     layer = OutputTensor("layer", "INT32", [], lambda prediction: [prediction.layer])
     score = OutputTensor("score", "FP32", [], lambda prediction: [prediction.score])
-    if model.problem_type == REGRESSION:
+    if not model.problem_type.has_classes:
         return [score, layer]
     scores = OutputTensor("probabilities", "FP32", [len(model.labels)], model.scores)
-    if model.problem_type == SINGLE_LABEL:
-        label = OutputTensor("label", "BYTES", [], lambda prediction: [prediction.label])
-        return [label, score, scores, layer]
-    return [scores, layer]
+    if model.problem_type.multi_label:
+        return [scores, layer]
+    label = OutputTensor("label", "BYTES", [], lambda prediction: [prediction.label])
+    return [label, score, scores, layer]
 
 
 def write_tensor(output: OutputTensor, reply: Reply, as_bytes: bool) -> tuple[dict[str, Any], bytes]:
