@@ -29,7 +29,7 @@ FITTED = Policy(
 )
 POLICIES = [
     "agreement:0.6",
-    "agreement:0.8,min_layer=4,class.1=0.3",
+    "agreement:0.8,min_layer=4",
     "entropy:0.4",
     "entropy:0.1/0.5/0.6/0.2",
     "confidence:0.7,min_layer=4",
@@ -43,7 +43,6 @@ POLICIES = [
     "gate:0.7",
     "layer:4",
     "never",
-    "confidence:0.8,class.1=0.5",
 ]
 
 

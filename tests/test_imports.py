@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 
 # Each may import those before it. Those in the first line are used by all.
 ORDER = """
-errors wording numerics problems files cpus
+errors wording numerics problems files cpus lists
 data models training
 trace rules guarantees policy measuring
 folder runtimes engine inference reranking reports

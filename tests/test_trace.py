@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from offramp import trace as trace_module
 from offramp.errors import BadData, UnknownName
-from offramp.trace import PER_EXAMPLE, Trace
+from offramp.trace import PER_ROW, Trace
 
 SIZES = {"hidden": 16, "intermediate": 32, "heads": 2, "layers": 6}
 
@@ -60,6 +60,7 @@ def same(one: Trace, other: Trace) -> None:
         },
         {"shape": {}, "metrics": (), "data": ""},
         {"layers": (0, 1, 2)},
+        {"sizes": np.array([2, 3])},
     ],
 )
 def test_a_saved_trace_loads_unchanged(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -72,9 +73,33 @@ def test_indexing_selects_rows_of_all_arrays() -> None:
     made = trace(reference=np.arange(10.0).reshape(5, 2), trained_on=np.arange(5) > 2)
     for rows in (slice(1, 3), np.array([4, 0]), made.labels == 1):
         kept = made[rows]
-        for name in PER_EXAMPLE:
+        for name in PER_ROW:
             np.testing.assert_array_equal(getattr(kept, name), getattr(made, name)[rows])
         assert kept.layers == made.layers
+
+
+def test_indexing_a_trace_of_lists_selects_lists_with_their_rows() -> None:
+    made = trace(6, sizes=[2, 1, 3])
+    assert len(made) == 3
+    for examples, rows in ((slice(1, 3), [2, 3, 4, 5]), (np.array([2, 0]), [3, 4, 5, 0, 1]), (slice(0), [])):
+        kept = made[examples]
+        assert kept.ids.tolist() == rows
+        assert len(kept) == len(kept.sizes)
+    assert made[np.array([True, False, True])].sizes.tolist() == [2, 3]
+
+
+def test_rows_are_grouped_by_their_query_in_the_order_of_its_first_row() -> None:
+    grouped = trace(6).grouped(["b", "a", "b", "c", "a", "b"])
+    assert grouped.ids.tolist() == [0, 2, 5, 1, 4, 3]
+    assert grouped.sizes.tolist() == [3, 2, 1]
+    with pytest.raises(BadData, match="2 queries for 6 rows"):
+        trace(6).grouped(["a", "b"])
+
+
+@pytest.mark.parametrize("sizes", [[2, 2], [5, 0], [6, -1]])
+def test_sizes_that_do_not_add_up_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(BadData, match="add up to 5 rows"):
+        trace(5, sizes=sizes)
 
 
 def test_saving_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offramp.errors import BadOption
+from offramp.lists import Lists
 from offramp.policy import Decider, Decision, Policy
 from offramp.policy.ranking import RankDecider, Ranking
 from offramp.problems import Array
@@ -48,23 +49,47 @@ class Engine:
         if self.window < 1 or self.batch_tokens < 1:
             raise BadOption(f"window={window} and batch_tokens={batch_tokens} must be at least 1.")
 
-    def run(self, examples: Sequence[Tokens], policy: Policy, deadline: float | Array = math.inf) -> Decision:
+    def run(
+        self,
+        examples: Sequence[Tokens],
+        policy: Policy,
+        deadline: float | Array = math.inf,
+        lists: Lists | None = None,
+    ) -> Decision:
         """The exit and logits of each example, the same as `policy.decide` on the logits of all exits.
 
         Exits that cannot affect the result are skipped, and `finite` does not cover them. `deadline` is a
-        `time.monotonic()` value, one for all examples or one for each. An example past its deadline leaves with
-        the logits of the last exit it passed; every example passes the first.
+        `time.monotonic()` value, one for all examples or one for each. An example past its deadline exits with
+        the logits of the last exit it passed; every example passes the first. Examples of one of the `lists` are
+        consecutive, and run in the same window.
         """
+        *_, decision = self.steps(examples, policy, deadline, lists)
+        return decision
+
+    def steps(
+        self,
+        examples: Sequence[Tokens],
+        policy: Policy,
+        deadline: float | Array = math.inf,
+        lists: Lists | None = None,
+    ) -> Iterator[Decision]:
+        """Like `run`; yields the decision after every micro-batch, complete after the last one, so that a caller may
+        do other work in between."""
         decision, deadlines = self.undecided(len(examples)), np.full(len(examples), deadline)
-        layers, skipped = self.runtime.layers, policy.skippable_exits(self.runtime.layers)
+        layers, skipped = self.runtime.layers, policy.skippable_exits(self.runtime.layers, lists)
 
         def begin(rows: Array) -> Decider:
-            return policy.begin(len(rows), layers, self.runtime.problem_type)
+            own = None if lists is None else lists[rows]
+            return policy.begin(len(rows), layers, self.runtime.problem_type, own)
 
-        for rows in self.windows(examples):
-            for _ in self.run_window([*self.embed(examples, rows)], begin, skipped, deadlines, decision):
-                pass
-        return decision
+        for rows in self.windows(examples, None if lists is None else lists.sizes.tolist()):
+            batches = []
+            for batch in self.embed(examples, rows):
+                batches.append(batch)
+                yield decision
+            for _ in self.run_window(batches, begin, skipped, deadlines, decision):
+                yield decision
+        yield decision
 
     def run_lists(
         self, examples: Sequence[Tokens], ranking: Ranking, deadline: float | Array = math.inf

@@ -6,7 +6,7 @@ alone, with no model and no torch. `offramp.collect` creates one.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,11 +17,13 @@ from safetensors.numpy import save_file
 
 from offramp.errors import BadData
 from offramp.files import atomic_file
+from offramp.lists import Lists
 from offramp.problems import SINGLE_LABEL, Array, Problem, problem_named
+from offramp.wording import count
 
 FORMAT = 1
 SHAPE = ("hidden", "intermediate", "heads", "layers")
-PER_EXAMPLE: Mapping[str, Any] = {
+PER_ROW: dict[str, Any] = {
     "logits": np.float32,
     "labels": None,
     "lengths": None,
@@ -30,13 +32,16 @@ PER_EXAMPLE: Mapping[str, Any] = {
     "reference": np.float32,
     "trained_on": bool,
 }
-"""Arrays with a row for each example, and their dtypes; None for any."""
-OPTIONAL = ("labels", "gates", "reference", "trained_on")
+"""Arrays with a row for each example or part of one, and their dtypes; None for any."""
+ARRAYS = PER_ROW | {"sizes": np.int64}
+OPTIONAL = ("labels", "gates", "reference", "trained_on", "sizes")
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
     """The logits of every exit for every example, and where they come from.
+
+    Where examples have parts (`sizes`), such as the documents of a query, all arrays have a row for each part.
 
     *Example*:
 
@@ -64,6 +69,8 @@ class Trace:
     """The name of that model in reports; empty without a reference."""
     trained_on: Array | None = None
     """(examples,) whether the model was trained on this text; None if unknown."""
+    sizes: Array | None = None
+    """(examples,) the number of consecutive rows of each example; None for one."""
     problem_type: str = SINGLE_LABEL
     """Transformers' name of the `problem`."""
     label_names: tuple[str, ...] = ()
@@ -83,7 +90,7 @@ class Trace:
     """The number of tokens at which texts were truncated; None if unknown."""
 
     def __post_init__(self) -> None:
-        for name, dtype in PER_EXAMPLE.items():
+        for name, dtype in ARRAYS.items():
             if name not in OPTIONAL or getattr(self, name) is not None:
                 object.__setattr__(self, name, np.asarray(getattr(self, name), dtype))
         for name in ("layers", "label_names", "metrics"):
@@ -92,12 +99,29 @@ class Trace:
         _check_values(self)
 
     def __len__(self) -> int:
-        return len(self.logits)
+        """The number of examples."""
+        return len(self.logits if self.sizes is None else self.sizes)
 
-    def __getitem__(self, rows: Any) -> Self:
+    def __getitem__(self, examples: Any) -> Self:
         """A trace of some of the examples, chosen by mask, indices or slice."""
-        arrays = {name: getattr(self, name) for name in PER_EXAMPLE}
-        return replace(self, **{name: array[rows] for name, array in arrays.items() if array is not None})
+        sizes, rows = self.sizes, examples
+        if sizes is not None:
+            starts = (sizes.cumsum() - sizes)[examples]
+            sizes = sizes[examples]
+            rows = np.repeat(starts, sizes) + Lists.consecutive(sizes).columns
+        arrays = {name: getattr(self, name) for name in PER_ROW}
+        kept = {name: array[rows] for name, array in arrays.items() if array is not None}
+        return replace(self, **kept, sizes=sizes)
+
+    def grouped(self, queries: Sequence[Any]) -> Self:
+        """The trace with rows of the same query as one example; `queries` has the query of each row, in any order."""
+        if self.sizes is not None or len(queries) != len(self):
+            raise BadData(
+                f"{len(queries)} queries for {count(len(self), 'row')} of the trace; give one per row."
+            )
+        first: dict[Any, int] = {}
+        numbers = np.array([first.setdefault(query, len(first)) for query in queries], int)
+        return replace(self[np.argsort(numbers, kind="stable")], sizes=np.bincount(numbers))
 
     @property
     def problem(self) -> Problem:
@@ -118,11 +142,11 @@ class Trace:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to a file, atomically."""
-        arrays = {name: getattr(self, name) for name in PER_EXAMPLE if getattr(self, name) is not None}
+        arrays = {name: getattr(self, name) for name in ARRAYS if getattr(self, name) is not None}
         text_ids = not np.issubdtype(self.ids.dtype, np.number)
         if text_ids:
             arrays["ids"] = np.frombuffer(json.dumps(self.ids.tolist()).encode(), np.uint8)
-        rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in PER_EXAMPLE}
+        rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ARRAYS}
         rest |= {"shape": dict(self.shape), "text_ids": text_ids}
         metadata = {"offramp_trace": str(FORMAT), "fields": json.dumps(rest)}
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -180,6 +204,10 @@ def _check_shapes(trace: Trace) -> None:
 
 def _check_values(trace: Trace) -> None:
     classes = trace.logits.shape[2]
+    if trace.sizes is not None and ((trace.sizes < 1).any() or trace.sizes.sum() != len(trace.logits)):
+        raise BadData(
+            f"sizes must be 1 or more and add up to {count(len(trace.logits), 'row')} of the logits."
+        )
     if not trace.problem.has_classes and classes != 1:
         raise BadData(f"a regression has one output, but the logits have {classes}.")
     if list(trace.layers) != sorted(set(trace.layers)) or not trace.layers or trace.layers[0] < 0:

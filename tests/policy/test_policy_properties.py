@@ -78,7 +78,7 @@ def same(one: Any, other: Any) -> None:
 
 
 def test_every_rule_is_tried() -> None:
-    assert {text.split(":")[0] for text in TEXTS} == set(RULES)
+    assert {text.split(":")[0] for text in TEXTS} == {*RULES} - {"rank"}  # see tests/rules/test_rank.py
 
 
 @pytest.mark.parametrize("text", TEXTS)

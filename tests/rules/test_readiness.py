@@ -164,6 +164,8 @@ def test_oracle_refuses_exits_of_other_examples() -> None:
 @pytest.mark.parametrize("rows", [np.array([True, False, True]), np.array([2, 0]), slice(1, None)])
 def test_state_keeps_rows_by_mask_by_index_and_by_slice(rows: object) -> None:
     for name, kind in RULES.items():
+        if name == "rank":  # its documents share the estimates of their list
+            continue
         rule = kind(np.array([0, 1, 2])) if name == "oracle" else kind()  # type: ignore[call-arg]
         state = rule.start(3)
         assert isinstance(state, PerExample)

@@ -5,7 +5,7 @@ Live and offline decisions run the same code. The engine calls `Decider.step` as
 """
 
 from offramp.guarantees.certificate import Certificate, check_certificate
-from offramp.policy.decide import Folded, fold, reached
-from offramp.policy.policy import Decider, Decision, Policy
+from offramp.policy.decide import Decider, Decision, Folded, fold, reached
+from offramp.policy.policy import Policy
 
 __all__ = ["Certificate", "Decider", "Decision", "Folded", "Policy", "check_certificate", "fold", "reached"]

@@ -1,18 +1,105 @@
-"""A rule over exits: one exit at a time (`advance`), or all of them before any threshold (`fold`)."""
+"""Decider: a policy at work on examples, exit by exit; or a rule over all exits, before any threshold (`fold`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from offramp.errors import Incompatible
+from offramp.lists import Lists
 from offramp.numerics import finite_rows
 from offramp.problems import Array, Problem, problem_of
 from offramp.rules import RULES
 from offramp.rules.base import Rule
+from offramp.rules.rank import Rank
 from offramp.wording import count
+
+if TYPE_CHECKING:
+    from offramp.policy.policy import Policy
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The outcome for each example."""
+
+    exits: Array
+    """(examples,) index of the exit taken."""
+    logits: Array
+    """(examples, classes) the logits returned."""
+    finite: Array
+    """(examples,) False where an exit on the way gave NaN or infinity."""
+
+
+class Decider:
+    """Applies a policy to examples, exit by exit; one row per example or part of one.
+
+    After `leaving, output = decider.step(exit, logits, gate)` continue with `decider = decider[~leaving]`.
+    """
+
+    def __init__(
+        self,
+        policy: "Policy",
+        layers: tuple[int, ...],
+        problem: Problem,
+        finite: Array,
+        lists: Lists | None = None,
+        state: Any = None,
+    ) -> None:
+        self.policy = policy
+        self.layers = layers
+        self.problem = problem
+        self.finite = finite  # (examples,) False where an exit so far gave NaN or infinity
+        self.lists = lists  # of the rows before the first exit
+        self.state = state  # of the rule, None before the first exit
+
+    def step(self, exit: int, logits: ArrayLike, gate: ArrayLike | None = None) -> tuple[Array, Array]:
+        """(examples,) which exit here, and (examples, classes) the logits each would return here.
+
+        `logits` (examples, classes) and `gate` (examples,) are this exit's. Only the policy's skippable exits
+        may be left out.
+        """
+        policy, layer = self.policy, self.layers[exit]
+        logits = np.asarray(logits)
+        gate = None if gate is None else np.asarray(gate)
+        seen = advance(policy.rule, self.state, exit, logits, gate, layer, self.problem, self.lists)
+        self.state = seen.state
+        self.finite = self.finite & seen.finite
+        if layer >= policy.last_layer(self.layers):
+            leaving = np.ones(len(logits), bool)
+        elif layer < (policy.min_layer or 0):
+            leaving = np.zeros(len(logits), bool)
+        else:
+            threshold = policy.threshold[exit] if isinstance(policy.threshold, tuple) else policy.threshold
+            leaving = np.asarray(reached(policy.rule, seen.readiness, threshold).all(-1))
+        return leaving, seen.logits
+
+    def __getitem__(self, rows: Any) -> "Decider":
+        state = None if self.state is None else self.state[rows]
+        lists = None if self.lists is None or state is not None else self.lists[rows]
+        return Decider(self.policy, self.layers, self.problem, self.finite[rows], lists, state)
+
+
+def replay(decider: Decider, every: "Exits") -> Decision:
+    """The decisions over logits that are all known."""
+    examples, exits, classes = every.logits.shape
+    decision = Decision(
+        exits=np.empty(examples, np.int64),
+        logits=np.empty((examples, classes), every.logits.dtype),
+        finite=np.empty(examples, bool),
+    )
+    waiting = np.arange(examples)
+    for exit in range(exits):
+        leaving, output = decider.step(exit, *every.at(exit, waiting))
+        gone = waiting[leaving]
+        decision.exits[gone] = exit
+        decision.logits[gone] = output[leaving]
+        decision.finite[gone] = decider.finite[leaving]
+        waiting, decider = waiting[~leaving], decider[~leaving]
+        if not len(waiting):
+            break
+    return decision
 
 
 @dataclass(frozen=True)
@@ -47,7 +134,7 @@ def fold(
     )
     state = None
     for exit, layer in enumerate(every.layers):
-        seen = advance(rule, state, *every.at(exit), layer, problem)
+        seen = advance(rule, state, exit, *every.at(exit), layer, problem)
         state = seen.state
         folded.readiness[:, exit] = seen.readiness.min(-1)
         if not own_logits:
@@ -108,7 +195,16 @@ class Step:
     finite: Array  # (examples,)
 
 
-def advance(rule: Rule, state: Any, logits: Array, gate: Array | None, layer: int, problem: Problem) -> Step:
+def advance(
+    rule: Rule,
+    state: Any,
+    exit: int,
+    logits: Array,
+    gate: Array | None,
+    layer: int,
+    problem: Problem,
+    lists: Lists | None = None,
+) -> Step:
     """Step a rule over one exit; the state is None at the first. Non-finite rows are never ready."""
     if state is None:
         check_rule(rule, logits.shape[-1], problem, gate is not None)
@@ -121,7 +217,9 @@ def advance(rule: Rule, state: Any, logits: Array, gate: Array | None, layer: in
         read = np.full((len(logits), 1), layer)
     else:
         read = choices
-    if state is None:
+    if state is None and isinstance(rule, Rank):
+        state = rule.start(lists or len(logits), exit)
+    elif state is None:
         state = rule.start(read.shape[:2])
     state, ready = rule.step(state, read)
     output = problem.chosen(rule.output(state, choices))
@@ -137,6 +235,10 @@ def check_rule(rule: Rule, outputs: int, problem: Problem, has_gate: bool) -> No
         raise Incompatible(
             f"{type(rule).__name__} compares classes, and this model predicts a number. "
             f"Use a rule for regression ({able}), for example patience:3,tolerance=0.1."
+        )
+    if isinstance(rule, Rank) and outputs > (1 if problem.multi_label else 2):
+        raise Incompatible(
+            f"the model has {outputs} labels; reranking needs one output, or two classes of which one is right."
         )
     if rule.reads == "gate" and not has_gate:
         raise Incompatible(

@@ -1,4 +1,4 @@
-"""Policy: a rule, its thresholds and limits; Decider: a policy at work on examples."""
+"""Policy: a rule with its thresholds and limits."""
 
 import reprlib
 from bisect import bisect_left
@@ -11,23 +11,13 @@ from numpy.typing import ArrayLike
 
 from offramp.errors import BadPolicy, Incompatible, UnknownName
 from offramp.guarantees.certificate import Certificate
+from offramp.lists import Lists
 from offramp.policy import text
-from offramp.policy.decide import Exits, advance, check_rule, reached
+from offramp.policy.decide import Decider, Decision, Exits, check_rule, replay
 from offramp.problems import SINGLE_LABEL, Array, Problem, problem_of
 from offramp.rules.base import Rule
+from offramp.rules.rank import Rank
 from offramp.wording import count, did_you_mean
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The outcome for each example."""
-
-    exits: Array
-    """(examples,) index of the exit taken."""
-    logits: Array
-    """(examples, classes) the logits returned."""
-    finite: Array
-    """(examples,) False where an exit on the way gave NaN or infinity."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +144,10 @@ class Policy:
         gates: ArrayLike | None = None,
         layers: Sequence[int] | None = None,
         problem_type: str | None = None,
+        lists: Lists | None = None,
     ) -> Array:
         """(examples,) index of the exit that each example takes; arguments as for `decide`."""
-        return self.decide(logits, gates, layers, problem_type).exits
+        return self.decide(logits, gates, layers, problem_type, lists).exits
 
     def decide(
         self,
@@ -164,33 +155,47 @@ class Policy:
         gates: ArrayLike | None = None,
         layers: Sequence[int] | None = None,
         problem_type: str | None = None,
+        lists: Lists | None = None,
     ) -> Decision:
         """The exits taken and logits returned, as the engine would, from logits (examples, exits, classes).
 
         `gates` are (examples, exits), `layers` the layer of each exit, by default 1, 2, 3 and so on.
         `problem_type` is transformers' name; by default one class means regression, and more mean a choice.
+        `lists` says which rows are parts of one example, for a rule that compares them; by default none are.
         """
         every = Exits(logits, gates, layers)
         problem = problem_of(every.logits.shape[-1], problem_type)
-        return replay(self.begin(len(every.logits), every.layers, problem), every)
+        return replay(self.begin(len(every.logits), every.layers, problem, lists), every)
 
-    def begin(self, examples: int, layers: Sequence[int], problem: Problem = SINGLE_LABEL) -> "Decider":
+    def begin(
+        self,
+        examples: int,
+        layers: Sequence[int],
+        problem: Problem = SINGLE_LABEL,
+        lists: Lists | None = None,
+    ) -> Decider:
         """A decider for examples before the first exit of a model with exits at these layers."""
         _check_layers(self, layers)
-        return Decider(self, tuple(layers), problem, finite=np.ones(examples, bool))
+        return Decider(self, tuple(layers), problem, np.ones(examples, bool), lists)
 
-    def check(self, layers: Sequence[int], problem: Problem = SINGLE_LABEL, has_gate: bool = False) -> None:
+    def check(
+        self,
+        layers: Sequence[int],
+        problem: Problem = SINGLE_LABEL,
+        has_gate: bool = False,
+        outputs: int = 1,
+    ) -> None:
         """Raise `Incompatible` if this policy cannot run on a model with these exits."""
         _check_layers(self, layers)
         if np.all(self.rule.level(self.threshold) > self.rule.highest):
             raise Incompatible(f"{self}: no example reaches this threshold; write never for full depth.")
-        check_rule(self.rule, 1, problem, has_gate)
+        check_rule(self.rule, outputs, problem, has_gate)
 
     def last_layer(self, layers: Sequence[int]) -> int:
         """The layer at which all remaining examples leave."""
         return layers[-1] if self.max_layer is None else self.max_layer
 
-    def skippable_exits(self, layers: Sequence[int]) -> int:
+    def skippable_exits(self, layers: Sequence[int], lists: Lists | None = None) -> int:
         """How many of the first exits need not run: no example may leave there, and the rule does not read them.
 
         >>> Policy.parse("never").skippable_exits([2, 4, 6]), Policy.parse("layer:4").skippable_exits([2, 4, 6])
@@ -205,6 +210,8 @@ class Policy:
             first = last
         elif self.rule.reads == "layer":
             first = max(first, int(np.max(self.threshold)))
+        elif isinstance(self.rule, Rank) and not (np.any(self.threshold) and self.rule.may_settle(lists)):
+            first = last
         elif type(self.rule).start is not Rule.start:
             first = 0
         return bisect_left(layers, min(first, last))
@@ -212,73 +219,6 @@ class Policy:
     @property
     def _limits(self) -> dict[str, int | None]:
         return {limit: getattr(self, limit) for limit in text.LIMITS}
-
-
-class Decider:
-    """Applies a policy to examples, exit by exit; one row per example.
-
-    After `leaving, output = decider.step(exit, logits, gate)` continue with `decider = decider[~leaving]`.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        layers: tuple[int, ...],
-        problem: Problem,
-        finite: Array,
-        state: Any = None,
-    ) -> None:
-        self.policy = policy
-        self.layers = layers
-        self.problem = problem
-        self.finite = finite  # (examples,) False where an exit so far gave NaN or infinity
-        self.state = state  # of the rule, None before the first exit
-
-    def step(self, exit: int, logits: ArrayLike, gate: ArrayLike | None = None) -> tuple[Array, Array]:
-        """(examples,) which leave at this exit, and (examples, classes) the logits each would return here.
-
-        `logits` (examples, classes) and `gate` (examples,) are this exit's. Only the policy's skippable exits
-        may be left out.
-        """
-        policy, layer = self.policy, self.layers[exit]
-        logits = np.asarray(logits)
-        gate = None if gate is None else np.asarray(gate)
-        seen = advance(policy.rule, self.state, logits, gate, layer, self.problem)
-        self.state = seen.state
-        self.finite = self.finite & seen.finite
-        if layer >= policy.last_layer(self.layers):
-            leaving = np.ones(len(logits), bool)
-        elif layer < (policy.min_layer or 0):
-            leaving = np.zeros(len(logits), bool)
-        else:
-            threshold = policy.threshold[exit] if isinstance(policy.threshold, tuple) else policy.threshold
-            leaving = np.asarray(reached(policy.rule, seen.readiness, threshold).all(-1))
-        return leaving, seen.logits
-
-    def __getitem__(self, rows: Any) -> "Decider":
-        state = None if self.state is None else self.state[rows]
-        return Decider(self.policy, self.layers, self.problem, self.finite[rows], state)
-
-
-def replay(decider: Any, every: Exits) -> Decision:
-    """The decisions of a `Decider` or `RankDecider` over logits that are all known."""
-    examples, exits, classes = every.logits.shape
-    decision = Decision(
-        exits=np.empty(examples, np.int64),
-        logits=np.empty((examples, classes), every.logits.dtype),
-        finite=np.empty(examples, bool),
-    )
-    waiting = np.arange(examples)
-    for exit in range(exits):
-        leaving, output = decider.step(exit, *every.at(exit, waiting))
-        gone = waiting[leaving]
-        decision.exits[gone] = exit
-        decision.logits[gone] = output[leaving]
-        decision.finite[gone] = decider.finite[leaving]
-        waiting, decider = waiting[~leaving], decider[~leaving]
-        if not len(waiting):
-            break
-    return decision
 
 
 def _check_thresholds(rule: Rule, thresholds: tuple[float, ...]) -> None:

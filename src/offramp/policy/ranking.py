@@ -8,14 +8,13 @@ run the same code: the engine calls `RankDecider.step` as logits appear, `Rankin
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
 from offramp.errors import BadPolicy, Incompatible
 from offramp.guarantees.certificate import Certificate
-from offramp.policy.decide import Exits
-from offramp.policy.policy import Decision, replay
+from offramp.policy.decide import Decision, Exits, replay
 from offramp.problems import SINGLE_LABEL, Array
 from offramp.wording import count
 
@@ -221,7 +220,7 @@ class Ranking:
 
     def decide(self, logits: Array) -> Decision:
         """The exits taken and logits returned, as the engine would, from logits (documents, exits, outputs)."""
-        return replay(self.begin(np.arange(len(logits))), Exits(logits, None, None))
+        return replay(cast(Any, self.begin(np.arange(len(logits)))), Exits(logits, None, None))
 
     def scores(self, decision: Decision) -> Array:
         """(documents,) the deepest estimate of each, on the scale of full depth."""

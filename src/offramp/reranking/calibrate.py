@@ -20,7 +20,7 @@ from offramp.policy import Certificate
 from offramp.policy.ranking import Ranking, RankRule, check_reranker, relevance, standing
 from offramp.problems import Array
 from offramp.reranking.losses import LOSSES, ranks
-from offramp.rules.agreement import fit_exit
+from offramp.rules.base import fit_exit
 from offramp.trace import Trace
 from offramp.wording import count
 

@@ -8,6 +8,7 @@ from offramp.rules.base import Rule
 from offramp.rules.confidence import Confidence, Ensemble, Entropy, Margin, MinProbability
 from offramp.rules.fixed import Gate, Layer, Never, Oracle
 from offramp.rules.patience import Patience, PatienceConfidence, Window
+from offramp.rules.rank import Rank
 
 RULES: dict[str, type[Rule]] = {
     "agreement": Agreement,
@@ -22,5 +23,6 @@ RULES: dict[str, type[Rule]] = {
     "ensemble": Ensemble,
     "layer": Layer,
     "never": Never,
+    "rank": Rank,
     "oracle": Oracle,
 }

@@ -9,11 +9,9 @@ import numpy as np
 from offramp.errors import BadOption, BadPolicy, Incompatible
 from offramp.numerics import finite_rows, log_softmax
 from offramp.problems import Array
-from offramp.rules.base import FITTED, PerExample, Rule, Shape
+from offramp.rules.base import FITTED, PerExample, Rule, Shape, fit_exit
 from offramp.trace import Trace
 
-DIGITS = 6
-"""Of a coefficient: more would only lengthen the saved policy."""
 CLIP = 20.0
 """Log-odds beyond this are saturated; clipped so that one extreme logit does not decide."""
 WIDTHS = {7}, {5}
@@ -150,23 +148,6 @@ class Agreement(Rule):
         away = np.abs(np.array(distances)).reshape(len(distances), -1)
         close: Array = -np.log(away / (self.tolerance or 1.0) + 1e-3)
         return close
-
-
-def fit_exit(features: Array, same: Array) -> tuple[float, ...]:
-    """Intercept and weights of one exit; if only one outcome occurs, a constant that allows for the other."""
-    from sklearn.linear_model import LogisticRegression
-
-    finite = np.isfinite(features).all(-1)
-    features, same = features[finite], same[finite]
-    if same.all() or not same.any():
-        hits = int(same.sum())
-        constant = np.log((hits + 1) / (len(same) - hits + 1))
-        return (round(float(constant), DIGITS), *[0.0] * features.shape[1])
-    centre, scale = features.mean(0), features.std(0) + 1e-6  # so that the penalty treats features alike
-    model = LogisticRegression(max_iter=1000).fit((features - centre) / scale, same)
-    weights = model.coef_[0] / scale
-    intercept = model.intercept_[0] - weights @ centre
-    return tuple(round(float(value), DIGITS) for value in (intercept, *weights))
 
 
 def log_odds(logits: Array) -> Array:

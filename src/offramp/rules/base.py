@@ -26,6 +26,10 @@ COUNT = float(np.finfo(np.float64).max)
 """The `highest` readiness of a rule that counts exits: any finite number."""
 
 
+DIGITS = 6
+"""Of a fitted coefficient: more would only lengthen the saved policy."""
+
+
 class Rule:
     """A rule for leaving. Rules are frozen dataclasses whose fields are the rule's options.
 
@@ -83,3 +87,20 @@ class PerExample:
     def __getitem__(self, rows: Any) -> Self:
         arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return replace(self, **{name: value[rows] for name, value in arrays.items()})
+
+
+def fit_exit(features: Array, same: Array) -> tuple[float, ...]:
+    """Intercept and weights of one exit; if only one outcome occurs, a constant that allows for the other."""
+    from sklearn.linear_model import LogisticRegression
+
+    finite = np.isfinite(features).all(-1)
+    features, same = features[finite], same[finite]
+    if same.all() or not same.any():
+        hits = int(same.sum())
+        constant = np.log((hits + 1) / (len(same) - hits + 1))
+        return (round(float(constant), DIGITS), *[0.0] * features.shape[1])
+    centre, scale = features.mean(0), features.std(0) + 1e-6  # so that the penalty treats features alike
+    model = LogisticRegression(max_iter=1000).fit((features - centre) / scale, same)
+    weights = model.coef_[0] / scale
+    intercept = model.intercept_[0] - weights @ centre
+    return tuple(round(float(value), DIGITS) for value in (intercept, *weights))
