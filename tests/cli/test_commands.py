@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -239,6 +240,45 @@ def test_a_curve_is_saved_as_page_json_table_and_plots(home: Path, run: Run) -> 
     assert str(home / "report/report.html") in done.stdout
     endings = {file.suffix for file in (home / "report").iterdir()}
     assert endings == {".html", ".json", ".txt", ".svg"}
+
+
+def test_a_rule_of_a_curve_may_have_options_and_no_threshold(home: Path, ask: Ask) -> None:
+    asked = ["curve", home / "dev.trace", "--rule", "patience,tolerance=0.1", "--thresholds", "1,2,3"]
+    values = ask(*asked, "--bootstrap", 0)
+    points = values["sections"][0]["sweep"]["curves"]["patience,tolerance=0.1"]["points"]
+    assert [point["threshold"] for point in points] == [1, 2, 3]
+
+
+def test_every_checkpoint_of_a_run_is_traced_and_compared(home: Path, ask: Ask, run: Run) -> None:
+    (checkpoint,) = (home / "films/phase-1").glob("checkpoint-*")
+    shutil.copytree(checkpoint, checkpoint.with_name("checkpoint-5"))
+    asked = ["trace", home / "films", "--checkpoints", "--data", home / "dev.csv", "--out", home / "traces"]
+    files = [record["trace"] for record in ask(*asked)["traces"]]
+    assert files == [str(home / f"traces/phase-1-step-{step}.trace") for step in ("05", "15")]
+    done = run(
+        "curve", home / "traces", "--rule", "patience", "--thresholds", "1,2", "--csv", home / "points.csv"
+    )
+    assert [line.split()[:3] for line in done.stdout.splitlines()[2:4]] == [
+        ["phase-1-step-05", "patience", "1"],
+        ["phase-1-step-15", "patience", "1"],
+    ]
+    lines = (home / "points.csv").read_text().splitlines()
+    assert [line.split(",")[:3] for line in lines[1:]] == [
+        [name, "patience", threshold]
+        for name in ("phase-1-step-05", "phase-1-step-15")
+        for threshold in ("1.0", "2.0")
+    ]
+
+
+def test_a_folder_without_checkpoints_is_refused(home: Path, run: Run) -> None:
+    asked = ["trace", home / "films/model", "--checkpoints", "--data", home / "dev.csv"]
+    assert "no checkpoints found" in run(*asked, "--out", home / "traces").stderr
+
+
+def test_elue_scores_need_a_reference_trace(home: Path, ask: Ask) -> None:
+    file = home / "dev.trace"
+    (section,) = ask("curve", file, "--rule", "layer", "--elue", file, "--bootstrap", 0)["sections"]
+    assert section["elue"] == {"layer": pytest.approx(0)}
 
 
 def test_calibrating_stores_the_policy_and_its_certificate(home: Path, ask: Ask, run: Run) -> None:

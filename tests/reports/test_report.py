@@ -1,5 +1,6 @@
 """A report shows the numbers of its traces, makes no requests, and escapes every name."""
 
+import csv
 import json
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from offramp.measuring import sweep
 from offramp.reports import report
 from offramp.reports.chart import style
 from offramp.reports.sections import curves_chart
@@ -148,7 +150,9 @@ def test_save_writes_page_table_and_json(make_trace: Make, tmp_path: Path) -> No
     found = report(make_trace(30), ["entropy"])
     assert [path.name for path in found.save(tmp_path)] == ["report.html", "report.json", "report.txt"]
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == found.html()
-    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")).keys() == {"sections", "lead"}
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")).keys() == {
+        *("sections", "comparison", "lead")
+    }
     assert (tmp_path / "report.txt").read_text(encoding="utf-8") == f"{found}\n"
 
 
@@ -245,3 +249,62 @@ def test_the_first_rules_differ_in_colour_and_in_shape() -> None:
     looks = [style(index) for index in range(6)]
     assert len({look.colour for look in looks}) == len({look.mark for look in looks}) == 6
     assert len({(look.colour, look.dashes, look.mark) for look in map(style, range(18))}) == 18
+
+
+def test_models_are_compared_in_one_chart_with_the_spread_over_seeds(
+    make_trace: Make, tmp_path: Path
+) -> None:
+    names = ["a-seed1", "a-seed2", HOSTILE]
+    traces = {name: make_trace(80, seed=seed, data="dev") for seed, name in enumerate(names)}
+    found = report(traces, ["entropy"], bootstrap=0)
+    rows = [line.split() for line in str(found).splitlines()[:4]]
+    assert rows[0][:4] == ["model", "rule", "traces", "area"]
+    assert rows[2][:3] == ["a", "entropy", "2"]
+    assert "±" in rows[2]
+    assert "±" not in rows[3]
+    page = found.html()
+    assert page.count("<section>") == 4
+    assert "img" not in Elements(page).tags
+    found.save(tmp_path, plots=True)
+    chart = (tmp_path / "comparison.svg").read_text(encoding="utf-8")
+    assert (chart.count("<polyline"), chart.count('class="band"')) == (
+        4,
+        1,
+    )  # two lines, and two in the legend
+
+
+def test_one_trace_is_compared_with_nothing(make_trace: Make, tmp_path: Path) -> None:
+    found = report(make_trace(30), ["entropy"], bootstrap=0)
+    assert found.comparison_table() == ""
+    assert "comparison.svg" not in {path.name for path in found.save(tmp_path, plots=True)}
+
+
+def test_the_csv_file_has_a_row_for_every_point(make_trace: Make) -> None:
+    traces = {HOSTILE: make_trace(40), "blind": make_trace(40, labels=None)}
+    found = report(traces, ["patience", "never"], bootstrap=5)
+    header, *rows = csv.reader(found.csv().splitlines())
+    assert header == ["trace", "rule", "threshold", "mean_layer", "macs", "acc", "agreement", "low", "high"]
+    points = [
+        (section.name, rule, point)
+        for section in found.sections
+        for rule, curve in section.sweep.curves.items()
+        for point in curve.points
+    ]
+    assert len(rows) == len(points)
+    for row, (name, rule, point) in zip(rows, points, strict=True):
+        cells = dict(zip(header, row, strict=True))
+        assert (cells["trace"], cells["rule"]) == (name, rule)
+        assert cells["threshold"] == ("" if point.threshold is None else str(point.threshold))
+        assert float(cells["mean_layer"]) == point.cost.mean_layer
+        assert cells["acc"] == (str(point.scores["acc"]) if "acc" in point.scores else "")
+
+
+def test_elue_scores_are_those_above_the_exits_of_the_reference(make_trace: Make) -> None:
+    trace, reference = make_trace(60), make_trace(60, seed=1)
+    found = report(trace, ["entropy", "layer"], elue_reference=reference, bootstrap=0)
+    exits = sweep(reference, "layer")
+    expected = sweep(trace, ["entropy", "layer"]).elue("entropy", exits)
+    assert found.sections[0].elue["entropy"] == pytest.approx(expected)
+    assert f"{expected:+.2f}" in str(found)
+    itself = report(trace, ["layer"], elue_reference=trace, bootstrap=0).sections[0].elue["layer"]
+    assert itself == pytest.approx(0)

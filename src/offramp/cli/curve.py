@@ -9,6 +9,7 @@ from offramp.cli.command import Result
 from offramp.cli.key_values import parse_numbers
 from offramp.cli.options import ForceOption, check_output
 from offramp.errors import BadOption
+from offramp.files import write_files
 
 if TYPE_CHECKING:
     from offramp.reports.report import Report
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def curve(
-    traces: Annotated[list[Path], Argument(help="Trace files, written by `offramp trace`.")],
+    traces: Annotated[
+        list[Path], Argument(help="Trace files, written by `offramp trace`, or folders of them.")
+    ],
     rule: Annotated[
         list[str] | None,
         Option(help="A rule, with its options if any; repeat for several. See `offramp list rules`."),
@@ -27,6 +30,11 @@ def curve(
     out: Annotated[Path | None, Option(help="A folder for the page (HTML), JSON and table.")] = None,
     force: ForceOption = False,
     plots: Annotated[bool, Option("--plots", help="Also save every chart in --out as an SVG file.")] = False,
+    csv: Annotated[Path | None, Option(help="A file for every point of every curve.")] = None,
+    elue: Annotated[
+        Path | None,
+        Option(help="Show ELUE scores above the exits of this trace; ELUE uses ElasticBERT's."),
+    ] = None,
     bootstrap: Annotated[int, Option(help="Resamples for the intervals; 0 for none.")] = 200,
     padded_to: Annotated[
         int | None, Option(help="Count FLOPs as if every text were padded to this many tokens.")
@@ -34,12 +42,15 @@ def curve(
 ) -> Result:
     """Score and cost of every rule at every threshold.
 
-    Reads traces and needs no model. Without --thresholds, a table summarizes each rule and layer.
+    Reads traces and needs no model. Without --thresholds, a table summarizes each rule and layer. Several traces of
+    the same data are also compared, in a table and in one chart. Files whose names differ only in an ending such as
+    -seed1 are one model, shown by mean and standard deviation.
 
     \b
     Examples:
         offramp curve mrpc.trace --out report --plots
         offramp curve mrpc.trace --rule patience --thresholds 3,4,5,6,7,8
+        offramp curve a-seed1.trace a-seed2.trace b-seed1.trace b-seed2.trace --rule entropy --csv points.csv
     """
     from offramp.reports import report
     from offramp.trace import Trace
@@ -48,34 +59,49 @@ def curve(
         raise BadOption("--thresholds needs --rule: each rule has its own units.")
     if plots and out is None:
         raise BadOption("--plots needs --out, the folder to save to.")
-    if out is not None:
-        check_output(out, force, *traces)
-    found = report(
-        name_traces({path: Trace.load(path) for path in traces}),
+    files = [file for path in traces for file in list_traces(path)]
+    for flag, output in {"--out": out, "--csv": csv}.items():
+        if output is not None:
+            check_output(output, force, *files, flag=flag)
+    measured = report(
+        name_traces({file: Trace.load(file) for file in files}),
         rule or None,
         bootstrap=bootstrap,
         thresholds="auto" if thresholds is None else parse_numbers(thresholds),
         padded_to=padded_to,
+        elue_reference=None if elue is None else Trace.load(elue),
     )
-    text = str(found) if thresholds is None else points_table(found)
+    text = str(measured) if thresholds is None else points_table(measured)
     if out is not None:
-        found.save(out, plots)
+        measured.save(out, plots)
         text += f"\n\npage: {out / 'report.html'}"
-    return Result(found.to_json(), text)
+    if csv is not None:
+        write_files({csv: measured.csv()})
+    return Result(measured.to_json(), text)
+
+
+def list_traces(path: Path) -> list[Path]:
+    """The traces of a folder, or the file itself."""
+    if not path.is_dir():
+        return [path]
+    if not (files := sorted(path.glob("*.trace"))):
+        raise BadOption(f"{path}: no files that end in .trace.")
+    return files
 
 
 def name_traces(traces: dict[Path, "Trace"]) -> dict[str, "Trace"]:
-    """Traces by the name of their data, or by file if two have the same name."""
-    found = {trace.data or path.stem: trace for path, trace in traces.items()}
-    return found if len(found) == len(traces) else {str(path): trace for path, trace in traces.items()}
+    """Traces by the first of these that differs: the name of the data, of the file, and its path."""
+    names = [[trace.data or path.stem, path.stem, str(path)] for path, trace in traces.items()]
+    different = next(column for column in zip(*names, strict=True) if len({*column}) == len(traces))
+    return dict(zip(different, traces.values(), strict=True))
 
 
-def points_table(found: "Report") -> str:
+def points_table(measured: "Report") -> str:
     """A table of the thresholds for each rule."""
     from offramp.reports.table import format_table, percent, summary_line, threshold_text
 
-    parts = []
-    for section in found.sections:
+    parts = [measured.comparison_table()] if measured.comparison else []
+    for section in measured.sections:
         parts.append(f"{section.name}\n{summary_line(section.sweep)}")
         for rule, curve in section.sweep.curves.items():
             header = ["threshold", *section.sweep.metrics, "mean layer", "layers saved"]
@@ -88,5 +114,6 @@ def points_table(found: "Report") -> str:
                 ]
                 for point in curve.points
             ]
-            parts.append(f"{rule}\n{format_table([header, *rows])}")
+            score = f", ELUE score {section.elue[rule]:+.2f}" if section.elue else ""
+            parts.append(f"{rule}{score}\n{format_table([header, *rows])}")
     return "\n\n".join(parts)

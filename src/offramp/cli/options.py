@@ -43,22 +43,22 @@ class RuntimeOptions:
         )
 
 
-def check_output(out: Path, force: bool | None, *inputs: Path | None) -> None:
+def check_output(out: Path, force: bool | None, *inputs: Path | None, flag: str = "--out") -> None:
     """Refuse an output that exists, that is an input, or that cannot be written, before any work is done.
 
     `force` is None in commands without --force.
     """
     for source in inputs:
         if source is not None and source.exists() and out.exists() and os.path.samefile(source, out):
-            raise BadOption(f"--out {out} is also an input; choose another file.")
+            raise BadOption(f"{flag} {out} is also an input; choose another file.")
     if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
         replaced = "" if force is None else ", or replace it with --force"
-        raise OutputExists(f"{out} already exists; choose another --out{replaced}.")
-    check_writable(out)
+        raise OutputExists(f"{out} already exists; choose another {flag}{replaced}.")
+    check_writable(out, flag)
 
 
-def check_writable(out: Path) -> None:
+def check_writable(out: Path, flag: str = "--out") -> None:
     parent = next(place for place in out.absolute().parents if place.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         fault = "is not writable" if parent.is_dir() else "exists and is not a folder"
-        raise BadOption(f"--out {out}: {parent} {fault}; choose another place.")
+        raise BadOption(f"{flag} {out}: {parent} {fault}; choose another place.")

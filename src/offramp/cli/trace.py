@@ -11,6 +11,7 @@ from offramp.cli.command import Result, log
 from offramp.cli.data import ColumnOptions, DataOptions
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
 from offramp.cli.progress import in_terminal
+from offramp.errors import BadOption
 from offramp.wording import count
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SWAPPED = 0.75
 
 def trace(
     model: Annotated[str, Argument(help="Model folder, training run or hub name.")],
-    out: Annotated[Path, Option(help="File to write, such as dev.trace.")],
+    out: Annotated[Path, Option(help="File to write, such as dev.trace; with --checkpoints, a folder.")],
     data: DataOptions,
     columns: ColumnOptions,
     runtime: RuntimeOptions,
@@ -31,6 +32,9 @@ def trace(
         int | None,
         Option(min=1, help="Tokens per batch, including padding; by default what suits the runtime."),
     ] = None,
+    checkpoints: Annotated[
+        bool, Option("--checkpoints", help="One trace of each checkpoint of a training run.")
+    ] = False,
 ) -> Result:
     """Run every exit once over a dataset, and save the logits.
 
@@ -38,27 +42,50 @@ def trace(
     accuracy. If the model was retrofitted and differs from the original at full depth (int8, or --tune), the
     original runs too: its predictions are those to keep.
 
+    `offramp train` keeps the best checkpoint alone; --argument save_total_limit=none keeps all.
+
     \b
     Examples:
         offramp trace runs/mrpc --task mrpc --data glue --out mrpc.trace
         offramp trace runs/mine --data dev.csv --out dev.trace
+        offramp trace runs/mine --data dev.csv --checkpoints --out traces
     """
     from offramp.folder import find_model
 
-    folder = find_model(model)
+    models = find_checkpoints(Path(model), out) if checkpoints else {out: find_model(model)}
     check_output(out, force, data.data)
-    found = collect_trace(folder, data, columns, runtime, batch_tokens)
-    found.save(out)
-    values = {
-        "trace": str(out),
-        "data": found.data,
-        "examples": len(found),
-        "layers": found.layers,
-        "labelled": found.labels is not None,
-        "fingerprint": found.fingerprint,
+    records, lines = [], []
+    for file, folder in models.items():
+        collected = collect_trace(folder, data, columns, runtime, batch_tokens)
+        collected.save(file)
+        records.append(
+            {
+                "trace": str(file),
+                "data": collected.data,
+                "examples": len(collected),
+                "layers": collected.layers,
+                "labelled": collected.labels is not None,
+                "fingerprint": collected.fingerprint,
+            }
+        )
+        kind = "labelled example" if collected.labels is not None else "unlabelled example"
+        lines.append(f"{file}: {count(len(collected), kind)}, {count(len(collected.layers), 'exit')}")
+    return Result({"traces": records} if checkpoints else records[0], "\n".join(lines))
+
+
+def find_checkpoints(run: Path, out: Path) -> dict[Path, Path]:
+    """The checkpoints of all phases of a training run, in their order, by the file of their trace."""
+    folders = {
+        (phase.name, int(folder.name.removeprefix("checkpoint-"))): folder
+        for phase in run.glob("phase-*")
+        for folder in phase.glob("checkpoint-*")
     }
-    kind = "labelled example" if found.labels is not None else "unlabelled example"
-    return Result(values, f"{out}: {count(len(found), kind)}, {count(len(found.layers), 'exit')}")
+    if not folders:
+        raise BadOption(f"{run}: no checkpoints found; expected a training run with phase-1/checkpoint-*.")
+    width = max(len(str(step)) for _, step in folders)
+    return {
+        out / f"{phase}-step-{step:0{width}}.trace": folders[phase, step] for phase, step in sorted(folders)
+    }
 
 
 def collect_trace(

@@ -11,7 +11,6 @@ from offramp.measuring.cost import Cost
 from offramp.policy import Policy
 from offramp.policy.text import rule_in_text
 from offramp.problems import Array
-from offramp.rules import RULES
 
 
 @dataclass(frozen=True)
@@ -119,13 +118,17 @@ class Sweep:
 
 
 def parse_rule(rule: str | Policy) -> Policy:
-    """The policy of a rule, given by its name, or by a policy or its text, with threshold 0."""
-    if isinstance(rule, Policy):
-        policy = rule
-    else:
-        known = RULES.get(rule)
-        policy = Policy(known()) if known and not known.needs_labels else Policy.parse(rule)
-    return replace(policy, threshold=0.0, certificate=None)
+    """The policy of a rule, given as a policy or its text, in which the threshold may be left out; with threshold 0.
+
+    >>> str(parse_rule("entropy")), str(parse_rule("patience,tolerance=0.1")), str(parse_rule("patience:3"))
+    ('entropy:0', 'patience:0,tolerance=0.1', 'patience:0')
+    """
+    if isinstance(rule, str):
+        name, comma, options = rule.partition(",")
+        kind = rule_in_text(rule)
+        swept = kind is not None and kind.takes_threshold and ":" not in name
+        rule = Policy.parse(f"{name}:0{comma}{options}" if swept else rule)
+    return replace(rule, threshold=0.0, certificate=None)
 
 
 def needs_labels(rule: str | Policy) -> bool:

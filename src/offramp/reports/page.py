@@ -8,9 +8,11 @@ from importlib.resources import files
 from typing import Any
 
 from offramp.measuring import Point, Sweep
+from offramp.measuring.mean_curve import MeanCurve
 from offramp.reports.chart import Chart
 from offramp.reports.sections import (
     Section,
+    comparison_chart,
     curves_chart,
     exits_chart,
     histogram_chart,
@@ -18,11 +20,12 @@ from offramp.reports.sections import (
     readiness_chart,
 )
 from offramp.reports.svg import CSS, Drawing, key
-from offramp.reports.table import exit_rows, percent, policy_text, rule_rows, summary_line
+from offramp.reports.table import comparison_rows, exit_rows, percent, policy_text, rule_rows, summary_line
 
 
-def page(sections: Sequence[Section], lead: str = "") -> str:
+def page(sections: Sequence[Section], comparison: Sequence[MeanCurve] = (), lead: str = "") -> str:
     parts = files("offramp.reports")
+    compared = comparison_html(sections[0].sweep, comparison) if comparison else ""
     names = ", ".join(section.name for section in sections)
     paragraphs = "".join(f'<p class="lead">{escape(line)}</p>\n' for line in lead.splitlines())
     return f"""<!DOCTYPE html>
@@ -35,7 +38,7 @@ def page(sections: Sequence[Section], lead: str = "") -> str:
 </head>
 <body>
 <main>
-{paragraphs}{"".join(map(section_html, sections))}
+{paragraphs}{"".join([compared, *map(section_html, sections)])}
 <footer>The thresholds of the curves are chosen on the data that they are scored on.
 For a guarantee on new data, calibrate on held-out examples.</footer>
 </main>
@@ -43,6 +46,18 @@ For a guarantee on new data, calibrate on held-out examples.</footer>
 <script>{parts.joinpath("page.js").read_text(encoding="utf-8")}</script>
 </body>
 </html>
+"""
+
+
+def comparison_html(sweep: Sweep, curves: Sequence[MeanCurve]) -> str:
+    chart = comparison_chart(curves, sweep.full.cost.depth, sweep.headline)
+    return f"""<section>
+<h2>Comparison</h2>
+{chart_html(chart, 900, 420)}
+{table_html(comparison_rows(curves, sweep.headline))}
+<p class="hint">Means and standard deviations over the traces of a model. Area: mean {escape(sweep.headline)} over
+all budgets.</p>
+</section>
 """
 
 
@@ -66,7 +81,7 @@ Names switch curves on and off.</p>
 </div>
 {readiness_html(section)}
 <h3>Rules</h3>
-{table_html(rule_rows(sweep))}
+{table_html(rule_rows(section))}
 <p class="hint">Area: mean {escape(sweep.headline)} over all budgets. Layers, 0.5 lost: fewest mean layers at a
 loss of half a point of {escape(sweep.headline)} against full depth.</p>
 <details><summary>Exits as a table</summary>{table_html(exit_rows(sweep))}</details>

@@ -1,5 +1,7 @@
 """report(): measure traces, and show them as a table, a page, JSON and plots."""
 
+import csv
+import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -10,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from offramp.files import write_files
+from offramp.measuring import sweep
 from offramp.measuring.curve import needs_labels
 from offramp.measuring.learned_rules import default_tolerance
+from offramp.measuring.mean_curve import MeanCurve, compare
 from offramp.reports.page import page
-from offramp.reports.sections import Section, charts, measure_section
+from offramp.reports.sections import Section, charts, comparison_chart, measure_section
 from offramp.reports.svg import svg_file
-from offramp.reports.table import report_text
+from offramp.reports.table import comparison_rows, format_table, report_text
 from offramp.trace import Trace
 
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "patience", "layer", "oracle")
@@ -25,12 +29,16 @@ def report(
     traces: Trace | Mapping[str, Trace],
     rules: Sequence[str] | None = None,
     *,
+    elue_reference: Trace | None = None,
     bootstrap: int = 200,
+    padded_to: int | None = None,
     lead: str = "",
     **options: Any,
 ) -> "Report":
-    """Measure one trace, or several by name; `bootstrap` and other options are those of `sweep`.
+    """Measure one trace, or several by name; `bootstrap`, `padded_to` and other options are those of `sweep`.
 
+    Traces of the same data are also compared: see `offramp.measuring.mean_curve.compare`. With `elue_reference`,
+    every rule gets its ELUE score above the exits of that trace.
     `lead` is text to show first, one paragraph per line.
 
     The default rules depend on the kind of problem. The oracle is left out of regression and where there are no
@@ -48,13 +56,12 @@ def report(
         has_oracle = trace.labels is not None and trace.problem.has_classes
         return [rule for rule in chosen if has_oracle or not needs_labels(rule)]
 
-    return Report(
-        tuple(
-            measure_section(name, trace, rules_for(trace), bootstrap, **options)
-            for name, trace in named.items()
-        ),
-        lead,
+    options |= {"bootstrap": bootstrap, "padded_to": padded_to}
+    reference = None if elue_reference is None else sweep(elue_reference, [], padded_to=padded_to)
+    sections = tuple(
+        measure_section(name, trace, rules_for(trace), reference, **options) for name, trace in named.items()
     )
+    return Report(sections, compare({section.name: section.sweep for section in sections}), lead)
 
 
 def rules_by_problem(trace: Trace) -> list[str]:
@@ -74,17 +81,39 @@ class Report:
     """Measured traces: `str` is a table, `html` a page, `save` writes everything to a folder."""
 
     sections: tuple[Section, ...]
+    comparison: tuple[MeanCurve, ...] = ()
+    """Of the sections, if their data are the same."""
     lead: str = ""
 
     def __str__(self) -> str:
-        return "\n\n".join(filter(None, [self.lead, report_text(self.sections)]))
+        return "\n\n".join(filter(None, [self.lead, self.comparison_table(), report_text(self.sections)]))
+
+    def comparison_table(self) -> str:
+        """Models side by side; empty if nothing is compared."""
+        if not self.comparison:
+            return ""
+        return f"{format_table(comparison_rows(self.comparison, self.sections[0].sweep.headline))}\n"
 
     def html(self) -> str:
         """One self-contained page that opens offline."""
-        return page(self.sections, self.lead)
+        return page(self.sections, self.comparison, self.lead)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def csv(self) -> str:
+        """Every point of every curve, one row each."""
+        metrics = [*dict.fromkeys(metric for section in self.sections for metric in section.sweep.metrics)]
+        file = io.StringIO()
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["trace", "rule", "threshold", "mean_layer", "macs", *metrics, "low", "high"])
+        for section in self.sections:
+            for rule, curve in section.sweep.curves.items():
+                for point in curve.points:
+                    scores = [point.scores.get(metric) for metric in metrics]
+                    cells = [point.threshold, point.cost.mean_layer, point.cost.macs, *scores]
+                    rows.writerow([section.name, rule, *cells, *(point.interval or (None, None))])
+        return file.getvalue()
 
     def save(self, folder: str | PathLike[str], plots: bool = False) -> list[Path]:
         """Write page, JSON and table to a folder, with `plots` also every chart as SVG, and return their paths."""
@@ -93,6 +122,10 @@ class Report:
             "report.json": json.dumps(self.to_json(), indent=1),
             "report.txt": str(self) + "\n",
         }
+        if plots and self.comparison:
+            full = self.sections[0].sweep.full.cost
+            chart = comparison_chart(self.comparison, full.depth, self.sections[0].sweep.headline)
+            files["comparison.svg"] = svg_file("Comparison", chart)
         if plots:
             files |= {
                 f"{number}-{file_name(section.name)}-{file_name(name)}.svg": svg_file(section.name, chart)

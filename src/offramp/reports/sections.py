@@ -1,13 +1,14 @@
 """One trace, measured: the numbers of a section of the report, and its charts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from offramp.measuring import Point, Sweep, sweep
 from offramp.measuring.curve import parse_rule
+from offramp.measuring.mean_curve import MeanCurve
 from offramp.measuring.scores import apply_rule
 from offramp.policy.text import rule_in_text
 from offramp.reports.chart import (
@@ -19,6 +20,7 @@ from offramp.reports.chart import (
     Bars,
     Chart,
     Line,
+    Style,
     padded_range,
     style,
 )
@@ -44,17 +46,22 @@ class Section:
     readiness: Mapping[str, Readiness]
     """By rule, without rules that count exits or take no threshold."""
     classes: tuple[str, ...] = ()
+    elue: Mapping[str, float] = field(default_factory=dict)
+    """The ELUE score of each rule, if there is a reference."""
 
 
-def measure_section(name: str, trace: Trace, rules: Sequence[str], bootstrap: int, **options: Any) -> Section:
-    found = sweep(trace, rules, bootstrap=bootstrap, **options)  # first, because it checks the rules
+def measure_section(
+    name: str, trace: Trace, rules: Sequence[str], reference: Sweep | None, **options: Any
+) -> Section:
+    measured = sweep(trace, rules, **options)  # first, because it checks the rules
     seed = options.get("seed", 0)
     readiness = {rule: measure_readiness(trace, rule, seed) for rule in rules if is_graded(rule)}
     return Section(
         name,
-        found,
+        measured,
         {rule: each for rule, each in readiness.items() if each is not None},
         tuple(trace.label_names),
+        {} if reference is None else {rule: measured.elue(rule, reference) for rule in measured.curves},
     )
 
 
@@ -118,6 +125,35 @@ def curves_chart(sweep: Sweep) -> Chart:
         x=(0, depth),
         y=padded_range([full[1], *(y for rule in rules for _, y in rule.points)]),
     )
+
+
+def comparison_chart(curves: Sequence[MeanCurve], depth: int, headline: str) -> Chart:
+    """Score against mean layers for every rule of every model, with a band of one standard deviation."""
+    lines = [
+        Line(curve_name(curve, curves), tuple((x, 100 * y.mean) for x, y in curve.points), style(index))
+        for index, curve in enumerate(curves)
+    ]
+    bands = [band(curve, style(index)) for index, curve in enumerate(curves) if curve.traces > 1]
+    edges = [y for series in bands for y in (*series.low, *series.high)]
+    return Chart(
+        x_label=f"mean layers (of {depth})",
+        y_label=f"{headline}, per cent",
+        series=(*bands, *lines),
+        x=(0, depth),
+        y=padded_range([*edges, *(y for line in lines for _, y in line.points)]),
+    )
+
+
+def curve_name(curve: MeanCurve, curves: Sequence[MeanCurve]) -> str:
+    """The model, and the rule if there are several."""
+    return curve.model if len({each.rule for each in curves}) == 1 else f"{curve.model}, {curve.rule}"
+
+
+def band(curve: MeanCurve, style: Style) -> Band:
+    """One standard deviation on both sides of a curve."""
+    layers, scores = zip(*curve.points, strict=True)
+    low, high = (tuple(100 * (score.mean + sign * score.deviation) for score in scores) for sign in (-1, 1))
+    return Band(layers, low, high, style)
 
 
 def position(sweep: Sweep, point: Point) -> tuple[float, float]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from offramp.measuring import Curve, Point, Sweep
+from offramp.measuring.mean_curve import MeanCurve, Spread
 from offramp.policy.text import round_threshold
 from offramp.reports.sections import Section
 from offramp.wording import count
@@ -15,7 +16,7 @@ NONE = "-"
 def report_text(sections: Sequence[Section]) -> str:
     return "\n\n\n".join(
         f"{each.name}\n{summary_line(each.sweep)}\n\n"
-        f"{format_table(rule_rows(each.sweep))}\n\n{format_table(exit_rows(each.sweep))}"
+        f"{format_table(rule_rows(each))}\n\n{format_table(exit_rows(each.sweep))}"
         for each in sections
     )
 
@@ -33,16 +34,33 @@ def summary_line(sweep: Sweep) -> str:
     return "; ".join(parts)
 
 
-def rule_rows(sweep: Sweep) -> list[list[str]]:
+def comparison_rows(curves: Sequence[MeanCurve], headline: str) -> list[list[str]]:
+    """A header, then each rule of each model: its area and the score of full depth, over its traces."""
+    rows = [
+        [curve.model, curve.rule, str(curve.traces), spread_text(curve.area), spread_text(curve.full)]
+        for curve in curves
+    ]
+    return [["model", "rule", "traces", "area", f"{headline} at full depth"], *rows]
+
+
+def spread_text(value: Spread) -> str:
+    """A score in per cent, with its standard deviation if there is one."""
+    return percent(value.mean) + (f" ± {percent(value.deviation)}" if value.deviation else "")
+
+
+def rule_rows(section: Section) -> list[list[str]]:
     """A header, then for each rule the mean layers within a loss and the policy for a loss of one point."""
+    sweep = section.sweep
     header = [
         "rule",
         "area",
         *(f"layers, {loss:g} lost" for loss in LOSSES),
         f"{sweep.headline} at half",
         "policy, 1 lost",
+        *(["ELUE score"] if section.elue else []),
     ]
-    return [header, *(rule_row(sweep, curve) for curve in sweep.curves.values())]
+    scores = {rule: [f"{score:+.2f}"] for rule, score in section.elue.items()}
+    return [header, *(rule_row(sweep, curve) + scores.get(rule, []) for rule, curve in sweep.curves.items())]
 
 
 def rule_row(sweep: Sweep, curve: Curve) -> list[str]:
