@@ -23,7 +23,7 @@ def main() -> None:
     )
     parser.add_argument("trace")
     parser.add_argument("--rule", default="entropy")
-    parser.add_argument("--risk", default="disagreement", choices=["disagreement", "accuracy"])
+    parser.add_argument("--risk", default="changed", choices=["changed", "accuracy"])
     parser.add_argument("--epsilon", type=float, default=0.02)
     parser.add_argument("--delta", type=float, default=0.1)
     parser.add_argument("--examples", type=int, default=500)
@@ -67,7 +67,7 @@ def main() -> None:
 
 def risk(population: Trace, predictions: np.ndarray, kind: str) -> float:
     full = population.logits[:, -1].argmax(-1)
-    if kind == "disagreement":
+    if kind == "changed":
         return float(np.mean(predictions != full))
     return float(np.mean((full == population.labels) & (predictions != population.labels)))
 

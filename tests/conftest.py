@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -28,9 +29,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from offramp.guarantees import Certificate, Conditions
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
-from offramp.policy import Certificate, Policy
+from offramp.policy import Policy
 from offramp.serve.logs import LOGGING
 from offramp.trace import Trace
 
@@ -234,19 +236,26 @@ def make_trace() -> Callable[..., Trace]:
 
 @pytest.fixture(scope="session")
 def make_certificate() -> Callable[..., Certificate]:
-    """A complete certificate, for tests that are about a few of its fields."""
-    fields: dict[str, Any] = {
-        "promise": "",
-        "policy": "entropy:0.3",
-        "risk": "disagreement",
+    """A complete certificate, for tests that are about a few of its fields, or of its conditions."""
+    claim: dict[str, Any] = {
+        "risk": "changed",
         "epsilon": 0.1,
         "delta": 0.05,
         "bound": "exact binomial",
         "examples": 500,
         "observed_risk": 0.02,
+    }
+    issued_for: dict[str, Any] = {
+        "policy": "entropy:0.3",
         "mean_layer": 2.0,
-        "exits": (),
         "fingerprint": "abc",
         "precision": "fp32",
     }
-    return lambda **changes: Certificate(**fields | changes)
+    names = {each.name for each in fields(Conditions)}
+
+    def make(**changes: Any) -> Certificate:
+        conditions = {name: value for name, value in changes.items() if name in names}
+        others = {name: value for name, value in changes.items() if name not in names}
+        return Certificate(**claim | {"conditions": Conditions(**issued_for | conditions)} | others)
+
+    return make

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 ORDER = """
 errors wording numerics problems files cpus lists
 data models training
-trace rules guarantees policy measuring
+guarantees trace rules policy measuring
 folder runtimes engine inference reranking reports
 onnx_export retrofits serve cluster cli
 """.split()
@@ -23,7 +23,7 @@ onnx_export retrofits serve cluster cli
 EDGES = {"cli", "onnx_export", "retrofits", "serve", "cluster"}
 FOLDERS_OF_EQUALS = {"models/backbones", "rules"}
 WITHOUT_TORCH = (
-    "trace rules guarantees policy measuring folder runtimes engine inference reports reranking".split()
+    "guarantees trace rules policy measuring folder runtimes engine inference reports reranking".split()
 )
 
 

@@ -135,10 +135,9 @@ class Trace:
         """(examples,) whether logits (examples, classes) give the reference's prediction, in every label."""
         return self.problem.agree(self.problem.decode(logits), self.reference_predictions(), tolerance)
 
-    def origin(self) -> dict[str, Any]:
-        """The fields of a certificate that say which model and data it was issued for."""
-        names = ("data", "fingerprint", "runtime", "precision", "max_length")
-        return {"reference": self.reference_name, **{name: getattr(self, name) for name in names}}
+    def conditions(self) -> dict[str, Any]:
+        """The fields of a certificate's conditions that say which model it was issued for."""
+        return {name: getattr(self, name) for name in ("fingerprint", "runtime", "precision", "max_length")}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to a file, atomically."""

@@ -99,7 +99,7 @@ def test_info_shows_the_rule_and_its_certificate(
     proof = make_certificate(policy=str(RULE), risk="overlap", top_k=2, epsilon=0.05)
     store_rank_rule(folder, replace(RULE, certificate=proof))
     assert ask("info", folder)["ranking"] == "rank:0.2,top_k=2"
-    summary = "With 95 % confidence, at most 5 % of the top 2 of full depth are missed on average"
+    summary = "With 95% confidence, at most 5% of the top 2 of full depth are missed on average"
     assert f"rank certificate  {summary}" in run("info", folder).stdout
     assert summary in (folder / "README.md").read_text()
     with pytest.warns(UserWarning, match="issued for fingerprint abc"):

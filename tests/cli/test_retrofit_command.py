@@ -57,7 +57,7 @@ def test_retrofit_prints_a_verdict_and_the_next_commands(shown: Any, workplace: 
     for part in (
         "times faster than mine",
         "predictions changed:",
-        "at most 20 % of predictions differ from mine",
+        "at most 20% of predictions differ from mine",
     ):
         assert part in shown.stdout
     assert f"offramp predict {workplace / 'out'}" in shown.stdout

@@ -61,7 +61,7 @@ def test_a_certificate_holds_for_one_length_of_texts(short: Path, tmp_path: Path
     assert "texts of up to 20 tokens, not the 9 of" in refused.stderr
     done = run("calibrate", folder, tmp_path / "nine.trace", "--rule", "layer", "--guarantee", 0.9)
     assert done.exit_code == 0, done.output
-    assert Classifier.from_pretrained(folder).policy.certificate.max_length == LENGTH  # type: ignore[union-attr]
+    assert Classifier.from_pretrained(folder).policy.certificate.conditions.max_length == LENGTH  # type: ignore[union-attr]
     with pytest.warns(CertificateMismatch, match=r"max_length 9 \(here: 20\)"):
         assert Classifier.from_pretrained(folder, max_length=20).policy.certificate is None
 

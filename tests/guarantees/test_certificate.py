@@ -10,7 +10,9 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from offramp.errors import NoSafeThreshold
-from offramp.measuring import Guarantee, calibrate, guarantee
+from offramp.guarantees import Certificate
+from offramp.guarantees.bounds import BOUNDS, Bound
+from offramp.measuring import Guarantee, calibrate
 from offramp.policy import Policy
 from offramp.trace import Trace
 
@@ -55,13 +57,13 @@ def is_broken(policy: Policy, target: Guarantee, population: Trace) -> bool:
     many = population.problem_type == "multi_label_classification"
     given = policy.decide(population.logits, problem_type=population.problem_type).logits
     answers, full = (part > 0 if many else part.argmax(-1) for part in (given, population.logits[:, -1]))
-    if target.risk == "disagreement":
+    if target.risk == "changed":
         lost = (answers != full).any(-1) if many else answers != full
     else:
         lost = (full == population.labels) & (answers != population.labels)
     if not isinstance(target.epsilon, dict):
         return bool(lost.mean() > target.epsilon)
-    belongs = full if target.risk == "disagreement" else population.labels
+    belongs = full if target.risk == "changed" else population.labels
     return any(lost[belongs == int(name)].mean() > epsilon for name, epsilon in target.epsilon.items())
 
 
@@ -80,7 +82,7 @@ def promises(population: Trace, rule: str | list[str], target: Guarantee, exampl
 
 
 CASES: dict[str, Any] = {
-    "disagreement": (synthetic, "confidence", Guarantee(0.1, DELTA)),
+    "changed predictions": (synthetic, "confidence", Guarantee(0.1, DELTA)),
     "a rule that counts": (synthetic, "patience", Guarantee(0.11, DELTA)),
     "right answers lost": (synthetic, "entropy", Guarantee(0.1, DELTA, risk="accuracy")),
     "each class": (synthetic, "entropy", Guarantee({"0": 0.2, "1": 0.1, "2": 0.2}, DELTA)),
@@ -108,20 +110,53 @@ def test_promises_are_broken_no_more_often_than_delta(case: str, make_trace: Mak
 def test_bounds_that_trust_what_they_see_break_their_promises(
     case: str, make_trace: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trusting(risk: Any, examples: int, epsilon: float) -> Any:
-        return np.where(risk <= epsilon, 0.0, 1.0)
+    def trusting(losses: Any, epsilon: float) -> float:
+        return 0.0 if np.mean(losses) <= epsilon else 1.0
 
-    monkeypatch.setattr(guarantee, "binomial", trusting)
-    monkeypatch.setattr(guarantee, "hoeffding_bentkus", trusting)
+    for name, bound in BOUNDS.items():
+        monkeypatch.setitem(BOUNDS, name, Bound(trusting, bound.examples_needed))
     source, rule, target = CASES[case]
     _, broken = promises(source(make_trace), rule, target, examples=200)
     assert broken > CHANCE
 
 
-@pytest.mark.parametrize("risk", ["disagreement", "accuracy"])
+@pytest.mark.parametrize("risk", ["changed", "accuracy"])
 @pytest.mark.parametrize("source", [synthetic, many_labels])
 def test_too_few_examples_certify_nothing_even_without_a_single_error(
     source: Callable[[Make], Trace], risk: str, make_trace: Make
 ) -> None:
     made, _ = promises(source(make_trace), "confidence", Guarantee(0.1, 0.05, risk=risk), examples=20)
     assert made == 0  # it takes ln(0.05) / ln(0.9), which is 29
+
+
+WORDS = [
+    ("changed", {}, "at most 3% of predictions differ from full depth"),
+    (
+        "changed",
+        {"reference": "X", "tolerance": 0.5},
+        "at most 3% of predictions differ from X by more than 0.5",
+    ),
+    ("changed", {"epsilon": {"ham": 0.1, "spam": 0.01}}, "at most 10% (of ham), 1% (of spam) of predictions"),
+    ("accuracy", {}, "at most 3% of examples lose a correct prediction"),
+    ("label_accuracy", {}, "at most 3% of labels lose a correct prediction"),
+    ("overlap", {"top_k": 5}, "at most 3% of the top 5 of full depth are missed on average"),
+    ("ndcg", {"top_k": 10, "reference": "X"}, "nDCG@10 against X's order drops by at most 3% on average"),
+]
+
+
+@pytest.mark.parametrize(("risk", "fields", "words"), WORDS)
+def test_the_words_of_a_certificate_are_those_of_its_loss(
+    risk: str, fields: dict[str, Any], words: str, make_certificate: Callable[..., Certificate]
+) -> None:
+    proof = make_certificate(**{"risk": risk, "epsilon": 0.03, **fields})
+    assert proof.summary.startswith(f"With 95% confidence, {words}")
+    assert "0.03" in proof.promise or "0.01 of examples that full depth predicts as 'spam'" in proof.promise
+    assert "{" not in proof.promise + proof.summary
+
+
+def test_a_certificate_without_conditions_applies_to_no_policy(
+    make_certificate: Callable[..., Certificate],
+) -> None:
+    bare = make_certificate(conditions=None)
+    assert Certificate.from_json(bare.to_json()) == bare
+    assert "policy unknown (here: entropy:0.3)" in bare.mismatches("entropy:0.3", "abc", "fp32")

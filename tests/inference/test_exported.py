@@ -101,8 +101,8 @@ def test_a_certificate_records_runtime_and_precision_and_warns_in_another(saved:
     trace = collect(Classifier.from_pretrained(fast), dataset, progress=False)
     policy = calibrate(trace, "confidence", Guarantee(epsilon=0.9, delta=0.2))
     assert policy.certificate is not None
-    assert policy.certificate.precision == "int8"
-    assert policy.certificate.runtime.startswith("onnxruntime")
+    assert policy.certificate.conditions.precision == "int8"
+    assert policy.certificate.conditions.runtime.startswith("onnxruntime")
     Classifier.from_pretrained(fast, policy)
     with pytest.warns(CertificateMismatch, match=r"precision int8 \(here: fp32\)"):
         Classifier.from_pretrained(saved, policy)

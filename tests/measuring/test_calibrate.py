@@ -10,7 +10,7 @@ import pytest
 
 from offramp.data.metrics import compute
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData, UnknownName
-from offramp.guarantees.bounds import examples_needed, hoeffding_bentkus
+from offramp.guarantees.bounds import betting_examples, binomial_examples
 from offramp.measuring import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, sweep
 from offramp.measuring.cost import macs
 from offramp.measuring.guarantee import threshold_grid
@@ -117,26 +117,27 @@ def test_a_guarantee_keeps_its_risk_and_certifies_it(make_trace: Make) -> None:
     proof = policy.certificate
     assert proof is not None
     assert proof.observed_risk == pytest.approx(risk)
-    assert proof.mean_layer == pytest.approx(layers)
-    assert proof.exits == tuple(float(np.mean(policy.exits(trace.logits) == exit)) for exit in range(6))
+    conditions = proof.conditions
+    assert conditions is not None
+    assert conditions.mean_layer == pytest.approx(layers)
+    assert conditions.exits == tuple(float(np.mean(policy.exits(trace.logits) == exit)) for exit in range(6))
     expected = {
-        "risk": "disagreement",
+        "risk": "changed",
         "epsilon": 0.05,
         "delta": 0.1,
         "examples": 3000,
         "bound": "exact binomial",
         "data": "made up 0",
-        "fingerprint": "no model",
-        "runtime": "onnx",
         "rules_tried": 1,
-        "rule_chosen_on": "other data",
     }
     assert {key: getattr(proof, key) for key in expected} == expected
+    origin = conditions.policy, conditions.fingerprint, conditions.runtime, conditions.rule_chosen_on
+    assert origin == (str(policy), "no model", "onnx", "other data")
     assert "0.9" in proof.promise
     assert Policy.from_json(json.loads(json.dumps(policy.to_json()))) == policy
 
 
-def test_disagreement_needs_no_labels_and_accuracy_does(make_trace: Make) -> None:
+def test_changed_predictions_need_no_labels_and_accuracy_does(make_trace: Make) -> None:
     trace = make_trace(2000)
     blind = replace(trace, labels=None)
     assert calibrate(blind, "entropy", Guarantee(0.05)) == calibrate(trace, "entropy", Guarantee(0.05))
@@ -223,20 +224,20 @@ def test_many_labels_lose_accuracy_by_the_share(make_trace: Make) -> None:
         2000, problem_type="multi_label_classification", labels=rng.integers(2, size=(2000, 3))
     )
     policy = calibrate(trace, "confidence", Guarantee(0.1, risk="accuracy"))
-    assert policy.certificate.bound == "Hoeffding-Bentkus"  # whatever the losses happen to be
+    assert policy.certificate.bound == "betting"  # whatever the losses happen to be
     assert calibrate(trace, "confidence", Guarantee(0.2)).certificate.bound == "exact binomial"
     early = policy.decide(trace.logits, problem_type=trace.problem_type).logits > 0
     lost = ((trace.logits[:, -1] > 0) == trace.labels) & (early != trace.labels)
     assert policy.certificate.observed_risk == pytest.approx(lost.mean())
 
 
-@pytest.mark.parametrize("risk", ["disagreement", "accuracy"])
+@pytest.mark.parametrize("risk", ["changed", "accuracy"])
 def test_bounds_by_class_hold_for_the_examples_of_each_class(risk: str, make_trace: Make) -> None:
     trace = make_trace(4000, label_names=("ham", "spam", "news"))
     policy = calibrate(trace, "entropy", Guarantee({"ham": 0.05, "1": 0.02, "news": 0.05}, 0.1, risk=risk))
     answers, full = policy.decide(trace.logits).logits.argmax(-1), trace.logits[:, -1].argmax(-1)
-    lost = answers != full if risk == "disagreement" else (full == trace.labels) & (answers != trace.labels)
-    belongs = full if risk == "disagreement" else trace.labels
+    lost = answers != full if risk == "changed" else (full == trace.labels) & (answers != trace.labels)
+    belongs = full if risk == "changed" else trace.labels
     for index, (name, epsilon) in enumerate({"ham": 0.05, "spam": 0.02, "news": 0.05}.items()):
         seen = policy.certificate.by_class[name]
         assert seen["examples"] == np.sum(belongs == index)
@@ -255,7 +256,7 @@ def test_a_rare_class_that_the_first_exit_never_answers_is_not_given_up(make_tra
     logits = np.array([[[3.0, 0.0], [0.0, 3.0]], [[3.0, 0.0], [3.0, 0.0]]], np.float32)[ham.astype(int)]
     trace = replace(trace, logits=logits, labels=1 - ham)
     assert outcome(calibrate(trace, "entropy", Guarantee(0.12)), trace)[0] == 1
-    with pytest.raises(NoSafeThreshold, match=r"the class 'spam'.*observed risk of 1.0"):
+    with pytest.raises(NoSafeThreshold, match=r"the class 'spam'.*shows a risk of 1.0"):
         calibrate(trace, "entropy", Guarantee({"spam": 0.02, "ham": 0.12}))
 
 
@@ -289,7 +290,7 @@ def test_no_safe_threshold_raises_with_the_examples_needed(make_trace: Make) -> 
     assert too_few.value.of_class is None
 
     trace = sure_and_wrong(make_trace(2000, exits=2))
-    with pytest.raises(NoSafeThreshold, match="More examples do not help") as hopeless:
+    with pytest.raises(NoSafeThreshold, match="More examples would not help") as hopeless:
         calibrate(trace, "patience_confidence:1,confidence=0.4", Guarantee(0.05))
     assert hopeless.value.examples_needed is None
 
@@ -328,9 +329,10 @@ def test_the_examples_needed_for_many_labels_are_those_of_their_own_bound(make_t
     logits[0, 0, 0] = -3  # the first exit is wrong about one label of 120
     trace = make_trace(40, exits=2, problem_type="multi_label_classification", labels=np.ones((40, 3), int))
     with pytest.raises(NoSafeThreshold) as too_few:
-        calibrate(replace(trace, logits=logits), "confidence", Guarantee(0.05, risk="accuracy"))
-    needed = examples_needed(0.05, 0.05, 1 / 120, hoeffding_bentkus)
-    assert too_few.value.examples_needed == needed > examples_needed(0.05, 0.05, 1 / 120)
+        calibrate(replace(trace, logits=logits), "confidence", Guarantee(0.04, risk="accuracy"))
+    losses = [1 / 3] + [0] * 39
+    needed = betting_examples(losses, 0.04, 0.05)
+    assert too_few.value.examples_needed == needed != binomial_examples(losses, 0.04, 0.05)
 
 
 @pytest.mark.parametrize("epsilon", [1e-12, 1e-6, 0.4999999])
@@ -392,7 +394,7 @@ def test_calibrating_on_examples_that_chose_the_rule_warns(make_trace: Make) -> 
     first, second = trace[:1500], trace[1000:]
     with pytest.warns(ReusedData, match="the rule was chosen on 'made up 0'"):
         policy = calibrate(second, "entropy", Guarantee(0.05), chosen_on=first)
-    assert policy.certificate.rule_chosen_on == "made up 0"
+    assert policy.certificate.conditions.rule_chosen_on == "made up 0"
     calibrate(trace[1500:], "entropy", Guarantee(0.05), chosen_on=first)  # the same data, other examples
     calibrate(make_trace(3000, seed=1), "entropy", Guarantee(0.05), chosen_on=first)  # the same row numbers
 
@@ -408,7 +410,7 @@ def test_calibrating_on_the_data_that_chose_the_rule_warns(make_trace: Make) -> 
     trace = make_trace(2000)
     with pytest.warns(ReusedData, match="made up 0"):
         policy = calibrate(trace, "entropy", Guarantee(0.05), chosen_on=trace.data)
-    assert policy.certificate.rule_chosen_on == trace.data == policy.certificate.data
+    assert policy.certificate.conditions.rule_chosen_on == trace.data == policy.certificate.data
 
 
 @pytest.mark.parametrize(

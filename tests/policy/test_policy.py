@@ -152,7 +152,8 @@ def test_a_certificate_that_proves_nothing_is_refused(certified: Policy, change:
 @pytest.mark.parametrize("field", ["risk", "epsilon", "delta", "examples", "policy"])
 def test_an_incomplete_certificate_is_refused(certified: Policy, field: str) -> None:
     record = certified.to_json()
-    del record["certificate"][field]
+    proof = record["certificate"]
+    del (proof["conditions"] if field == "policy" else proof)[field]
     with pytest.raises(BadPolicy, match=field):
         Policy.from_json(record)
 

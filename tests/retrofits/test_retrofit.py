@@ -91,7 +91,7 @@ def test_the_certificate_names_the_model_that_it_protects(original: Path, done: 
     assert certificate is not None
     assert certificate.reference == original.name
     assert certificate.summary == (
-        f"With 95 % confidence, at most 10 % of predictions differ from {original.name} (on data like logs.csv)."
+        f"With 95% confidence, at most 10% of predictions differ from {original.name} (on data like logs.csv)."
     )
     assert certificate.summary in str(done)
     card = (done.folder / "README.md").read_text()

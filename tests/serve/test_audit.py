@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from offramp.guarantees import Certificate, Conditions
 from offramp.inference import Prediction
 from offramp.inference.prediction import predictions
 from offramp.measuring import Guarantee, calibrate
-from offramp.policy import Certificate, Decision, Policy
+from offramp.policy import Decision, Policy
 from offramp.runtimes import Tokens
 from offramp.serve.audit import BLOCK, DRIFT_LIMIT, DRIFT_MINIMUM, DRIFT_WINDOW, Audit, RungReport
 from offramp.trace import Trace
@@ -23,7 +24,7 @@ LAYERS = (1, 2, 3, 4)
 DELTA = 0.1
 
 
-PROOF = Certificate("", "", "disagreement", 0.05, 0.05, "exact binomial", 100, 0.0, 2.0, ())
+PROOF = Certificate("changed", 0.05, 0.05, "exact binomial", 100, 0.0)
 
 
 def certified(text: str = "entropy:0.2", **fields: Any) -> Policy:
@@ -151,7 +152,7 @@ def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -
     assert found.drift == pytest.approx(0, abs=1e-9)
     for name, (low, high) in found.by_class.items():
         assert proof.by_class is not None
-        assert low < proof.by_class[{"1": "b"}.get(name, name)]["observed_risk"] < high
+        assert low < proof.by_class[name]["observed_risk"] < high
 
 
 def test_a_bound_of_one_class_is_broken_by_that_class_alone() -> None:
@@ -231,7 +232,8 @@ def test_a_failing_run_loses_only_one_prediction() -> None:
 def test_drift_is_the_distance_of_the_latest_exits_from_calibration(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    audit = Audit([certified(exits=[0.5, 0.3, 0.2, 0.0]), certified()], LAYERS, share=0)
+    calibrated = Conditions("entropy:0.2", mean_layer=1.7, exits=(0.5, 0.3, 0.2, 0.0))
+    audit = Audit([certified(conditions=calibrated), certified()], LAYERS, share=0)
     for layer in [1] * 5 + [2] * 3 + [4] * 2:
         audit.offer(0, [Tokens([1])], [answer(layer=layer)])
         audit.offer(1, [Tokens([1])], [answer(layer=layer)])

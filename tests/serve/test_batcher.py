@@ -39,7 +39,7 @@ from offramp.serve.queue import Ticket
 
 WAIT = 20
 """Seconds that nothing here takes."""
-PROOF = Certificate("", "", "disagreement", 0.1, 0.05, "exact binomial", 100, 0.0, 2.0, ())
+PROOF = Certificate("changed", 0.1, 0.05, "exact binomial", 100, 0.0)
 NORMAL, LOOSER, LOOSEST = (Policy.parse(text) for text in ("confidence:0.9", "confidence:0.7", "layer:2"))
 
 

@@ -11,14 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp.errors import BadPolicy
-from offramp.policy import Certificate, Policy
+from offramp.guarantees import Certificate, Conditions
+from offramp.policy import Policy
 from offramp.serve.ladder import FULL_DEPTH, Ladder, sync_broken
 
-PROOF = Certificate("", "", "disagreement", 0.1, 0.05, "exact binomial", 100, 0.0, 2.0, ())
+PROOF = Certificate("changed", 0.1, 0.05, "exact binomial", 100, 0.0)
 
 
-def certified(text: str, **fields: Any) -> Policy:
-    return replace(Policy.parse(text), certificate=replace(PROOF, **fields))
+def certified(text: str, mean_layer: float = 2.0, **fields: Any) -> Policy:
+    return replace(
+        Policy.parse(text), certificate=replace(PROOF, conditions=Conditions(text, mean_layer), **fields)
+    )
 
 
 RUNGS = [

@@ -14,9 +14,10 @@ from transformers import PreTrainedTokenizerFast
 
 from offramp import Reranker, store_rank_rule
 from offramp.errors import BadPolicy, TooLarge
+from offramp.guarantees import Certificate, Conditions
 from offramp.inference import Classifier
 from offramp.models.exit_model import ExitModel
-from offramp.policy import Certificate, Decision
+from offramp.policy import Decision
 from offramp.policy.ranking import RankRule
 from offramp.runtimes import Tokens
 from offramp.serve.batcher import Batcher, Limits, Request
@@ -32,23 +33,28 @@ LAYERS = (0, 1, 2, 3, 4)
 
 
 def certified(
-    threshold: float = 0.49, epsilon: float = 0.05, mean_layer: float = 1.0, **options: Any
+    threshold: float = 0.49,
+    epsilon: float = 0.05,
+    mean_layer: float = 1.0,
+    reference: str = "",
+    **about: Any,
 ) -> RankRule:
     rule = replace(RULE, threshold=threshold)
-    proof: dict[str, Any] = {
-        "promise": "",
-        "policy": str(rule),
-        "risk": "overlap",
-        "epsilon": epsilon,
-        "delta": 0.05,
-        "bound": "Hoeffding-Bentkus",
-        "examples": 100,
-        "observed_risk": 0.0,
-        "mean_layer": mean_layer,
-        "exits": (0.2,) * 5,
-        "top_k": 2,
-    }
-    return replace(rule, certificate=Certificate(**{**proof, **options}))
+    exits = {"mean_layer": mean_layer, "exits": (0.2,) * 5}
+    return replace(
+        rule,
+        certificate=Certificate(
+            risk="overlap",
+            epsilon=epsilon,
+            delta=0.05,
+            bound="betting",
+            examples=100,
+            observed_risk=0.0,
+            reference=reference,
+            top_k=2,
+            conditions=Conditions(str(rule), **exits, **about),
+        ),
+    )
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ class TargetOptions:
     delta: Annotated[
         float, Option(help="With --guarantee: the probability that the bound does not hold.")
     ] = 0.05
-    risk: Annotated[str | None, Option(help="With --guarantee: disagreement (default) or accuracy.")] = None
+    risk: Annotated[str | None, Option(help="With --guarantee: changed (default) or accuracy.")] = None
     cost: Annotated[
         str | None,
         Option(help="With --min-speedup: macs (default) or layers. With --budget: layers (default) or macs."),
@@ -72,7 +72,7 @@ class TargetOptions:
 
         if self.guarantee is not None:
             bounds = parse_bounds(self.guarantee)
-            return Guarantee(bounds, self.delta, self.risk or "disagreement", self.tolerance)
+            return Guarantee(bounds, self.delta, self.risk or "changed", self.tolerance)
         if self.max_loss is not None:
             return MaxLoss(self.max_loss)
         if self.min_speedup is not None:

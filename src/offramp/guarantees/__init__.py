@@ -1,1 +1,6 @@
-"""Statistics of a guarantee: bounds on a risk, and certificates. Nothing here knows exits."""
+"""Statistical guarantees about a loss: bounds on its mean, tests, and certificates. Nothing here knows exits."""
+
+from offramp.guarantees.certificate import Certificate, Conditions, Guarantee
+from offramp.guarantees.losses import LOSSES, Loss
+
+__all__ = ["LOSSES", "Certificate", "Conditions", "Guarantee", "Loss"]

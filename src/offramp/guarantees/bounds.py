@@ -1,75 +1,73 @@
-"""P-values for "the risk is at most epsilon": how likely is an observed risk this low if the true one is higher?
+"""P-values for "the risk is at most epsilon": how likely are losses this low if the true risk is higher?
 
-The loss of each example lies in [0, 1] and the risk is its mean over the population. Each function bounds the
-probability of observing a risk this low on n examples when the true risk is epsilon or more.
+The loss of each example lies in [0, 1] and the risk is its mean over the population. Each p-value bounds the
+probability of observing such losses when the true risk is epsilon or more.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import logsumexp, rel_entr
-from scipy.stats import binom
+from scipy.special import betainc, logsumexp
 
 from offramp.problems import Array
 
-Bound: TypeAlias = Callable[[ArrayLike, int, float], Array]
-"""(risk, examples, epsilon) to p-values, of the shape of the risk."""
-
 BETS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.97)
-"""Of several gamblers, as shares of the largest bet: small ones win where losses vary much."""
+"""Bet sizes, as fractions of the largest safe bet; small bets win when losses vary a lot."""
 MOST = 1_000_000_000
 """The largest number of examples considered."""
 
 
-def binomial(risk: ArrayLike, examples: int, epsilon: float) -> Array:
+def binomial(losses: ArrayLike, epsilon: float) -> float:
     """Exact for losses of 0 or 1: the probability of at most this many errors.
 
-    *Relation*: `hoeffding_bentkus` also allows losses in between, and is weaker.
+    *Relation*: `betting` also allows losses in between, and is weaker.
 
     *Example*
-    >>> float(binomial(0.0, examples=299, epsilon=0.01).round(4))
+    >>> round(binomial([0] * 299, epsilon=0.01), 4)
     0.0495
     """
-    errors = np.round(np.asarray(risk) * examples)
-    return np.asarray(binom.cdf(errors, examples, epsilon))
+    return binomial_tail(round(float(np.sum(losses))), np.size(losses), epsilon)
 
 
-def hoeffding_bentkus(risk: ArrayLike, examples: int, epsilon: float) -> Array:
-    """For any losses in [0, 1]: the smaller of Hoeffding's and Bentkus' bounds.
+def binomial_tail(errors: int, examples: int, epsilon: float) -> float:
+    return 1.0 if errors >= examples else float(betainc(examples - errors, errors + 1, 1 - epsilon))
 
-    *Reference*: Bates et al. 2021, arXiv:2101.02703; Angelopoulos et al. 2021, arXiv:2110.01052, section 2.
 
-    *Example*
-    >>> float(hoeffding_bentkus(0.05, examples=1000, epsilon=0.1).round(10))
-    1.63e-08
+def binomial_examples(losses: ArrayLike, epsilon: float, delta: float) -> int | None:
+    """How many examples with this mean loss `binomial` needs at level delta; None above a billion.
+
+    *Example*: without errors it is ln(delta) / ln(1 - epsilon), rounded up.
+    >>> [binomial_examples(losses, 0.01, 0.05) for losses in ([0], [0.005], [0.02])]
+    [299, 1441, None]
     """
-    # a sum of floats may be slightly below 0 or above a whole number, which must not change the result
-    observed = np.clip(np.asarray(risk, np.float64), 0, 1)
-    below = np.minimum(observed, epsilon)
-    divergence = rel_entr(below, epsilon) + rel_entr(1 - below, 1 - epsilon)
-    errors = np.ceil(np.round(observed * examples, 9))
-    bentkus = np.e * binom.cdf(errors, examples, epsilon)
-    return np.asarray(np.minimum(np.exp(-examples * divergence), bentkus).clip(max=1.0))
+    risk = float(np.asarray(losses, np.float64).mean())
+
+    def proves(examples: int) -> bool:
+        errors = int(np.ceil(np.round(risk * examples, 9)))
+        return binomial_tail(errors, examples, epsilon) <= delta
+
+    numbers = range(1, MOST + 1)
+    return None if risk >= epsilon or not proves(MOST) else numbers[bisect_left(numbers, True, key=proves)]
 
 
 def betting(losses: ArrayLike, epsilon: float) -> float:
-    """For any losses in [0, 1], given one by one: the inverse of the money that is won by betting against the risk.
+    """For any losses in [0, 1]: the inverse of the money that is won by betting against the risk.
 
     If the risk is epsilon or more, betting b changes a gambler's money by the factor 1 - b (loss - epsilon), which is
     at most 1 on average. So the mean money of several gamblers reaches 1/p with probability p at most (Markov).
 
     *Reference*: Waudby-Smith and Ramdas 2024, arXiv:2010.09686.
-    *Relation*: `hoeffding_bentkus` knows only the mean loss; where losses vary little, this is far stronger.
+    *Relation*: `binomial` is stronger for losses of 0 or 1.
 
     *Example*: the mean loss is 0.03 in both cases, but only the first has it in every example.
     >>> round(betting([0.03] * 200, 0.05), 3), round(betting([0.0] * 194 + [1.0] * 6, 0.05), 3)
     (0.038, 1.0)
     """
     losses = np.asarray(losses, np.float64)
-    return float(np.exp(-log_money(losses, epsilon, len(losses))).clip(max=1.0))
+    return float(np.exp(-log_money(losses, epsilon, len(losses))).clip(max=1.0)) if len(losses) else 1.0
 
 
 def log_money(losses: Array, epsilon: float, examples: int) -> float:
@@ -79,11 +77,11 @@ def log_money(losses: Array, epsilon: float, examples: int) -> float:
     return float(logsumexp(examples * growth) - np.log(len(bets)))
 
 
-def examples_to_bet_on(losses: ArrayLike, epsilon: float, delta: float) -> int | None:
+def betting_examples(losses: ArrayLike, epsilon: float, delta: float) -> int | None:
     """How many examples with such losses `betting` needs at level delta; None above a billion.
 
     *Example*: without losses.
-    >>> examples_to_bet_on([0.0], 0.05, 0.05)
+    >>> betting_examples([0.0], 0.05, 0.05)
     75
     """
     losses = np.asarray(losses, np.float64)
@@ -92,17 +90,16 @@ def examples_to_bet_on(losses: ArrayLike, epsilon: float, delta: float) -> int |
     return needed if needed < MOST else None
 
 
-def examples_needed(epsilon: float, delta: float, risk: float = 0.0, bound: Bound = binomial) -> int | None:
-    """How many examples prove risk <= epsilon at level delta when this risk is observed; None above a billion.
+@dataclass(frozen=True)
+class Bound:
+    p_value: Callable[[ArrayLike, float], float]
+    """Of losses, for epsilon."""
+    examples_needed: Callable[[ArrayLike, float, float], int | None]
+    """With such losses, for epsilon and delta."""
 
-    *Example*: without errors it is ln(delta) / ln(1 - epsilon), rounded up.
-    >>> examples_needed(0.01, 0.05), examples_needed(0.01, 0.05, risk=0.005), examples_needed(0.01, 0.05, 0.02)
-    (299, 1441, None)
-    """
 
-    def proves(examples: int) -> bool:
-        errors = np.ceil(np.round(risk * examples, 9))
-        return bool(bound(errors / examples, examples, epsilon) <= delta)
-
-    numbers = range(1, MOST + 1)
-    return None if risk >= epsilon or not proves(MOST) else numbers[bisect_left(numbers, True, key=proves)]
+BOUNDS = {
+    "exact binomial": Bound(binomial, binomial_examples),
+    "betting": Bound(betting, betting_examples),
+}
+"""Names are stored in certificates."""

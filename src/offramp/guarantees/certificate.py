@@ -1,31 +1,88 @@
-"""Certificate: what calibration proved about a policy, and for which model, precision and data."""
+"""Guarantee: a bound on a risk that is asked for. Certificate: one that was proven, and for what."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
-from offramp.errors import BadPolicy, CertificateMismatch
+from offramp.errors import BadOption, BadPolicy, CertificateMismatch
+from offramp.guarantees.losses import LOSSES, Loss
 from offramp.wording import count
 
 Certified = TypeVar("Certified", bound=Any)
 
-RISKS = ("disagreement", "accuracy")
-RANK_RISKS = ("overlap", "ndcg")
-"""Of a rank rule; its examples are queries."""
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A risk of at most epsilon, with probability at least 1 - delta.
+
+    The probability is over the draw of the calibration examples. The risk is the mean of a loss over examples from
+    the same distribution.
+    """
+
+    epsilon: float | Mapping[str, float]
+    """One bound for all examples; or one per class name, each of which then holds within that class: the examples
+    that the reference predicts as it, or for "accuracy" those labelled with it. This protects rare classes, and each
+    class needs enough calibration examples."""
+    delta: float = 0.05
+    risk: str = "changed"
+    """A loss of `LOSSES`: "changed", the prediction differs from the reference (no labels needed); "accuracy", a
+    correct prediction is lost, so accuracy drops by at most epsilon. For rankings: "overlap", the share of the
+    reference's top k that is missed; "ndcg", 1 - nDCG@k, where the reference's top k have the gains k, ..., 1."""
+    tolerance: float | None = None
+    """In regression: numbers no further apart than this count as equal."""
+    top_k: int = 10
+    """For rankings: how many documents count."""
+
+    def __post_init__(self) -> None:
+        require(are_fractions(self.epsilon), f"epsilon={self.epsilon}: expected a fraction between 0 and 1")
+        require(0 < self.delta < 1, f"delta={self.delta}: expected a probability between 0 and 1")
+        require(self.risk in LOSSES, f"risk={self.risk!r}: choose one of {', '.join(LOSSES)}")
+        near = self.tolerance is None or 0 <= self.tolerance < float("inf")
+        require(near, f"tolerance={self.tolerance}: expected a distance of 0 or more")
+        require(self.top_k >= 1, f"top_k={self.top_k}: expected 1 or more")
+
+    @property
+    def loss(self) -> Loss:
+        return LOSSES[self.risk]
+
+
+def require(holds: bool, message: str) -> None:
+    if not holds:
+        raise BadOption(message)
+
+
+def are_fractions(epsilon: float | Mapping[str, float]) -> bool:
+    bounds = epsilon.values() if isinstance(epsilon, Mapping) else [epsilon]
+    return bool(bounds) and all(0 < bound < 1 for bound in bounds)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """The model and policy that a certificate was issued for."""
+
+    policy: str
+    """Its text form."""
+    mean_layer: float
+    exits: tuple[float, ...] = ()
+    """The fraction of calibration examples that took each exit."""
+    fingerprint: str = ""
+    runtime: str = ""
+    precision: str = ""
+    max_length: int | None = None
+    """The number of tokens at which the calibration texts were truncated; None if unknown."""
+    rule_chosen_on: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "exits", tuple(map(float, self.exits)))
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A bound on a risk, with the evidence for it. Part of a policy's JSON form."""
+    """A proven bound on a risk, with the evidence for it. Part of a policy's JSON form."""
 
-    promise: str
-    """The exact statement, with every condition; `summary` is the short one."""
-    policy: str
-    """The text form of the policy it was issued for."""
     risk: str
-    """The risk: "disagreement" (the prediction differs from the reference) or "accuracy" (a right one is lost); of a
-    rank rule, "overlap" (documents missing from the top k) or "ndcg" (1 - nDCG@k against the reference's order)."""
+    """The loss whose mean is bounded, of `LOSSES`."""
     epsilon: float | Mapping[str, float]
     """The bound on the risk, for all examples or by class."""
     delta: float
@@ -36,36 +93,24 @@ class Certificate:
     """The number of calibration examples."""
     observed_risk: float
     """The risk on the calibration examples."""
-    mean_layer: float
-    exits: tuple[float, ...]
-    """The fraction of calibration examples that left at each exit."""
-    tolerance: float | None = None
-    """In regression: numbers no further apart than this count as equal."""
-    by_class: Mapping[str, Mapping[str, float]] | None = None
-    """With bounds by class: examples and observed risk of each."""
     reference: str = ""
     """The model whose predictions are kept; empty: the same model at full depth."""
     data: str = ""
-    fingerprint: str = ""
-    runtime: str = ""
-    precision: str = ""
+    tolerance: float | None = None
+    """In regression: numbers no further apart than this count as equal."""
+    top_k: int | None = None
+    """For rankings: how many documents count."""
+    by_class: Mapping[str, Mapping[str, float]] | None = None
+    """With bounds by class: examples and observed risk of each."""
     rules_tried: int = 1
     """The number of rules (times precisions and attempts, where there were several) that shared delta."""
     fitted_on: int = 0
     """For a rule that learns: the number of further examples of the same data that it was fitted on."""
-    rule_chosen_on: str | None = None
-    max_length: int | None = None
-    """The number of tokens at which the calibration texts were truncated; None if unknown."""
-    top_k: int | None = None
-    """Of a rank rule: how many documents were asked for."""
+    conditions: Conditions | None = None
+    """None if the claim is about predictions alone."""
 
     def __post_init__(self) -> None:
-        bounds = self.epsilon.values() if isinstance(self.epsilon, Mapping) else [self.epsilon]
-        if (
-            self.risk not in (*RISKS, *RANK_RISKS)
-            or not bounds
-            or not all(0 < bound < 1 for bound in [*bounds, self.delta])
-        ):
+        if self.risk not in LOSSES or not are_fractions(self.epsilon) or not 0 < self.delta < 1:
             raise BadPolicy(
                 f"a certificate needs a risk, epsilon and delta, not {self.risk!r}, {self.epsilon}."
             )
@@ -73,51 +118,79 @@ class Certificate:
             raise BadPolicy(
                 f"a certificate needs examples and their risk, not {self.examples} and {self.observed_risk}."
             )
-        object.__setattr__(self, "exits", tuple(map(float, self.exits)))
+
+    @property
+    def loss(self) -> Loss:
+        return LOSSES[self.risk]
 
     @property
     def summary(self) -> str:
         """One sentence for people.
 
-        >>> proof = Certificate("...", "entropy:0.3", "disagreement", 0.03, 0.05, "", 800, 0.02, 3, (), data="a.csv")
+        >>> proof = Certificate("changed", 0.03, 0.05, "exact binomial", 800, 0.02, data="a.csv")
         >>> proof.summary
-        'With 95 % confidence, at most 3 % of predictions differ from full depth (on data like a.csv).'
+        'With 95% confidence, at most 3% of predictions differ from full depth (on data like a.csv).'
+        >>> replace(proof, risk="ndcg", top_k=10, reference="X").summary[21:]
+        "nDCG@10 against X's order drops by at most 3% on average (on data like a.csv)."
         """
-        reference = self.reference or "full depth"
-        loss = {
-            "disagreement": f"of predictions differ from {reference}",
-            "accuracy": "of correct predictions are lost",
-            "overlap": f"of the top {self.top_k} of {reference} are missed on average",
-            "ndcg": f"of nDCG@{self.top_k} against the order of {reference} are lost on average",
-        }
-        bounds = self.epsilon if isinstance(self.epsilon, Mapping) else {"": self.epsilon}
-        shares = [
-            f"{100 * bound:.4g} %" + (f" (of {name})" if name else "") for name, bound in bounds.items()
-        ]
-        within = "" if self.tolerance is None else f" by more than {self.tolerance:g}"
+        shares = (percent(bound) + (f" (of {name})" if name else "") for name, bound in self.bounds().items())
+        within = "" if self.tolerance is None else self.loss.within
         where = f"data like {self.data}" if self.data else "data like the calibration examples"
+        claim = self.words(self.loss.summary + within, ", ".join(shares))
+        return f"With {percent(1 - self.delta)} confidence, {claim} (on {where})."
+
+    @property
+    def promise(self) -> str:
+        """The exact statement, with every condition.
+
+        >>> Certificate("accuracy", {"spam": 0.03}, 0.05, "exact binomial", 800, 0.02).promise[-75:]
+        "0.03 of examples labelled 'spam' lose a correct prediction of full depth."
+        """
+        units, scope = self.loss.units, " from the same distribution"
+        if self.loss.unit == "query":
+            scope = f" with documents{scope}, when the top {self.top_k} is asked for"
+        within = "" if self.tolerance is None else f" (numbers within {self.tolerance:g} count as equal)"
         return (
-            f"With {100 * (1 - self.delta):.4g} % confidence, at most {', '.join(shares)} {loss[self.risk]}{within} "
-            f"(on {where})."
+            f"With probability at least {1 - self.delta:g} over the draw of the calibration {units}, for {units}"
+            f"{scope}: {self.words(self.loss.statement, ' and '.join(self.fractions()))}{within}."
+        )
+
+    def fractions(self) -> Iterable[str]:
+        for name, bound in self.bounds().items():
+            if self.loss.bound != "exact binomial":
+                yield f"{bound:g}"
+            else:
+                which = f" {self.words(self.loss.of_class)} {name!r}" if name else ""
+                yield f"a fraction {bound:g} of examples{which}"
+
+    def bounds(self) -> Mapping[str, float]:
+        """By class; a bound for all has no name."""
+        return self.epsilon if isinstance(self.epsilon, Mapping) else {"": self.epsilon}
+
+    def words(self, template: str, bounds: str = "") -> str:
+        return template.format(
+            bounds=bounds,
+            reference=self.reference or "full depth",
+            top_k=self.top_k,
+            tolerance=self.tolerance,
         )
 
     @property
     def evidence(self) -> str:
         """The examples behind the bound.
 
-        >>> numbers = 0.03, 0.05, "exact binomial", 800, 0.02, 3, ()
-        >>> Certificate("...", "entropy:0.3", "disagreement", *numbers).evidence
+        >>> proof = Certificate("changed", 0.03, 0.05, "exact binomial", 800, 0.02, fitted_on=400)
+        >>> proof.evidence[:93]
         'Calibrated on 800 examples with the exact binomial bound; the risk observed on them was 0.02.'
-        >>> Certificate("...", "agreement:0.9", "disagreement", *numbers, fitted_on=400).evidence[-44:]
+        >>> proof.evidence[94:]
         'The rule was fitted on 400 further examples.'
         """
-        data = f" ({self.data})" if self.data else ""
-        one = "query" if self.risk in RANK_RISKS else "example"
+        data, unit = f" ({self.data})" if self.data else "", self.loss.unit
         fitted = (
-            f" The rule was fitted on {count(self.fitted_on, f'further {one}')}." if self.fitted_on else ""
+            f" The rule was fitted on {count(self.fitted_on, f'further {unit}')}." if self.fitted_on else ""
         )
         return (
-            f"Calibrated on {count(self.examples, one)}{data} with the {self.bound} bound; the risk observed "
+            f"Calibrated on {count(self.examples, unit)}{data} with the {self.bound} bound; the risk observed "
             f"on them was {self.observed_risk:.4g}.{fitted}"
         )
 
@@ -125,10 +198,11 @@ class Certificate:
         self, policy: str, fingerprint: str, precision: str, max_length: int | None = None
     ) -> list[str]:
         """How policy, model, precision and length of texts differ from those that the certificate was issued for."""
+        conditions = self.conditions or Conditions(policy="", mean_layer=0.0)
         actual: dict[str, Any] = {"policy": policy, "fingerprint": fingerprint, "precision": precision}
-        if max_length is not None and self.max_length is not None:
+        if max_length is not None and conditions.max_length is not None:
             actual["max_length"] = max_length
-        issued = {name: getattr(self, name) for name in actual}
+        issued = {name: getattr(conditions, name) for name in actual}
         return [
             f"{name} {issued[name] or 'unknown'} (here: {value})"
             for name, value in actual.items()
@@ -136,20 +210,33 @@ class Certificate:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"exits": list(self.exits)}
+        """The fields, and the promise for people who read the file."""
+        record = asdict(self) | {"promise": self.promise}
+        if self.conditions is not None:
+            record["conditions"]["exits"] = list(self.conditions.exits)
+        return record
 
     @classmethod
     def from_json(cls, record: Any) -> Self:
         """The certificate that `to_json` wrote. Anything incomplete is refused: it would promise nothing."""
-        known = {field.name for field in fields(cls)}
-        if not isinstance(record, Mapping) or record.keys() - known:
+        if not isinstance(record, Mapping) or record.keys() - {
+            "promise",
+            *(each.name for each in fields(cls)),
+        }:
             raise BadPolicy("the certificate has unknown fields or is not an object; calibrate again.")
+        values = {name: value for name, value in record.items() if name != "promise"}
         try:
-            return cls(**record)
+            if values.get("conditions") is not None:
+                values["conditions"] = Conditions(**values["conditions"])
+            return cls(**values)
         except BadPolicy:
             raise
         except (TypeError, ValueError) as error:
             raise BadPolicy(f"the certificate is incomplete ({error}); calibrate again.") from error
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.4g}%"
 
 
 def check_certificate(
@@ -162,7 +249,7 @@ def check_certificate(
     if not different:
         return policy
     warnings.warn(
-        f"the certificate was issued for {' and for '.join(different)}, so it does not hold. "
+        f"the certificate was issued for {' and for '.join(different)}, so it does not apply here. "
         "Calibrate on a trace of this model and runtime.",
         CertificateMismatch,
         stacklevel=3,

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
+from offramp.guarantees import Guarantee
 from offramp.measuring.budget import spend
 from offramp.measuring.curve import Curve, Point, Sweep, parse_rule
 from offramp.measuring.guarantee import certify, check_target
@@ -18,7 +19,6 @@ from offramp.measuring.targets import (
     Budget,
     Candidate,
     Found,
-    Guarantee,
     MaxLoss,
     MinSpeedup,
     Target,
@@ -132,7 +132,7 @@ def find_policy(
 
     tolerance = None
     if isinstance(target, Guarantee):
-        check_target(trace, target)
+        target = check_target(trace, target)
         tolerance = target.tolerance
         policies = [replace(policy, rule=unfitted(policy.rule)) for policy in policies]
     candidates = [fit(trace, policy, tolerance, seed) for policy in policies]

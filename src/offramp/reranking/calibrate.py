@@ -11,21 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from offramp.errors import BadData, NoSafeThreshold
-from offramp.guarantees.bounds import betting, examples_to_bet_on
-from offramp.guarantees.certificate import RANK_RISKS
+from offramp.errors import BadData
+from offramp.guarantees.certificate import Certificate, Conditions, require
+from offramp.guarantees.losses import LOSSES, Loss, Reference, ranks
+from offramp.guarantees.testing import Part, first_failure, results_of
 from offramp.measuring.calibrate import check_held_out
-from offramp.measuring.targets import require
-from offramp.policy import Certificate
+from offramp.measuring.guarantee import too_risky
 from offramp.policy.ranking import Ranking, RankRule, check_reranker, relevance, standing
 from offramp.problems import Array
-from offramp.reranking.losses import LOSSES, ranks
 from offramp.rules.base import fit_exit
 from offramp.trace import Trace
 from offramp.wording import count
 
 GRID = (0.0, *np.geomspace(0.0005, 0.25, 60).round(5).tolist())
 """Thresholds, the safest first; fixed, because they must not depend on the data."""
+RANK_RISKS = [name for name, loss in LOSSES.items() if loss.unit == "query"]
 FIT_SHARE = 1 / 5
 """Of the queries: the rule is fitted on these, and its threshold set on the others."""
 
@@ -46,6 +46,10 @@ class RankGuarantee:
         require(0 < self.delta < 1, f"delta={self.delta}: expected a probability between 0 and 1")
         require(self.risk in RANK_RISKS, f"risk={self.risk!r}: choose one of {', '.join(RANK_RISKS)}")
         require(self.top_k >= 1, f"top_k={self.top_k}: expected 1 or more")
+
+    @property
+    def loss(self) -> Loss:
+        return LOSSES[self.risk]
 
 
 @dataclass(frozen=True)
@@ -103,19 +107,23 @@ def calibrate_ranking(
     fit_on, test_on = split(every, seed)
     rule = fit(fit_on, target.top_k)
     full = reference_ranks(test_on, target.top_k)
-    passed: tuple[RankRule, Array] | None = None
-    refused = np.ones(len(test_on))
-    for threshold in GRID:
-        each = replace(rule, threshold=threshold)
-        # the guarantee covers both ways to rank
-        losses = np.maximum(*(ranking_losses(test_on, each, full, target, exact) for exact in (False, True)))
-        if betting(losses, target.epsilon) > target.delta / choices:
-            refused = losses
-            break
-        passed = each, losses
-    if passed is None:
-        raise no_safe_threshold(target, refused, target.delta / choices)
-    return issue(*passed, test_on, len(fit_on), target, choices)
+    reference = Reference(full, sizes=test_on.sizes, top_k=target.top_k)
+
+    def losses_at(threshold: float) -> Array:
+        """The guarantee covers both ways to rank."""
+        safe = replace(rule, threshold=threshold)
+        top, exact = (ranking_losses(test_on, safe, reference, target.risk, exact) for exact in (False, True))
+        return np.maximum(top, exact)
+
+    bound, delta = target.loss.bound, target.delta / choices
+    parts = [Part(target.epsilon, np.ones(len(test_on), bool))]
+    passed = first_failure(map(losses_at, GRID), parts, bound, delta)
+    if not passed:
+        raise too_risky(target.risk, results_of(losses_at(GRID[0]), parts, bound)[0], delta, len(fit_on))
+    threshold = GRID[passed - 1]
+    return issue(
+        replace(rule, threshold=threshold), losses_at(threshold), test_on, len(fit_on), target, choices
+    )
 
 
 def split(queries: QuerySet, seed: int) -> tuple[QuerySet, QuerySet]:
@@ -168,25 +176,12 @@ def reference_ranks(queries: QuerySet, top_k: int) -> Array:
 
 
 def ranking_losses(
-    queries: QuerySet, rule: RankRule, full: Array, target: RankGuarantee, exact_top: bool
+    queries: QuerySet, rule: RankRule, reference: Reference, risk: str, exact_top: bool
 ) -> Array:
     """(queries,) from 0 to 1."""
     ranking = queries.ranking(rule, exact_top)
-    found = ranks(ranking.padded(ranking.scores(ranking.decide(queries.trace.logits))))
-    return LOSSES[target.risk](found, full, ranking.top_k, ranking.sizes)
-
-
-def no_safe_threshold(target: RankGuarantee, losses: Array, delta: float) -> NoSafeThreshold:
-    """Why nothing was proven, and how many queries would have been enough."""
-    needed = examples_to_bet_on(losses, target.epsilon, delta)
-    wanted = f"a mean loss ({target.risk}) of at most {target.epsilon:g} with confidence {1 - delta:g}"
-    seen = f"the loss at the safest threshold is {losses.mean():.4f}"
-    advice = (
-        "More queries do not help; allow a larger loss, or train the exits further."
-        if needed is None
-        else f"If that is the true loss, about {needed} are needed, besides those that the rule is fitted on."
-    )
-    return NoSafeThreshold(f"{count(len(losses), 'query')} cannot prove {wanted}: {seen}. {advice}", needed)
+    scores = ranking.scores(ranking.decide(queries.trace.logits))
+    return LOSSES[risk].values(ranks(ranking.padded(scores)), reference)
 
 
 def issue(
@@ -196,33 +191,22 @@ def issue(
     exits = queries.ranking(rule).decide(trace.logits).exits
     layers = np.asarray(trace.layers)[exits]
     certificate = Certificate(
-        promise="",
-        policy=str(rule),
         risk=target.risk,
         epsilon=target.epsilon,
         delta=target.delta,
-        bound="betting",
+        bound=target.loss.bound,
         examples=len(queries),
         observed_risk=float(losses.mean()),
-        mean_layer=float(layers.mean()),
-        exits=tuple((np.bincount(exits, minlength=len(trace.layers)) / len(trace)).tolist()),
+        reference=trace.reference_name,
+        data=trace.data,
         top_k=target.top_k,
-        **trace.origin(),
         rules_tried=choices,
         fitted_on=fitted_on,
+        conditions=Conditions(
+            policy=str(rule),
+            mean_layer=float(layers.mean()),
+            exits=tuple((np.bincount(exits, minlength=len(trace.layers)) / len(trace)).tolist()),
+            **trace.conditions(),
+        ),
     )
-    return replace(rule, certificate=replace(certificate, promise=promise(certificate)))
-
-
-def promise(certificate: Certificate) -> str:
-    """The exact statement, with every condition."""
-    reference, k = certificate.reference or "full depth", certificate.top_k
-    loss = {
-        "overlap": f"the share of the top {k} of {reference} that is missing from the top {k}",
-        "ndcg": f"1 - nDCG@{k}, with gains from {k} to 1 for the top {k} of {reference},",
-    }[certificate.risk]
-    return (
-        f"With probability at least {1 - certificate.delta:g} over the draw of the calibration queries, for queries "
-        f"with documents from the same distribution, when the top {k} is asked for: {loss} is at most "
-        f"{certificate.epsilon:g} on average."
-    )
+    return replace(rule, certificate=certificate)

@@ -19,7 +19,8 @@ from transformers import TrainerCallback
 
 from offramp.errors import BadData, BadOption
 from offramp.files import atomic_folder, write_files
-from offramp.guarantees.bounds import examples_to_bet_on
+from offramp.guarantees.bounds import betting_examples
+from offramp.guarantees.losses import Reference
 from offramp.inference.reranker import Reranker
 from offramp.inference.texts import check_texts
 from offramp.measuring.comparison import Contender
@@ -149,7 +150,7 @@ def looser_targets(target: RankGuarantee, ladder: Sequence[float]) -> list[RankG
 def check_enough_queries(pairs: Sequence[tuple[str, str]], target: RankGuarantee, choices: int) -> None:
     """Too few queries to prove the guarantee, even if nothing is missed, are an error."""
     queries = len({query for query, _ in pairs})
-    proof = examples_to_bet_on([0.0], target.epsilon, target.delta / choices) or 0
+    proof = betting_examples([0.0], target.epsilon, target.delta / choices) or 0
     needed = ceil((proof + 1) / (1 - FIT_SHARE) / CALIBRATION) + 1
     if queries < needed:
         raise BadData(
@@ -198,7 +199,8 @@ def measure(
     part, original = steps.split.test, steps.original
     trace = steps.trace(variant.folder, variant.precision, "test")
     queries = QuerySet.group(trace, [text[0] for text in part.texts])
-    full, never = reference_ranks(queries, rule.top_k), RankRule.full_depth(len(trace.layers), rule.top_k)
+    reference = Reference(reference_ranks(queries, rule.top_k), sizes=queries.sizes, top_k=rule.top_k)
+    never = RankRule.full_depth(len(trace.layers), rule.top_k)
     steps.log("timing the original and the retrofitted model")
     rules = {ORIGINAL: None, full_depth_name(variant.precision): never, EXITS: rule}
     speeds = steps.compare_speed(
@@ -215,8 +217,7 @@ def measure(
         layer = float(trace.layers[-1])
         if under is not None:
             for risk in losses:
-                measured = RankGuarantee(target.epsilon, risk=risk, top_k=rule.top_k)
-                losses[risk] = float(ranking_losses(queries, under, full, measured, exact_top=False).mean())
+                losses[risk] = float(ranking_losses(queries, under, reference, risk, exact_top=False).mean())
             exits = queries.ranking(under).decide(trace.logits).exits
             layer = float(np.asarray(trace.layers)[exits].mean())
         return Contender(

@@ -11,11 +11,11 @@ import numpy as np
 from offramp.data.files import text_columns
 from offramp.errors import BadData
 from offramp.files import digest
-from offramp.guarantees.bounds import examples_needed
+from offramp.guarantees import Guarantee
+from offramp.guarantees.bounds import binomial_examples
 from offramp.inference.texts import Text
 from offramp.measuring.calibrate import FIT_MOST, FIT_SHARE
 from offramp.measuring.curve import parse_rule
-from offramp.measuring.targets import Guarantee
 from offramp.problems import Array
 
 CALIBRATION, MOST_CALIBRATION = 0.3, 12_000
@@ -88,7 +88,7 @@ def check_enough(texts: Sequence[Text], target: Guarantee, rules: Sequence[str],
         )
     bounds = target.epsilon.values() if isinstance(target.epsilon, Mapping) else [target.epsilon]
     delta = target.delta / (len(rules) * precisions)  # they share it
-    proof = sum(examples_needed(bound, delta) or MOST_CALIBRATION for bound in bounds)
+    proof = sum(binomial_examples([0.0], bound, delta) or MOST_CALIBRATION for bound in bounds)
     if all(not parse_rule(rule).rule.is_fitted for rule in rules):
         proof = min(ceil(proof * FIT_SHARE / (FIT_SHARE - 1)), proof + FIT_MOST)
     wanted = f"a bound of {min(bounds):g} takes {proof} to calibrate on"

@@ -21,14 +21,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from offramp.guarantees.certificate import RANK_RISKS
+import numpy as np
+
+from offramp.guarantees.confidence_sequence import bounds, is_above
+from offramp.guarantees.losses import LOSSES, Reference
 from offramp.inference import Prediction
 from offramp.policy import Policy
 from offramp.policy.ranking import RankRule
 from offramp.policy.text import class_indices
+from offramp.problems import MULTI_LABEL, REGRESSION, Array
 from offramp.rules.base import Rule
 from offramp.runtimes import Tokens
-from offramp.serve.confidence_sequence import bounds, is_above
 
 BLOCK = 1000
 """Predictions are counted in all and in blocks of this size: a long good past must not hide a change."""
@@ -179,7 +182,8 @@ class RungAudit:
         self.layers = tuple(layers)
         self.delta = delta
         self.certificate = rule.certificate
-        exits = rule.certificate.exits if rule.certificate else ()
+        conditions = rule.certificate and rule.certificate.conditions
+        exits = conditions.exits if conditions else ()
         self.calibrated = exits if len(exits) == len(self.layers) else None
         """The fraction that left at each exit at calibration, if known."""
         self.latest: deque[int] = deque()
@@ -196,10 +200,10 @@ class RungAudit:
         """Whether the audit can prove the certificate wrong."""
         if rule.certificate is None:
             return
-        epsilon, risk = rule.certificate.epsilon, rule.certificate.risk
-        self.refutable = risk == "disagreement" or risk in RANK_RISKS
+        epsilon = rule.certificate.epsilon
+        self.refutable = not rule.certificate.loss.needs_labels
         if isinstance(epsilon, Mapping):
-            if risk == "disagreement":
+            if self.refutable:
                 self.by_class = {name: Tally() for name in epsilon}
                 self.bounded = [*zip(self.by_class.values(), epsilon.values(), strict=True)]
         elif self.refutable or rule.certificate.tolerance is None:
@@ -247,11 +251,10 @@ class RungAudit:
 
     def differ(self, prediction: Prediction, full: Prediction) -> bool:
         """As in calibration; in a regression any difference counts unless the certificate has a tolerance."""
-        if full.probabilities:
-            return prediction.label != full.label
-        return not abs(prediction.score - full.score) <= (
-            self.certificate.tolerance or 0.0 if self.certificate else 0.0
-        )
+        problem = MULTI_LABEL if full.probabilities else REGRESSION
+        tolerance = self.certificate.tolerance if self.certificate else None
+        reference = Reference(outcome(full, full), problem=problem, tolerance=tolerance)
+        return bool(LOSSES["changed"].values(outcome(prediction, full), reference)[0])
 
     def report(self, rung: int) -> RungReport:
         lower, upper = self.all.bounds(self.delta)
@@ -283,6 +286,14 @@ class RungAudit:
             tally.bounds(self.delta / len(self.bounded))[1] <= epsilon for tally, epsilon in self.bounded
         ]
         return "holds" if holds and all(holds) else "open"
+
+
+def outcome(prediction: Prediction, full: Prediction) -> Array:
+    """(1,) the number of a regression, or (1, labels) whether each label was predicted."""
+    if not full.probabilities:
+        return np.array([prediction.score])
+    labels = (prediction.label,) if isinstance(prediction.label, str) else prediction.label or ()
+    return np.array([[name in labels for name in full.probabilities]])
 
 
 class Tally:

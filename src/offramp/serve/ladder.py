@@ -109,7 +109,9 @@ def check_rungs(rungs: Sequence[Policy | RankRule]) -> None:
                 "`offramp calibrate` issues them, and for rank rules `offramp retrofit --rank --ladder`."
             )
     for number, (above, below) in enumerate(pairwise(policy.certificate for policy in rungs), 1):
-        if above and below and above.data == below.data and above.mean_layer < below.mean_layer:
+        if not (above and below and above.conditions and below.conditions):
+            continue
+        if above.data == below.data and above.conditions.mean_layer < below.conditions.mean_layer:
             raise BadPolicy(
                 f"rung {number} exits later than the rung before it; order rungs from late to early exits."
             )

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offramp.guarantees.losses import LOSSES, Reference, ranks
 from offramp.policy import Decision
 from offramp.policy.ranking import relevance
 from offramp.problems import Array
-from offramp.reranking.losses import LOSSES, ranks
 from offramp.runtimes import Tokens
 from offramp.serve.audit import Sampler
 
@@ -71,7 +71,8 @@ class ListAudit(Sampler[RankedList]):
             decision = latest
             yield
         certificate = self._rungs[rung].certificate
-        lose = LOSSES[certificate.risk if certificate else "overlap"]
-        found, full = (ranks(scores[None]) for scores in (ranked.scores, relevance(decision.logits)))
-        (loss,) = lose(found, full, np.array([ranked.top_k]), np.array([len(ranked.tokens)])).tolist()
-        return self.record(rung, lambda account: account.add(loss))
+        loss = LOSSES[certificate.risk if certificate else "overlap"]
+        order, full = (ranks(scores[None]) for scores in (ranked.scores, relevance(decision.logits)))
+        reference = Reference(full, sizes=np.array([len(ranked.tokens)]), top_k=ranked.top_k)
+        lost = float(loss.values(order, reference)[0])
+        return self.record(rung, lambda account: account.add(lost))

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from scipy.special import betaln
 from scipy.stats import binom
 
-from offramp.serve.confidence_sequence import bounds, is_above
+from offramp.guarantees.confidence_sequence import bounds, is_above
 
 RUNS = 300
 STEPS = 2000

@@ -1,0 +1,145 @@
+"""Losses: what each example loses against a reference, from 0 to 1, and how a certificate words a bound on the mean.
+
+Names are stored in certificates.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from offramp.problems import SINGLE_LABEL, Array, Problem
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What predictions are compared with."""
+
+    predictions: Array
+    """(examples,) classes or numbers; (examples, labels) 0 or 1; for lists, their `ranks` (lists, longest)."""
+    labels: Array | None = None
+    """The correct ones, of the same shape."""
+    problem: Problem = SINGLE_LABEL
+    """The meaning of the predictions."""
+    tolerance: float | None = None
+    """Numbers no further apart than this count as equal."""
+    sizes: Array | None = None
+    """(lists,) the number of documents in each."""
+    top_k: Array | int | None = None
+    """How many documents of a list count, for all lists or for each."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of each example, and the words for a bound on its mean."""
+
+    values: Callable[[Array, Reference], Array]
+    """(..., examples) from predictions (..., *shape of the reference)."""
+    summary: str
+    """The claim in short. The placeholders here and below are fields of a certificate."""
+    statement: str
+    """The exact claim; `bounds` is the bound, or one for each class."""
+    bound: str = "exact binomial"
+    """Of `BOUNDS`; the exact one is for losses of 0 or 1."""
+    needs_labels: bool = False
+    unit: str = "example"
+    """What is counted: an example, or a query with its documents."""
+    units: str = "examples"
+    within: str = ""
+    """Added to the summary if there is a tolerance."""
+    of_class: str = ""
+    """The examples of a class, where classes may have bounds of their own."""
+
+
+def changed(predictions: Array, reference: Reference) -> Array:
+    """1 if the prediction is not the reference's; of several labels, if any is not."""
+    agree = reference.problem.agree(predictions, reference.predictions, reference.tolerance)
+    return (~agree).astype(np.float64)
+
+
+def lost(predictions: Array, reference: Reference) -> Array:
+    """1 where the reference is correct and the prediction is not."""
+    assert reference.labels is not None
+    same, tolerance = reference.problem.same, reference.tolerance
+    was_correct = same(reference.predictions, reference.labels, tolerance)
+    return np.asarray(was_correct & ~same(predictions, reference.labels, tolerance), np.float64)
+
+
+def lost_labels(predictions: Array, reference: Reference) -> Array:
+    """The share of the labels that are lost."""
+    return np.asarray(lost(predictions, reference).mean(-1))
+
+
+def ranks(scores: Array) -> Array:
+    """(lists, longest) ranks from 0, best first; of equal scores, the first document is better."""
+    return np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1, kind="stable")
+
+
+def overlap(predictions: Array, reference: Reference) -> Array:
+    """The share of the reference's top k that is not in the predicted top k."""
+    counted = documents_that_count(reference)
+    both = (predictions < counted) & (reference.predictions < counted)
+    return np.asarray(1 - both.sum(-1) / counted[:, 0])
+
+
+def ndcg(predictions: Array, reference: Reference) -> Array:
+    """1 - nDCG@k, with gains from k for the reference's best document to 1 for its k-th."""
+    counted = documents_that_count(reference)
+    gains = np.maximum(counted - reference.predictions, 0)
+
+    def dcg(order: Array) -> Array:
+        return np.asarray((gains * (order < counted) / np.log2(order + 2)).sum(-1))
+
+    return np.asarray(1 - dcg(predictions) / dcg(reference.predictions)).clip(0, 1)
+
+
+def documents_that_count(reference: Reference) -> Array:
+    """(lists, 1) k, or all documents of a list that has fewer."""
+    assert reference.sizes is not None
+    assert reference.top_k is not None
+    return np.minimum(reference.top_k, reference.sizes)[:, None]
+
+
+LOSSES = {
+    "changed": Loss(
+        changed,
+        summary="at most {bounds} of predictions differ from {reference}",
+        within=" by more than {tolerance:g}",
+        statement="at most {bounds} get a prediction that differs from {reference}",
+        of_class="that {reference} predicts as",
+    ),
+    "accuracy": Loss(
+        lost,
+        summary="at most {bounds} of examples lose a correct prediction",
+        within=" (correct within {tolerance:g})",
+        statement="at most {bounds} lose a correct prediction of {reference}",
+        needs_labels=True,
+        of_class="labelled",
+    ),
+    "label_accuracy": Loss(
+        lost_labels,
+        summary="at most {bounds} of labels lose a correct prediction",
+        statement="the share of labels that lose a correct prediction of {reference} is at most {bounds} on average",
+        bound="betting",
+        needs_labels=True,
+    ),
+    "overlap": Loss(
+        overlap,
+        summary="at most {bounds} of the top {top_k} of {reference} are missed on average",
+        statement="the share of the top {top_k} of {reference} that is missing from the top {top_k} is at most "
+        "{bounds} on average",
+        bound="betting",
+        unit="query",
+        units="queries",
+    ),
+    "ndcg": Loss(
+        ndcg,
+        summary="nDCG@{top_k} against {reference}'s order drops by at most {bounds} on average",
+        statement="1 - nDCG@{top_k}, with gains from {top_k} to 1 for the top {top_k} of {reference}, is at most "
+        "{bounds} on average",
+        bound="betting",
+        unit="query",
+        units="queries",
+    ),
+}
+"""Accuracy becomes label_accuracy in a multi-label problem."""
