@@ -88,8 +88,8 @@ def test_changed_predictions_are_counted_against_the_reference() -> None:
     speed = Speed(1, 1)
     original = measure_contender("original", trace, None, speed, speed)
     first = measure_contender("first exit", trace, Policy.parse("layer:1"), Speed(0.5, 0.25), speed)
-    assert (original.losses, original.scores, original.mean_layer) == ({"disagreement": 0}, {"acc": 0.75}, 2)
-    assert (first.losses, first.scores, first.mean_layer) == ({"disagreement": 0.75}, {"acc": 0.5}, 1)
+    assert (original.losses, original.scores, original.mean_layer) == ({"changed": 0}, {"acc": 0.75}, 2)
+    assert (first.losses, first.scores, first.mean_layer) == ({"changed": 0.75}, {"acc": 0.5}, 1)
     assert first.times_faster == Speed(2, 4)
 
 
@@ -107,7 +107,7 @@ def test_changed_predictions_are_those_that_the_policy_returns() -> None:
     policy, speed = Policy.parse("ensemble:0.7"), Speed(1.0, 1.0)  # returns a mean of exits
     returned = policy.decide(trace.logits, layers=trace.layers).logits.argmax(-1)
     found = measure_contender("exits", trace, policy, speed, speed)
-    assert found.losses["disagreement"] == np.mean(returned != trace.reference_predictions())
+    assert found.losses["changed"] == np.mean(returned != trace.reference_predictions())
 
 
 def test_a_contender_survives_json() -> None:

@@ -14,7 +14,7 @@ from offramp.reports.results import Megabytes, RetrofitResults
 
 def contender(name: str, single: float, batch: float, changed: float = 0) -> Contender:
     speed = Speed(single, batch)
-    return Contender(name, {"disagreement": changed}, {}, 3, speed, speed.times_faster_than(Speed(12, 8)))
+    return Contender(name, {"changed": changed}, {}, 3, speed, speed.times_faster_than(Speed(12, 8)))
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def plain_predictions(folder: Path, texts: list[Any]) -> list[str]:
 
 def changed_predictions(done: Any) -> int:
     """Test texts on which the retrofitted model differs from the original."""
-    return round(done.results.retrofitted.losses["disagreement"] * done.results.examples["test"])
+    return round(done.results.retrofitted.losses["changed"] * done.results.examples["test"])
 
 
 def test_changed_predictions_are_counted_against_transformers_own(original: Path, done: Any) -> None:
@@ -111,7 +111,7 @@ def test_full_depth_of_an_untouched_backbone_is_bit_equal_to_the_original(
         assert torch.equal(plain(**padded).logits, model(**padded).logits)
     assert done.results.full_depth_bit_equal is True
     full = done.results.comparison[1]
-    assert (full.name, full.losses, full.mean_layer) == ("fp32, full depth", {"disagreement": 0}, 4)
+    assert (full.name, full.losses, full.mean_layer) == ("fp32, full depth", {"changed": 0}, 4)
 
 
 def test_a_finished_retrofit_is_returned_as_it_is(

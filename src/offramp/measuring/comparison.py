@@ -49,7 +49,7 @@ class Contender:
 
     name: str
     losses: Mapping[str, float]
-    """Mean loss by risk, such as the share of predictions that differ from the reference: "disagreement"."""
+    """Mean loss by risk, such as the share of predictions that differ from the reference: "changed"."""
     scores: Mapping[str, float]
     """By metric, if there are labels."""
     mean_layer: float
@@ -77,7 +77,7 @@ def measure_contender(
         decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem)
         logits, mean_layer = decision.logits, float(np.asarray(trace.layers)[decision.exits].mean())
     assert logits is not None, "a policy or a reference"
-    losses = {"disagreement": float(np.mean(~trace.agrees(logits, tolerance)))}
+    losses = {"changed": float(np.mean(~trace.agrees(logits, tolerance)))}
     scores = score_logits(trace.metrics, trace.labels, logits, trace.problem)
     return Contender(name, losses, scores, mean_layer, speed, speed.times_faster_than(baseline))
 

@@ -216,7 +216,8 @@ def issue(outcome: Outcome, target: Guarantee, rules_tried: int, chosen_on: dict
     }
     return Certificate(
         risk=target.risk,
-        epsilon={part.of_class: part.epsilon for part in parts if part.of_class is not None} or parts[0].epsilon,
+        epsilon={part.of_class: part.epsilon for part in parts if part.of_class is not None}
+        or parts[0].epsilon,
         delta=target.delta,
         bound=target.loss.bound,
         examples=len(trace),

@@ -14,7 +14,7 @@ from offramp.reports.table import format_table, percent, short
 from offramp.wording import count
 
 RETROFIT = "retrofit.json"
-LOSSES = {"disagreement": "changed %", "overlap": "missed %", "ndcg": "nDCG lost %"}
+LOSSES = {"changed": "changed %", "overlap": "missed %", "ndcg": "nDCG lost %"}
 """Headings of the columns of mean losses."""
 
 
@@ -134,13 +134,13 @@ def rival_text(results: RetrofitResults) -> list[str]:
 def loss_text(results: RetrofitResults) -> str:
     """The losses on the test examples; for a share of predictions, with its 95% interval (Clopper-Pearson)."""
     losses, examples = results.retrofitted.losses, results.examples["test"]
-    if "disagreement" not in losses:
+    if "changed" not in losses:
         missed, top_k = losses["overlap"], results.certificate.top_k
         return f"on {count(examples, 'test query')}, {percent(missed)}% of the top {top_k} was missed"
-    changed = round(losses["disagreement"] * examples)
+    changed = round(losses["changed"] * examples)
     interval: Any = binomtest(changed, examples).proportion_ci()
     return (
-        f"predictions changed: {changed} of {examples} test texts, {percent(losses['disagreement'])}% "
+        f"predictions changed: {changed} of {examples} test texts, {percent(losses['changed'])}% "
         f"(95% interval {percent(interval.low)} to {percent(interval.high)}%)"
     )
 
