@@ -9,7 +9,7 @@ from scipy.stats import binom
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from offramp.errors import NoSafeThreshold
+from offramp.errors import BadOption, NoSafeThreshold
 from offramp.guarantees import Certificate
 from offramp.guarantees.bounds import BOUNDS, Bound
 from offramp.measuring import Guarantee, calibrate
@@ -160,3 +160,11 @@ def test_a_certificate_without_conditions_applies_to_no_policy(
     bare = make_certificate(conditions=None)
     assert Certificate.from_json(bare.to_json()) == bare
     assert "policy unknown (here: entropy:0.3)" in bare.mismatches("entropy:0.3", "abc", "fp32")
+
+
+def test_only_rankings_have_a_top_k() -> None:
+    assert (Guarantee(0.1).top_k, Guarantee(0.1, risk="ndcg").top_k) == (None, 10)
+    with pytest.raises(BadOption, match="rankings only"):
+        Guarantee(0.1, top_k=5)
+    with pytest.raises(BadOption, match="1 or more"):
+        Guarantee(0.1, risk="overlap", top_k=0)

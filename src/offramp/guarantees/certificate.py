@@ -31,8 +31,8 @@ class Guarantee:
     reference's top k that is missed; "ndcg", 1 - nDCG@k, where the reference's top k have the gains k, ..., 1."""
     tolerance: float | None = None
     """In regression: numbers no further apart than this count as equal."""
-    top_k: int = 10
-    """For rankings: how many documents count."""
+    top_k: int | None = None
+    """For rankings: how many documents count, by default 10."""
 
     def __post_init__(self) -> None:
         require(are_fractions(self.epsilon), f"epsilon={self.epsilon}: expected a fraction between 0 and 1")
@@ -40,7 +40,11 @@ class Guarantee:
         require(self.risk in LOSSES, f"risk={self.risk!r}: choose one of {', '.join(LOSSES)}")
         near = self.tolerance is None or 0 <= self.tolerance < float("inf")
         require(near, f"tolerance={self.tolerance}: expected a distance of 0 or more")
-        require(self.top_k >= 1, f"top_k={self.top_k}: expected 1 or more")
+        if self.loss.unit == "query":
+            object.__setattr__(self, "top_k", 10 if self.top_k is None else self.top_k)
+        else:
+            require(self.top_k is None, "top_k is for rankings only; leave it out")
+        require(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k}: expected 1 or more")
 
     @property
     def loss(self) -> Loss:
