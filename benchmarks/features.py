@@ -23,7 +23,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
 
 from offramp import ExitModel, Task, train
-from offramp.training import default_arguments
 from offramp.training.recipes import frozen
 
 WORDS = [f"w{number}" for number in range(1000)]
@@ -48,9 +47,13 @@ def main() -> None:
             intermediate_size=8,
         )
         model = ExitModel.from_encoder(BertModel(config), num_labels=2, exits=list(range(13)))
-        arguments = default_arguments(
-            folder / "run", report_to="none", eval_strategy="no", load_best_model_at_end=False
-        )
+        model.config.fine_tuned = True  # as if the last exit were trained
+        arguments = {
+            "output_dir": folder / "run",
+            "report_to": "none",
+            "eval_strategy": "no",
+            "load_best_model_at_end": False,
+        }
         before, start = peak_memory(), time.perf_counter()
         largest = LargestFile(folder / "run")
         train(model, task, frozen(epochs=options.epochs), arguments, tokenizer=word_tokenizer())

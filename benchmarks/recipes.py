@@ -38,11 +38,10 @@ from shared import processor
 from transformers import AutoTokenizer, set_seed
 
 from offramp import ExitModel, Task, Trace, collect, sweep, train
-from offramp.cli.key_values import parse_recipe
 from offramp.data.metrics import compute
 from offramp.policy import Policy
 from offramp.rules.agreement import Agreement
-from offramp.training import default_arguments
+from offramp.training.recipes import parse_recipe
 
 PUBLISHED = ["deebert", "pabee", "elbert", "romebert", "elasticbert"]
 OURS = ["frozen", "mixed", "joint"]
@@ -137,21 +136,24 @@ def trained(options: argparse.Namespace, name: str, recipe: str, seed: int) -> P
     )
     if start_from:
         copy_weights(ExitModel.from_pretrained(start_from / "model"), model)
+        model.config.fine_tuned = True
         method = replace(method, phases=tuple(phase for phase in method.phases if phase.trainable == "exits"))
-    args = default_arguments(
-        folder,
-        num_train_epochs=options.epochs / max(1, len(backbone_phases)),
-        per_device_train_batch_size=options.batch,
-        learning_rate=options.learning_rate,
-        seed=seed,
-        eval_strategy="no",
-        load_best_model_at_end=False,  # the development set is for scores alone
-        save_strategy="no",
-        bf16=options.bf16,
-        use_cpu=not torch.cuda.is_available(),  # which bf16 must be told
-        report_to="none",
-        disable_tqdm=True,
-    )
+    args = {
+        "output_dir": folder,
+        "seed": seed,
+        "eval_strategy": "no",
+        "load_best_model_at_end": False,  # the development set is for scores alone
+        "save_strategy": "no",
+        "bf16": options.bf16,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    if any(phase.epochs is None for phase in method.phases):
+        args |= {
+            "num_train_epochs": options.epochs / max(1, len(backbone_phases)),
+            "per_device_train_batch_size": options.batch,
+            "learning_rate": options.learning_rate,
+        }
     start = time.perf_counter()
     unlabelled = Dataset.from_dict({"text": parts["unlabelled"]["text"]}) if parts else None
     train(model, task, method, args, tokenizer=tokenizer, unlabelled=unlabelled)

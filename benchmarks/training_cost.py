@@ -16,10 +16,9 @@ from datetime import date
 from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification, set_seed
+from transformers import AutoModelForSequenceClassification, TrainingArguments, set_seed
 
 from offramp import RECIPES, ExitModel
-from offramp.training import default_arguments
 from offramp.training.preflight import add_needs
 from offramp.training.trainer import PhaseTrainer
 
@@ -69,9 +68,7 @@ def recipe_step(encoder: str, name: str, inputs: dict[str, Any]) -> Callable[[],
     recipe = RECIPES[name]()
     model = ExitModel.from_encoder(encoder, num_labels=2)
     add_needs(model, recipe)
-    args = default_arguments(
-        tempfile.mkdtemp(), report_to="none", eval_strategy="no", load_best_model_at_end=False, use_cpu=True
-    )
+    args = TrainingArguments(tempfile.mkdtemp(), report_to="none", use_cpu=True)
     trainer = PhaseTrainer(model, recipe.phases[0], "cola", args=args)
     trainer.current_gradient_accumulation_steps = 1
     trainer.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)

@@ -14,9 +14,9 @@ PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 # Each may import those before it. Those in the first line are used by all.
 ORDER = """
 errors wording numerics problems files cpus lists
-data models training
+data models
 guarantees trace rules policy measuring
-folder runtimes engine inference reranking reports
+folder training runtimes engine inference reranking reports
 onnx_export retrofits serve cluster cli
 """.split()
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # the same names as in _NAMES, for type checkers
     from offramp.retrofits import Retrofit, retrofit, retrofit_reranker
     from offramp.rules import RULES
     from offramp.trace import Trace
-    from offramp.training import default_arguments, train
+    from offramp.training import train
     from offramp.training.recipes import RECIPES, Phase, Recipe
 
 __version__ = "0.1.0"
@@ -50,7 +50,7 @@ _NAMES = {
     "models.exit_model": "ExitModel",
     "models.importers": "import_checkpoint",
     "training.recipes": "Recipe Phase RECIPES",
-    "training": "train default_arguments",
+    "training": "train",
     "trace": "Trace",
     "rules": "RULES",
     "policy": "Policy",
@@ -99,7 +99,6 @@ __all__ = [
     "calibrate",
     "calibrate_ranking",
     "collect",
-    "default_arguments",
     "export",
     "import_checkpoint",
     "report",

@@ -8,10 +8,10 @@ import pytest
 from transformers import BertConfig, TrainingArguments
 
 from offramp import RECIPES
-from offramp.cli.key_values import parse_recipe, parse_training_arguments
-from offramp.cli.train import labels_of
+from offramp.cli.key_values import parse_exits, parse_training_arguments
 from offramp.errors import BadOption, UnknownName
-from offramp.training.recipes import Recipe
+from offramp.training.recipes import Recipe, parse_recipe
+from offramp.training.start import Origin
 
 
 def as_data(recipe: Recipe) -> list[dict[str, Any]]:
@@ -67,6 +67,9 @@ def test_an_unknown_name_is_refused_with_a_hint(text: str, error: type[Exception
         ("learning_rate=5e-5", 5e-5),
         ("run_name=12", "12"),
         ("data_seed=null", None),
+        ("save_total_limit=none", None),
+        ("report_to=none", "none"),
+        ("bf16=true", True),
         ("lr_scheduler_kwargs={num_cycles: 2}", {"num_cycles": 2}),
     ],
 )
@@ -75,7 +78,7 @@ def test_a_training_argument_has_the_type_of_its_field(text: str, value: Any) ->
     parsed = parse_training_arguments([text])
     assert parsed == {name: value}
     assert type(parsed[name]) is type(value)
-    TrainingArguments("unused", **parsed)
+    TrainingArguments("unused", **parsed, use_cpu=True)
 
 
 @pytest.mark.parametrize("text", ["seed=x", "bf16=maybe", "max_steps=1.5"])
@@ -85,8 +88,27 @@ def test_a_training_argument_of_another_type_is_refused(text: str) -> None:
 
 
 def test_a_model_with_one_output_and_no_problem_type_is_a_regression() -> None:
-    assert labels_of(BertConfig(num_labels=1)) == {"problem_type": "regression"}
-    assert labels_of(BertConfig(num_labels=2)) == {
+    def options(labels: int) -> dict[str, Any]:
+        origin = Origin("classifier", BertConfig(num_labels=labels), fine_tuned=True)
+        return origin.label_options(parse_recipe("frozen"))
+
+    assert options(1) == {"problem_type": "regression", "unlabelled": ["train"]}
+    assert options(2) == {
         "problem_type": "single_label_classification",
         "labels": ["LABEL_0", "LABEL_1"],
+        "unlabelled": ["train"],
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "exits"),
+    [("1-12", [*range(1, 13)]), ("0-2,4", [0, 1, 2, 4]), ("2,4", [2, 4]), ("2", 2), ("3-3", [3])],
+)
+def test_exits_are_layers_ranges_or_every_kth(text: str, exits: int | list[int]) -> None:
+    assert parse_exits(text) == exits
+
+
+@pytest.mark.parametrize("text", ["two", "-1", "1-", "4-1", "0", "", "1--3"])
+def test_exits_that_are_no_layers_are_refused(text: str) -> None:
+    with pytest.raises(BadOption, match="--exits"):
+        parse_exits(text)

@@ -8,7 +8,9 @@ import pytest
 from transformers import BertTokenizer, PreTrainedModel, TrainingArguments
 
 from offramp import ExitModel, Recipe, Task, train
-from offramp.training import Trained, default_arguments
+from offramp.training import Trained
+from offramp.training.recipes import parse_recipe
+from offramp.training.start import training_arguments
 
 TRAIN_OPTIONS = {"tokenizer", "max_length", "early_stopping", "callbacks", "unlabelled"}
 
@@ -93,7 +95,7 @@ def quick_options() -> dict[str, Any]:
 @pytest.fixture
 def quick(quick_options: dict[str, Any]) -> Callable[..., TrainingArguments]:
     """quick(folder, max_steps=2) -> TrainingArguments for a quick run in a folder."""
-    return lambda folder, **changes: default_arguments(folder, **{**quick_options, **changes})
+    return lambda folder, **changes: training_arguments({"output_dir": folder, **quick_options, **changes})
 
 
 @pytest.fixture
@@ -117,8 +119,11 @@ def fit(
         **options: Any,
     ) -> Trained:
         own = {name: options.pop(name) for name in TRAIN_OPTIONS & options.keys()}
+        model = model or tiny_model()
+        recipe = parse_recipe(recipe) if isinstance(recipe, str) else recipe
+        model.config.fine_tuned |= not recipe.trains_backbone  # as if its last exit were trained
         return train(
-            model or tiny_model(),
+            model,
             task or tiny_task(),
             recipe,
             quick(tmp_path / folder, **options),

@@ -20,20 +20,23 @@ from pathlib import Path
 from dataclasses import replace
 from transformers import BertTokenizer
 from offramp import RECIPES, ExitModel, Task, train
-from offramp.training import default_arguments
+from offramp.training.start import training_arguments
 
 folder, out, batch = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 task = Task.from_files(train=folder / "train.jsonl", text="text", label="label", name="films")
 for name in RECIPES:
     recipe = RECIPES[name](gradients="projected") if name == "romebert" else RECIPES[name]()
     recipe = replace(recipe, phases=tuple(replace(phase, batch_size=None) for phase in recipe.phases))
-    args = default_arguments(
-        folder / out / name, per_device_train_batch_size=batch, max_steps=2, optim="sgd", learning_rate=0.5,
+    args = training_arguments(dict(
+        output_dir=folder / out / name, per_device_train_batch_size=batch,
+        max_steps=2, optim="sgd", learning_rate=0.5,
         weight_decay=0.0, lr_scheduler_type="constant", warmup_steps=0, train_sampling_strategy="sequential",
         use_cpu=True,
         report_to="none", disable_tqdm=True, save_strategy="no", eval_strategy="no", load_best_model_at_end=False,
-    )
-    train(ExitModel.from_pretrained(folder / "start"), task, recipe, args,
+    ))
+    model = ExitModel.from_pretrained(folder / "start")
+    model.config.fine_tuned |= not recipe.trains_backbone
+    train(model, task, recipe, args,
           tokenizer=BertTokenizer(vocab=str(folder / "vocab.txt")))
 """
 

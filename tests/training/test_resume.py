@@ -86,7 +86,6 @@ import os, signal, sys
 from pathlib import Path
 from transformers import BertTokenizer, TrainerCallback
 from offramp import ExitModel, Task, train
-from offramp.training import default_arguments
 
 class Kill(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
@@ -96,7 +95,7 @@ class Kill(TrainerCallback):
 folder = Path({folder!r})
 task = Task.from_files(train=folder / "train.jsonl", validation=folder / "validation.jsonl", text="text",
                        label="label", problem_type="single_label_classification", name="films")
-train(ExitModel.from_pretrained(folder / "start"), task, "pabee", default_arguments(folder / "run", **{args!r}),
+train(ExitModel.from_pretrained(folder / "start"), task, "pabee", {{"output_dir": folder / "run", **{args!r}}},
       tokenizer=BertTokenizer(vocab=str(folder / "vocab.txt")), callbacks=[Kill()])
 """
 

@@ -160,16 +160,16 @@ def read_examples(
     names: list[str] | None,
 ) -> tuple[list["Text"], Any]:
     """The texts and, if the file has labels of the model, those as numbers in the order of its outputs."""
-    from offramp.cli.train import load_config
     from offramp.data import Task
     from offramp.models.config import names_in_order
     from offramp.problems import problem_of
+    from offramp.training.start import Origin
 
     texts = [row.text for row in read_rows(file, text, text_pair)]
     if file.suffix.lower() == ".txt":
         return texts, None
-    config = load_config(model)
-    problem = problem_of(config.num_labels, config.problem_type)
+    config = Origin.find(model).config
+    problem = problem_of(config.num_labels or 1, config.problem_type)
     try:
         rows = Task.from_files(
             validation=file,

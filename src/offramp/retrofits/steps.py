@@ -37,7 +37,7 @@ from offramp.reports.stored_policy import store_policy
 from offramp.retrofits.original import Original, is_bit_equal
 from offramp.retrofits.text_split import TextSet, TextSplit
 from offramp.trace import Trace
-from offramp.training import default_arguments, train
+from offramp.training import train
 from offramp.training.recipes import frozen, mixed
 
 ORIGINAL, EXITS = "transformers", "offramp"
@@ -98,16 +98,16 @@ class Steps:
                 "name them with label_names=...",
                 stacklevel=3,
             )
-        arguments = default_arguments(
-            self.work / "training",
-            num_train_epochs=epochs,
-            seed=self.seed,
-            eval_strategy="no",
-            load_best_model_at_end=False,
-            report_to="none",
-            logging_strategy="no",
-            disable_tqdm=True,
-        )
+        arguments = {
+            "output_dir": self.work / "training",
+            "seed": self.seed,
+            "eval_strategy": "no",
+            "load_best_model_at_end": False,
+            "report_to": "none",
+            "logging_strategy": "no",
+            "disable_tqdm": True,
+            **({"num_train_epochs": epochs} if tune else {}),
+        }
         done = train(
             model,
             unlabelled_task(self.split.learn, model),

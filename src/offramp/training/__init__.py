@@ -1,5 +1,5 @@
 """Training: one transformers Trainer run for each phase of a recipe."""
 
-from offramp.training.run import Trained, default_arguments, train
+from offramp.training.run import Trained, train
 
-__all__ = ["Trained", "default_arguments", "train"]
+__all__ = ["Trained", "train"]

@@ -9,26 +9,16 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from offramp.data import Task
 from offramp.data.row_hashes import hash_batch
 from offramp.errors import BadOption
-from offramp.files import atomic_file, explain_damage
+from offramp.files import atomic_file
 from offramp.models.exit_model import ExitModel
 from offramp.problems import Array
 from offramp.training.losses import UNLABELLED
 from offramp.training.recipes import Recipe
-
-
-def default_tokenizer(model: ExitModel) -> PreTrainedTokenizerBase:
-    """The tokenizer from where the model, or its encoder, was loaded."""
-    source = model.config.name_or_path or model.config.encoder_config.name_or_path
-    if not source:
-        raise BadOption("no tokenizer known for this model; pass tokenizer=...")
-    with explain_damage(source):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    return tokenizer
 
 
 def load_splits(task: Task, unlabelled: Any = None) -> dict[str, Any]:

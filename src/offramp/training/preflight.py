@@ -1,8 +1,13 @@
-"""Before training: do model, task, recipe and arguments fit together? Mistakes are reported before any work."""
+"""Before training: do model, task, recipe and arguments fit together? Mistakes are reported before any work.
 
-from collections.abc import Mapping
+`describe` sums up what is about to happen.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import TrainingArguments
@@ -16,6 +21,18 @@ from offramp.training.data import has_labels
 from offramp.training.recipes import Phase, Recipe
 from offramp.training.trainer import trainable_parameters
 from offramp.wording import count
+
+
+def check_effects(recipe: Recipe, args: Any) -> None:
+    """Arguments that every phase of the recipe sets for itself would have no effect."""
+    if not isinstance(args, Mapping) or any(phase.epochs is None for phase in recipe.phases):
+        return
+    for name in ("num_train_epochs", "learning_rate", "per_device_train_batch_size"):
+        if name in args:
+            raise BadOption(
+                f"{name}={args[name]} has no effect: {recipe.name} sets its own. Pass its options, such as "
+                f"recipe='{recipe.name}:epochs=20,rate=0.001'"
+            )
 
 
 def check(
@@ -130,3 +147,48 @@ def match_labels(model: ExitModel, task: Task) -> Task:
         return task.with_label_order(names, model.config.encoder_config.model_type)
     model.config.rename_labels(task.labels)
     return task
+
+
+def describe(
+    rows: Mapping[str, Any],
+    task: Task,
+    recipe: Recipe,
+    args: TrainingArguments,
+    exits: Sequence[int],
+    max_length: int,
+) -> str:
+    columns, sizes = task.splits["train"].columns.roles(), {split: len(part) for split, part in rows.items()}
+    frozen = (
+        "" if recipe.trains_backbone else "; the backbone stays as it is (the recipe joint trains it too)"
+    )
+    lines = {
+        "rows": ", ".join(f"{split} {size}" for split, size in sizes.items()),
+        "columns": ", ".join(f"{role} {column!r}" for role, column in columns.items()),
+        "labels": class_counts(task, rows["train"]),
+        "recipe": f"{recipe.name}: {', '.join(phase_steps(recipe, args, sizes))}{frozen}",
+        "exits": f"at layers {', '.join(map(str, exits))}",
+        "texts": f"up to {max_length} tokens",
+    }
+    return "\n".join(f"{name:9}{value}" for name, value in lines.items())
+
+
+def class_counts(task: Task, rows: Any) -> str:
+    if "label" not in rows.column_names:
+        return "none in the training examples"
+    if task.labels is None:
+        return "numbers"
+    labels = np.asarray(rows["label"])
+    counts = labels.sum(0) if labels.ndim > 1 else np.bincount(labels, minlength=len(task.labels))
+    return ", ".join(f"{name} {int(number)}" for name, number in zip(task.labels, counts, strict=True))
+
+
+def phase_steps(recipe: Recipe, args: TrainingArguments, sizes: Mapping[str, int]) -> Iterator[str]:
+    for phase in recipe.phases:
+        rows = sizes["train"]
+        if phase.unlabelled and phase.epochs is not None:  # other phases have no more updates with more text
+            rows += sizes.get("unlabelled", 0)
+        size = phase.batch_size or args.per_device_train_batch_size
+        epochs = args.num_train_epochs if phase.epochs is None else phase.epochs
+        updates = math.ceil(rows / (size * args.gradient_accumulation_steps))
+        steps = args.max_steps if args.max_steps > 0 else math.ceil(updates * epochs)
+        yield f"{count(steps, 'step')} of {size} rows ({phase.trainable})"

@@ -3,11 +3,13 @@
 Pass a `Recipe` of your own to `train`, or add a function that returns one to `RECIPES`.
 """
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import yaml
 from torch import Tensor
 
 from offramp.errors import BadOption, UnknownName
@@ -88,12 +90,18 @@ class Recipe:
     phases: tuple[Phase, ...]
     needs: tuple[str, ...] = ()
     """What is added to the model: learned "weights" of the exits, a "gate"."""
+    exit_at_embeddings: bool = True
+    """Whether `train` adds an exit before the first layer too; published recipes have none."""
 
     def __post_init__(self) -> None:
         if not self.phases:
             raise BadOption(f"recipe {self.name!r} has no phases")
         for need in self.needs:
             check_choice("needs", need, NEEDS)
+
+    @property
+    def trains_backbone(self) -> bool:
+        return any(phase.trainable != "exits" for phase in self.phases)
 
 
 def balanced_phase(groups: int) -> Phase:
@@ -126,6 +134,11 @@ def check_number(name: str, value: Any, expected: str, fits: Callable[[Any], boo
         raise BadOption(f"{name}={value!r}; expected {expected}")
 
 
+def published(name: str, *phases: Phase, needs: tuple[str, ...] = ()) -> Recipe:
+    """A recipe with exits where its authors have them: after every layer, and none before the first."""
+    return Recipe(name, phases, needs, exit_at_embeddings=False)
+
+
 RecipeMaker = Callable[..., Recipe]
 
 
@@ -150,7 +163,7 @@ def deebert(fine_tune: bool = True) -> Recipe:
     """
     check_choice("fine_tune", fine_tune, (True, False))
     first = (Phase(losses.final, trainable="final"),) if fine_tune else ()
-    return Recipe("deebert", (*first, Phase(losses.inner, trainable="exits")))
+    return published("deebert", *first, Phase(losses.inner, trainable="exits"))
 
 
 def pabee() -> Recipe:
@@ -159,7 +172,7 @@ def pabee() -> Recipe:
     *Reference*: Zhou et al. 2020, arXiv:2006.04152.
     *Relation*: as `elbert`, but with fixed weights that favour deeper exits.
     """
-    return Recipe("pabee", (Phase(losses.index_weighted),))
+    return published("pabee", Phase(losses.index_weighted))
 
 
 def elbert(weights: str = "learned", rate: float = 1e-2) -> Recipe:
@@ -173,9 +186,9 @@ def elbert(weights: str = "learned", rate: float = 1e-2) -> Recipe:
     """
     check_choice("weights", weights, ("learned", "equal"))
     if weights == "equal":
-        return Recipe("elbert", (Phase(losses.total),))
+        return published("elbert", Phase(losses.total))
     phase = Phase(losses.learned_weighted, learning_rates={"exit_weights": rate})
-    return Recipe("elbert", (phase,), needs=("weights",))
+    return published("elbert", phase, needs=("weights",))
 
 
 def romebert(
@@ -213,7 +226,7 @@ def romebert(
     loss = partial(
         losses.self_distillation, kind=kind, gamma=gamma, temperature=temperature, beta=beta, span=span
     )
-    return Recipe("romebert", (Phase(loss, gradients=gradients, anchor=anchor, momentum=momentum),))
+    return published("romebert", Phase(loss, gradients=gradients, anchor=anchor, momentum=momentum))
 
 
 def elasticbert(groups: int = 1) -> Recipe:
@@ -225,7 +238,7 @@ def elasticbert(groups: int = 1) -> Recipe:
 
     `groups` > 1 splits the exits into groups that are trained in turn, each with the last exit.
     """
-    return Recipe("elasticbert", (balanced_phase(groups),))
+    return published("elasticbert", balanced_phase(groups))
 
 
 def berxit() -> Recipe:
@@ -236,7 +249,7 @@ def berxit() -> Recipe:
     *Relation*: alternates between `final` and `elbert` with equal weights. The rule `gate` uses the gate, also for
     regression, where entropy is not defined.
     """
-    return Recipe("berxit", (Phase(alternating_with_gate),), needs=("gate",))
+    return published("berxit", Phase(alternating_with_gate), needs=("gate",))
 
 
 def alternating_with_gate(logits: Tensor, labels: Tensor, **more: Any) -> losses.Terms:
@@ -255,7 +268,7 @@ def fastbert(fine_tune: bool = True, temperature: float = 1.0) -> Recipe:
     check_number("temperature", temperature, "a number above 0", lambda x: x > 0)
     first = (Phase(losses.final, trainable="final"),) if fine_tune else ()
     loss = partial(losses.distillation, temperature=temperature)
-    return Recipe("fastbert", (*first, Phase(loss, trainable="exits", needs_labels=False)))
+    return published("fastbert", *first, Phase(loss, trainable="exits", needs_labels=False))
 
 
 def frozen(
@@ -334,16 +347,47 @@ RECIPES: dict[str, RecipeMaker] = {
 }
 
 
-def recipe_named(name: str) -> Recipe:
-    """The recipe of this name with default options."""
+def parse_recipe(text: str) -> Recipe:
+    """A recipe by name, with or without options: `pabee`, `romebert:kind=ta,gamma=0.5`.
+
+    >>> parse_recipe("elbert:weights=equal").phases[0].loss.__name__
+    'total'
+    """
+    name, _, rest = text.partition(":")
     if name not in RECIPES:
         raise UnknownName(f"unknown recipe {did_you_mean(name, RECIPES)}")
-    return RECIPES[name]()
+    options = parse_key_values(rest.split(",") if rest else [])
+    known = list(inspect.signature(RECIPES[name]).parameters)
+    for key in options:
+        if key not in known:
+            raise BadOption(f"{name} has no option {did_you_mean(key, known) if known else repr(key)}")
+    return RECIPES[name](**options)
 
 
-def default_recipe(fine_tuned: bool) -> str:
-    """A fine-tuned model is not trained again unless asked for."""
-    return "frozen" if fine_tuned else "joint"
+def parse_key_values(parts: Iterable[str]) -> dict[str, Any]:
+    """Values by key.
+
+    >>> parse_key_values(["rate=5e-5", "gate=true", "kind=ta"])
+    {'rate': 5e-05, 'gate': True, 'kind': 'ta'}
+    """
+    return {key: parse_value(value) for key, value in split_pairs(parts)}
 
 
-__all__ = ["RECIPES", "Phase", "Recipe", "default_recipe", "recipe_named"]
+def split_pairs(parts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise BadOption(f"{part!r}: expected key=value.")
+        yield key.strip(), value.strip()
+
+
+def parse_value(text: str) -> Any:
+    """A YAML value; unlike in YAML, 5e-5 is a number."""
+    value = yaml.safe_load(text)
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+__all__ = ["RECIPES", "Phase", "Recipe", "parse_recipe"]

@@ -1,18 +1,19 @@
 """train(): runs the phases of a recipe one after the other, and resumes after an interruption.
 
-`preflight.py` checks the arguments, `data.py` tokenizes, `trainer.py` runs one phase, `run_dir.py` manages the
-output folder.
+`start.py` finds the model, recipe and arguments, `preflight.py` checks them, `data.py` tokenizes, `trainer.py` runs
+one phase, `run_dir.py` manages the output folder.
 """
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from datasets import Dataset, DatasetDict
 from safetensors.torch import load_model
 from torch import nn
 from transformers import (
@@ -30,11 +31,11 @@ from offramp.data.metrics import compute
 from offramp.data.row_hashes import save_hashes
 from offramp.files import SCORES, explain_damage, read_json, write_files
 from offramp.models.exit_model import ExitModel
+from offramp.models.heads import HeadConfig
 from offramp.problems import Array
 from offramp.training.data import (
     add_teacher,
     check_unlabelled,
-    default_tokenizer,
     has_labels,
     load_splits,
     text_limit,
@@ -50,9 +51,10 @@ from offramp.training.features import (
     measure_scaling,
     shift_to_mean,
 )
-from offramp.training.preflight import check, check_labels, prepare, start_at_mean
-from offramp.training.recipes import Phase, Recipe, default_recipe, recipe_named
+from offramp.training.preflight import check, check_effects, check_labels, describe, prepare, start_at_mean
+from offramp.training.recipes import Phase, Recipe
 from offramp.training.run_dir import identity, last_complete_checkpoint, register_run
+from offramp.training.start import Origin, Source, find_task, training_arguments
 from offramp.training.trainer import PhaseTrainer
 
 
@@ -67,71 +69,67 @@ class Trained:
     """Contains the saved model, its tokenizer and its scores."""
 
 
-def default_arguments(output_dir: str | Path, **changes: Any) -> TrainingArguments:
-    """The defaults of `train`; `changes` are any of transformers' TrainingArguments."""
-    defaults = {
-        "learning_rate": 5e-5,
-        "per_device_train_batch_size": 32,
-        "per_device_eval_batch_size": 64,
-        "num_train_epochs": 3,
-        "warmup_steps": 0.06,
-        "weight_decay": 0.01,
-        "train_sampling_strategy": "group_by_length",
-        "eval_strategy": "epoch",
-        "save_strategy": "epoch",
-        "save_total_limit": 1,
-        "load_best_model_at_end": True,
-        "logging_steps": 20,
-        "report_to": "tensorboard",
-        "dataloader_pin_memory": False,
-    }
-    return TrainingArguments(output_dir=str(output_dir), **{**defaults, **changes})
-
-
 def train(
-    model: ExitModel,
-    task: Task,
+    model: Source,
+    task: Task | Dataset | DatasetDict,
     recipe: str | Recipe | None = None,
-    args: TrainingArguments | None = None,
+    args: TrainingArguments | Mapping[str, Any] | None = None,
     *,
+    exits: int | Sequence[int] | None = None,
+    head: HeadConfig | dict[str, Any] | None = None,
+    layers: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_length: int = 128,
     early_stopping: int | None = None,
     unlabelled: Any = None,
     callbacks: Sequence[TrainerCallback] = (),
     progress: bool | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Trained:
-    """Trains the exits of a model on a task, in place.
+    """Trains the exits of a model on a task; a loaded `ExitModel` is trained in place, unless `layers` cuts it.
 
     Called again with the same `output_dir`, it resumes where it was interrupted and ends with the weights of an
     uninterrupted run.
 
     Args:
-        model: an encoder with exits.
-        task: train and validation splits, labels and metrics.
-        recipe: a name in `RECIPES`, or a `Recipe`. By default "joint", or "frozen" for a model that is fine-tuned
-            already, whose backbone and last exit then stay as they are.
-        args: transformers' TrainingArguments, used for every phase that does not set its own; see
-            `default_arguments`. The best checkpoint is the one with the best headline metric, averaged over exits;
-            pass metric_for_best_model="eval_loss" to use the loss instead.
-        tokenizer: by default loaded from where the encoder was loaded.
+        model: an encoder or a fine-tuned classifier, to which exits are added, or a model with exits: loaded, or its
+            folder or name on the hub.
+        task: train and validation splits, labels and metrics; or a data set, as for `Task.from_dataset`.
+        recipe: a name in `RECIPES`, with or without options ("romebert:kind=ta"), or a `Recipe`. By default "joint",
+            or "frozen" for a model that is fine-tuned already, whose backbone and last exit then stay as they are.
+        args: changes to our defaults of transformers' TrainingArguments, such as {"output_dir": "run",
+            "num_train_epochs": 5}, or TrainingArguments; used for every phase that does not set its own. The best
+            checkpoint is the one with the best headline metric, averaged over exits;
+            metric_for_best_model="eval_loss" uses the loss instead.
+        exits: where exits are added, as in `ExitModel.from_encoder`; by default after every layer and before the
+            first, or, for a published recipe, where its authors have them: after every layer.
+        head: options of the added heads.
+        layers: keep only the first layers; there must be an exit after the last of them.
+        tokenizer: by default that of the model or encoder.
         max_length: longer texts are truncated to this number of tokens.
         early_stopping: end a phase after this number of evaluations without improvement.
         unlabelled: further text without labels, a `datasets.Dataset` with the columns `text` and maybe `text_pair`,
             for recipes that can use it (`joint`, `frozen`, `mixed`).
         callbacks: transformers' TrainerCallbacks.
         progress: show a bar while the frozen backbone runs over the texts; by default unless `args.disable_tqdm`.
+        log: called with a summary of the run before it starts.
     """
-    recipe = recipe or default_recipe(model.config.fine_tuned)
-    recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
-    args = args or default_arguments("offramp-run")
+    origin = Origin.find(model)
+    recipe = origin.choose_recipe(recipe, layers)
+    check_effects(recipe, args)
+    args = training_arguments(args)
     home = Path(args.output_dir or "offramp-run")
-    tokenizer = tokenizer or default_tokenizer(model)
     set_seed(args.seed)
+    task = find_task(task, origin, recipe)
+    if not recipe.trains_backbone:
+        origin.check_classifier(task, layers)
+    model, tokenizer = origin.load(task, recipe, exits, head, tokenizer)
+    model = model if layers is None else model.truncate(layers)
     try:
         check(model, task, recipe, args, early_stopping)
         task = prepare(model, task, recipe)
         rows = load_splits(task, check_unlabelled(unlabelled, task, recipe))
+        log(describe(rows, task, recipe, args, model.config.exits, max_length))
         data = tokenize_splits(rows, tokenizer, max_length, model.max_length)
         check_labels(task, recipe, data)
         if not task.problem.has_classes and not model.config.fine_tuned and has_labels(data, "train"):
