@@ -1,6 +1,8 @@
 """Servers for a tiny model, each in a thread of the test and on its own port."""
 
+import asyncio
 import logging
+import selectors
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,8 +22,8 @@ from offramp.policy.ranking import RankRule
 from offramp.serve.app import create_app
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
-from offramp.serve.connections import LimitedConnection
 from offramp.serve.ladder import Ladder
+from offramp.serve.network import LimitedConnection
 from offramp.serve.options import ServerOptions
 
 Until = Callable[[Callable[[], bool]], None]
@@ -93,11 +95,48 @@ def door(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Do
     found.is_open.set()
 
 
+class PausingSelector(selectors.DefaultSelector):
+    """Runs `pause` once, after it has looked for what arrived."""
+
+    pause: Callable[[], object] | None = None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        events = super().select(0 if self.pause else timeout)
+        if self.pause:
+            pause, self.pause = self.pause, None
+            pause()
+        return events
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop that a test can hold, and whose clock it can put forward."""
+
+    def __init__(self) -> None:
+        self.selector, self.ahead = PausingSelector(), 0.0
+        super().__init__(self.selector)
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Whatever arrives meanwhile waits in the kernel."""
+        held, go_on = threading.Event(), threading.Event()
+        self.selector.pause = lambda: (held.set(), go_on.wait())
+        self.call_soon_threadsafe(lambda: None)
+        assert held.wait(60)
+        try:
+            yield
+        finally:
+            go_on.set()
+
+
 @dataclass
 class Served:
     batcher: Batcher
     url: str
     client: httpx.Client
+    loop: Loop
 
     def ask(self, texts: Any, **options: Any) -> httpx.Response:
         return self.client.post("/predict", json={"texts": texts, **options})
@@ -141,18 +180,20 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
                 servers.enter_context(pytest.MonkeyPatch.context()).setenv("OFFRAMP_TEST_KEY", api_key)
                 options["api_key_env"] = "OFFRAMP_TEST_KEY"
             app = create_app(batcher, ServerOptions("colours", **options), allowed, shared_folder)
-            url = servers.enter_context(running(app, connections or {}))
-            return Served(batcher, url, servers.enter_context(httpx.Client(base_url=url, timeout=60)))
+            loop = Loop()
+            url = servers.enter_context(running(app, loop, connections or {}))
+            client = servers.enter_context(httpx.Client(base_url=url, timeout=60))
+            return Served(batcher, url, client, loop)
 
         yield start
 
 
 @contextmanager
-def running(app: ASGIApp, connections: Mapping[str, float]) -> Iterator[str]:
+def running(app: ASGIApp, loop: Loop, connections: Mapping[str, float]) -> Iterator[str]:
     http: Any = partial(LimitedConnection, **{"most": 100, "header_seconds": 60, "by_age": {}, **connections})
     config = uvicorn.Config(app, port=0, log_config=None, ws="none", http=http)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
+    thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(),), daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive()
@@ -161,3 +202,4 @@ def running(app: ASGIApp, connections: Mapping[str, float]) -> Iterator[str]:
     server.should_exit = True
     thread.join(60)
     assert not thread.is_alive(), "the server does not stop"
+    loop.close()

@@ -129,6 +129,7 @@ class Bench:
 
 
 Make = Callable[..., Bench]
+Until = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def make(tokenizer: PreTrainedTokenizerFast) -> Iterator[Make]:
     for bench in made:
         bench.open()
         bench.batcher.drain(WAIT)
-        assert not bench.batcher._worker.is_alive()
+        assert not bench.batcher.running
 
 
 def predictions(future: Future[Reply]) -> list[Any]:
@@ -468,19 +469,25 @@ def test_a_model_that_fails_its_test_after_an_error_is_unhealthy(make: Make) -> 
     assert not bench.batcher.healthy
 
 
-def test_draining_refuses_new_requests_and_answers_accepted_ones(make: Make) -> None:
+def test_draining_refuses_new_requests_and_answers_accepted_ones(make: Make, until: Until) -> None:
     bench = make(window=2)
     accepted = [bench.shut(), bench.submit(["a"] * 7), bench.submit("b")]
-    refusing, join = threading.Event(), bench.batcher._worker.join
-    bench.batcher._worker.join = lambda seconds: (refusing.set(), join(seconds))  # type: ignore[method-assign]
     drainer = threading.Thread(target=bench.batcher.drain, args=(WAIT,))
     drainer.start()
-    assert refusing.wait(WAIT)
+    until(lambda: refuses(bench.batcher))
     with pytest.raises(Draining):
         bench.submit("c")
     bench.open()
     drainer.join()
     assert [len(future.result(0).predictions) for future in accepted] == [1, 7, 1]
+
+
+def refuses(batcher: Batcher) -> bool:
+    try:
+        batcher.check_room(1)
+    except Draining:
+        return True
+    return False
 
 
 def test_requests_that_have_not_begun_when_the_time_to_drain_is_over_fail(
@@ -502,15 +509,20 @@ def test_draining_waits_for_the_running_window(make: Make) -> None:
     opening = threading.Timer(0.2, bench.open)
     opening.start()
     bench.batcher.drain(0)
-    assert not bench.batcher._worker.is_alive()
+    assert not bench.batcher.running
     assert predictions(running)
 
 
-def test_without_its_worker_thread_the_batcher_refuses_requests(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_without_its_worker_thread_the_batcher_refuses_requests(make: Make, until: Until) -> None:
     bench = make()
-    monkeypatch.setattr(bench.batcher._worker, "is_alive", lambda: False)
+
+    def end_the_thread() -> None:
+        raise SystemExit
+
+    bench.runtime.before = end_the_thread
+    bench.submit("a")
+    until(lambda: not bench.batcher.running)
     assert not bench.batcher.healthy
     with pytest.raises(RunFailed, match="restart"):
         bench.submit("a")
@@ -534,24 +546,16 @@ def test_load_steps_down_the_ladder_and_every_reply_names_its_rung(make: Make) -
 
 
 def test_a_rung_whose_certificate_the_audit_breaks_is_no_longer_used(
-    make: Make, caplog: pytest.LogCaptureFixture
+    make: Make, caplog: pytest.LogCaptureFixture, until: Until
 ) -> None:
     bench = make(replace(LOOSEST, certificate=PROOF), audit=1.0, items=60, tokens=6000)
     assert bench.batcher.audit is not None
-    forbidden = threading.Event()
-    forbid = bench.batcher.ladder.forbid
-
-    def forbid_and_notify(rung: int) -> None:
-        forbid(rung)
-        forbidden.set()
-
-    bench.batcher.ladder.forbid = forbid_and_notify  # type: ignore[method-assign]
     texts = [f"{one} {two}" for one in "abcdef" for two in "abcdefghij"]
     bench.shut()
     replies = [bench.submit(text) for text in texts[:58]]  # one text of each request is examined
     bench.open()
     assert {reply.result(WAIT).rung for reply in replies} == {1}
-    assert forbidden.wait(WAIT)
+    until(lambda: bool(bench.batcher.ladder.forbidden))
     assert bench.submit(texts).result(WAIT).rung == 0
     assert "rung 1" in caplog.text
     _, report = bench.batcher.audit.reports()
@@ -568,37 +572,29 @@ def test_when_no_rung_is_left_every_text_runs_to_full_depth(make: Make) -> None:
 
 
 def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
-    bench, now, waiting, audited = make(audit=1.0, window=1), [0.0], [], threading.Event()
+    bench, now, examined = make(audit=1.0, window=1), [0.0], list[int]()
     for each in (module, auditor_module):
         monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(auditor_module, "BUSY_SHARE", 0.25)
     monkeypatch.setattr(auditor_module, "MOST_CREDIT", 100)
+    [early] = [text for text in "abcdefgh" if bench.classifier.predict(text).layer < 8][:1]
 
     def takes_a_second() -> None:
         now[0] += 1
 
+    def count(_: Any) -> None:
+        examined.append(bench.batcher.audit.reports()[0].examined)  # type: ignore[union-attr]
+
     bench.runtime.before = takes_a_second
-    first = bench.shut()
-    futures = [bench.submit("a b") for _ in range(40)]
-    auditor, audit = bench.batcher._auditor, bench.batcher.audit
-    audit_one = auditor.run_step
-    assert audit is not None
-    monkeypatch.setattr(audit._rungs[0], "is_full_depth", lambda prediction: False)  # each takes a run
-
-    def audit_and_note() -> None:
-        waiting.append(bench.batcher.waiting.items)
-        audit_one()
-        if audit.reports()[0].examined == 41:
-            audited.set()
-
-    auditor.run_step = audit_and_note  # type: ignore[method-assign]
+    futures = [bench.shut(early), *(bench.submit(early) for _ in range(40))]
+    futures[-1].add_done_callback(count)  # in the worker thread, before it audits again
     bench.open()
-    for future in [first, *futures]:
+    for future in futures:
         predictions(future)
-    assert audited.wait(WAIT)
-    assert len([*filter(None, waiting)]) == 10  # a second each, beside 40 seconds for the texts
+    assert examined == [10]  # a second each, beside 40 seconds for the texts
+    until(lambda: bench.batcher.audit.reports()[0].examined == 41)  # type: ignore[union-attr]
 
 
 def test_the_audit_compares_with_full_depth_in_the_runtime_that_serves(make: Make) -> None:

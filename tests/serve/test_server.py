@@ -30,10 +30,10 @@ from offramp.inference import Classifier
 from offramp.models.exit_model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.serve.batcher import Request
-from offramp.serve.connections import OWN_FILES
 from offramp.serve.ladder import FULL_DEPTH
+from offramp.serve.network import OWN_FILES, bind
 from offramp.serve.options import ServerOptions
-from offramp.serve.server import Server, bind, load, modules_for, read_rung, run_app
+from offramp.serve.server import Server, load, modules_for, read_rung, run_app
 
 Until = Callable[[Callable[[], bool]], None]
 Run = Callable[..., "AbstractContextManager[Running]"]

@@ -2,5 +2,5 @@
 
 `protocols` has one file for each API that it speaks. Under load, requests step down a ladder of certified policies
 (`ladder`). A sample of the predictions is compared with the reference (`audit`, `list_audit`) when there is time
-(`auditor`). Clients may be slow or hostile (`connections`, `bodies`, `hosts`), and workers may die (`supervisor`).
+(`auditor`). Clients may be slow or hostile (`network`), and workers may die (`processes`).
 """

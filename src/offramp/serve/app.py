@@ -27,12 +27,11 @@ from offramp.errors import Draining, Overloaded
 from offramp.inference.texts import check_texts
 from offramp.policy import Policy
 from offramp.serve.batcher import STOPPED, Batcher, Reply
-from offramp.serve.bodies import Bodies
 from offramp.serve.error_responses import HANDLERS, error_models, error_response, use_shape
-from offramp.serve.hosts import ANY, AllowedHosts
 from offramp.serve.ladder import sync_broken
 from offramp.serve.logs import RequestLog, log
 from offramp.serve.metrics import Metrics
+from offramp.serve.network import ANY, AllowedHosts, Bodies
 from offramp.serve.options import ServerOptions
 from offramp.serve.protocols import OTHERS, PREDICT, Route, open_inference, tei
 from offramp.serve.protocols.base import Body, Call, ServedModel

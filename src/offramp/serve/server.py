@@ -27,7 +27,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from offramp.errors import BadOption, BadPolicy, CertificateMismatch, OfframpError
+from offramp.errors import BadPolicy, CertificateMismatch, OfframpError
 from offramp.folder import ModelInfo, find_model, is_exported
 from offramp.folder.folder import REFERENCE
 from offramp.inference import Classifier
@@ -36,21 +36,22 @@ from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher
-from offramp.serve.connections import (
+from offramp.serve.ladder import Ladder
+from offramp.serve.list_audit import KEPT_LISTS, ListAudit
+from offramp.serve.logs import LOGGING, log
+from offramp.serve.network import (
     ACCEPTED_AT_ONCE,
     BACKLOG,
     KEEP_ALIVE,
     LimitedConnection,
+    bind,
     connection_limit,
+    default_hosts,
     stop_listening,
     wait_until_stopped,
 )
-from offramp.serve.hosts import default_hosts
-from offramp.serve.ladder import Ladder
-from offramp.serve.list_audit import KEPT_LISTS, ListAudit
-from offramp.serve.logs import LOGGING, log
 from offramp.serve.options import ServerOptions
-from offramp.serve.supervisor import HEARTBEAT, Supervisor
+from offramp.serve.processes import HEARTBEAT, Supervisor
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Names the folder in which prometheus-client keeps the files of several workers; read when it is imported."""
@@ -81,11 +82,11 @@ def serve(options: ServerOptions) -> None:
         Supervisor(
             run_worker,
             (parent, options, listener, most, shared),
-            preload=modules_for(folder),
-            workers=options.workers,
+            wanted=options.workers,
             listener=listener,
             drain_seconds=options.drain_seconds,
             on_serving=partial(log_address, listener),
+            preload=modules_for(folder),
         ).run()
 
 
@@ -203,23 +204,6 @@ def end_with(batcher: Batcher) -> None:
         log.warning("the model did not finish its last window in time")
     if batcher.running or batcher.loading:
         os._exit(0)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Does not listen yet: a connection before the model is loaded is refused rather than kept waiting."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise BadOption(f"host={host} cannot be used: {error.strerror}.") from None
-    # asyncio sets TCP_NODELAY only if the protocol is named; without it, responses are delayed by 40 ms
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
-    return listener
 
 
 def log_address(listener: socket.socket) -> None:

@@ -1,20 +1,26 @@
-"""Supervisor: keeps worker processes running. It never waits for a single worker, so none can delay the others."""
+"""Processes: a supervisor that keeps workers running. It never waits for a single worker, so none delays the others.
+
+On Linux workers are forked from a forkserver that has imported what they need, so that a new one has little to do but
+load the model. What torch loads on macOS does not survive a fork, so there every worker imports for itself.
+"""
 
 import logging
+import os
 import signal
 import socket
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing import Pipe
+from dataclasses import dataclass, field
+from multiprocessing import Pipe, forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from offramp.errors import CannotLoad
-from offramp.serve.connections import stop_listening
-from offramp.serve.forking import new_process
+from offramp.errors import BadOption, CannotLoad
+from offramp.serve.network import stop_listening
 from offramp.wording import count
 
 HEARTBEAT = 1.0
@@ -25,55 +31,33 @@ RETRY = 5.0
 """Seconds until another attempt, after a worker could not start while others serve."""
 OVERTIME = 4.0
 """Seconds beyond the time to drain after which workers are killed."""
+CAN_FORK = sys.platform == "linux"
 
 log = logging.getLogger("offramp.serve")
 
 
-@dataclass(eq=False)
-class Worker:
-    process: BaseProcess
-    pipe: Connection
-    """Receives an empty text while the worker serves, or the reason why it cannot start."""
-    heard: float = 0.0
-    """When it last sent a message; 0 until it serves."""
-    problem: str = ""
-
-    def listen(self) -> None:
-        with suppress(EOFError, OSError):
-            while self.pipe.poll():
-                self.problem = self.pipe.recv()
-                self.heard = 0.0 if self.problem else time.monotonic()
-
-
+@dataclass
 class Supervisor:
     """Runs `work(pipe, is_replacement, *arguments)` in several processes. The pipe is closed when a process is no
-    longer wanted; `is_replacement` is whether a worker has served before it started.
+    longer wanted; `is_replacement` is whether a worker has served before it started."""
 
-    Args:
-        preload: modules that the processes need.
-        workers: how many.
-        listener: where they accept connections.
-        drain_seconds: how long they may take to end.
-        on_serving: called when the first of them serves.
-    """
-
-    def __init__(
-        self,
-        work: Callable[..., None],
-        arguments: tuple[Any, ...],
-        *,
-        preload: Sequence[str] = (),
-        workers: int,
-        listener: socket.socket,
-        drain_seconds: float,
-        on_serving: Callable[[], None],
-    ) -> None:
-        self.work, self.arguments, self.preload = work, arguments, preload
-        self.wanted, self.listener, self.drain_seconds = workers, listener, drain_seconds
-        self.on_serving = on_serving
-        self.served = False
-        self.workers: list[Worker] = []
-        self.next_start = 0.0
+    work: Callable[..., None]
+    arguments: tuple[Any, ...]
+    wanted: int
+    """How many workers."""
+    listener: socket.socket
+    """Where they accept connections."""
+    drain_seconds: float
+    """How long they may take to end."""
+    on_serving: Callable[[], None]
+    """Called when the first of them serves."""
+    preload: Sequence[str] = ()
+    """Modules that the processes need."""
+    workers: list["Worker"] = field(default_factory=list)
+    served: bool = False
+    """Whether any of them has served."""
+    next_start: float = 0.0
+    """When the next worker may start, by `time.monotonic`."""
 
     def run(self) -> None:
         """Returns after SIGTERM or SIGINT, when all workers have ended; `CannotLoad` if none of them can start."""
@@ -118,7 +102,7 @@ class Supervisor:
             worker.pipe.close()
             self.report_death(worker)
 
-    def report_death(self, worker: Worker) -> None:
+    def report_death(self, worker: "Worker") -> None:
         pid, code = worker.process.pid, worker.process.exitcode
         if worker.heard:
             log.error("worker %d died with exit code %s and is replaced", pid, code)
@@ -152,6 +136,22 @@ class Supervisor:
             worker.process.join(1)
 
 
+@dataclass(eq=False)
+class Worker:
+    process: BaseProcess
+    pipe: Connection
+    """Receives an empty text while the worker serves, or the reason why it cannot start."""
+    heard: float = 0.0
+    """When it last sent a message; 0 until it serves."""
+    problem: str = ""
+
+    def listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while self.pipe.poll():
+                self.problem = self.pipe.recv()
+                self.heard = 0.0 if self.problem else time.monotonic()
+
+
 @contextmanager
 def signals() -> Iterator[Connection]:
     """Receives a message for each SIGTERM and SIGINT."""
@@ -163,3 +163,36 @@ def signals() -> Iterator[Connection]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def new_process(target: Any, arguments: tuple[Any, ...], preload: Sequence[str]) -> BaseProcess:
+    """A process that has started. It waits until the forkserver has imported `preload`, the first time.
+
+    The modules must not start threads, because a fork has none of them. EOFError or ConnectionError if the forkserver
+    was killed or could not import them.
+    """
+    context: Any = get_context("forkserver" if CAN_FORK else "spawn")
+    process: BaseProcess = context.Process(target=target, args=arguments)
+    if CAN_FORK:
+        ensure_forkserver(preload)
+    process.start()
+    return process
+
+
+def ensure_forkserver(preload: Sequence[str]) -> None:
+    """It gets neither SIGTERM nor SIGINT, which some tools send to all processes of a service: without the forkserver
+    the exit codes of workers would be lost while they still answer."""
+    forkserver.set_forkserver_preload([*preload])
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # else it would import from the current folder
+    resource_tracker.ensure_running()  # which would unblock the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+    try:
+        forkserver.ensure_running()
+    except OSError as error:
+        if "path too long" not in str(error):
+            raise
+        raise BadOption(
+            f"TMPDIR={tempfile.gettempdir()} is too long for a socket; set a shorter one."
+        ) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -3,8 +3,6 @@
 import json
 import logging.config
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,9 +11,8 @@ import pytest
 
 from offramp.errors import BadOption
 from offramp.serve.batcher import Limits
-from offramp.serve.connections import OWN_FILES, LimitedConnection, connection_limit
-from offramp.serve.hosts import ANY, LOOPBACK, default_hosts
 from offramp.serve.logs import LOGGING
+from offramp.serve.network import ANY, LOOPBACK, OWN_FILES, LimitedConnection, connection_limit, default_hosts
 
 Serve = Callable[..., Any]
 Until = Callable[[Callable[[], bool]], None]
@@ -63,78 +60,56 @@ def test_requests_in_progress_are_not_closed_for_new_connections(serve: Serve, d
 def test_requests_that_came_with_a_burst_of_connections_are_all_answered(serve: Serve) -> None:
     server = serve(connections={"most": 5})
     request = b"GET /health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n"
-    with hold_loop(server):
+    with server.loop.hold():
         clients = [connect(server, request) for _ in range(50)]
     assert [response(client) for client in clients] == ["HTTP/1.1 200 OK"] * 50
 
 
-@contextmanager
-def hold_loop(server: Any) -> Iterator[None]:
-    """Connections and requests wait in the kernel meanwhile."""
-    server.batcher._changed.acquire()  # /predict takes this lock in the event loop
-    body = json.dumps({"texts": "good"}).encode()
-    blocking = connect(server, HEAD % len(body) + body)
-    try:
-        yield
-    finally:
-        server.batcher._changed.release()
-        assert response(blocking) == "HTTP/1.1 200 OK"
-
-
 @pytest.mark.parametrize("earlier", [0, 1])
 def test_a_request_that_arrived_while_the_server_had_no_cpu_is_answered_though_its_time_is_over(
-    serve: Serve, earlier: int
+    serve: Serve, earlier: int, until: Until
 ) -> None:
     by_age: dict[LimitedConnection, None] = {}
-    client = connect(serve(connections={"by_age": by_age}))
+    server = serve(connections={"by_age": by_age})
+    client = connect(server)
+    until(lambda: bool(by_age))
     for _ in range(earlier):  # then the connection is kept, which has a time limit of its own
         client.sendall(HEAD_HEALTH)
         assert response(client) == "HTTP/1.1 200 OK"
-    with no_cpu(by_age):
+    with no_cpu(server):
         client.sendall(HEAD_HEALTH)
     assert response(client) == "HTTP/1.1 200 OK"
 
 
 def test_a_body_that_arrived_while_the_server_had_no_cpu_is_answered_though_its_time_is_over(
-    serve: Serve,
+    serve: Serve, until: Until
 ) -> None:
     by_age: dict[LimitedConnection, None] = {}
     body = json.dumps({"texts": "good"}).encode()
-    client = connect(serve(connections={"by_age": by_age}), HEAD % len(body) + body[:5])
-    while not any(each.cycle for each in [*by_age]):
-        time.sleep(0.01)
-    with no_cpu(by_age):
+    server = serve(connections={"by_age": by_age})
+    client = connect(server, HEAD % len(body) + body[:5])
+    until(lambda: any(connection.cycle for connection in [*by_age]))
+    with no_cpu(server):
         client.sendall(body[5:])
     assert response(client) == "HTTP/1.1 200 OK"
 
 
 @contextmanager
-def no_cpu(by_age: dict[LimitedConnection, None]) -> Iterator[None]:
-    """The server's thread does not run after it has looked for what arrived; then all time limits have passed."""
-    while not by_age:
-        time.sleep(0.01)
-    loop: Any = next(iter(by_age)).loop
-    select, stopped, go_on = loop._selector.select, threading.Event(), threading.Event()
-
-    def select_and_stop(_: float | None) -> Any:
-        found = select(0)
-        stopped.set()
-        go_on.wait()
-        loop._selector.select = select
-        return found
-
-    loop._selector.select = select_and_stop
-    loop.call_soon_threadsafe(lambda: None)
-    stopped.wait()
-    yield
-    loop.time = lambda: time.monotonic() + 1000
-    go_on.set()
+def no_cpu(server: Any) -> Iterator[None]:
+    """The server's thread does not run meanwhile; afterwards all time limits have passed."""
+    with server.loop.hold():
+        yield
+        server.loop.ahead = 1000.0
 
 
-def test_a_response_is_not_lost_if_the_server_closes_before_it_has_read_everything(serve: Serve) -> None:
+def test_a_response_is_not_lost_if_the_server_closes_before_it_has_read_everything(
+    serve: Serve, until: Until
+) -> None:
     by_age: dict[LimitedConnection, None] = {}
-    client = connect(serve(connections={"by_age": by_age}))
-    with no_cpu(by_age):
+    server = serve(connections={"by_age": by_age})
+    client = connect(server)
+    until(lambda: bool(by_age))
+    with no_cpu(server):
         client.sendall(b"nonsense\r\n\r\n" + b"more" * 500_000)
     received = b"".join(iter(lambda: client.recv(1000), b""))  # a reset would raise
     assert received.startswith(b"HTTP/1.1 400 Bad Request")
