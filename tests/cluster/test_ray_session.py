@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 import ray
@@ -23,6 +25,16 @@ def test_a_local_cluster_is_stopped_and_leaves_no_setting_behind() -> None:
     assert not ray.is_initialized()
     assert not os.path.exists(node["RayletSocketName"])
     assert (variables(), logging.getLogger("ray.data").handlers[-1].level) == (before, level)
+
+
+def test_a_local_cluster_refuses_clients_without_its_token() -> None:
+    code = "import sys, ray; ray.init(sys.argv[1])"
+    with connect(None, cores=1):
+        command = [sys.executable, "-c", code, ray.get_runtime_context().gcs_address]
+        stranger = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+        client = subprocess.run(command, env=stranger, capture_output=True, text=True, check=False)
+    assert client.returncode
+    assert "token is missing or incorrect" in client.stderr
 
 
 def variables() -> dict[str, str | None]:

@@ -1,4 +1,8 @@
-"""Input files -> tables of texts, each row with its file and line. Needs no Ray."""
+"""Input files -> tables of texts, each row with its file and line. Needs no Ray.
+
+Files are read as by all other commands. Ray Data's readers know no lines, turn the id 007 into 7, and refuse ids of
+mixed types without naming the file.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
