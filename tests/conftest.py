@@ -174,28 +174,39 @@ def saved(
 
 @pytest.fixture(scope="session", autouse=True)
 def convert(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ModelProto]]:
-    """Converts a program to ONNX. In tests, programs with equal operations are converted once, as for the stages of
-    one model: it takes seconds, and the tiny models of many tests differ only in their weights."""
+    """Converts a program to ONNX. Where a test does not ask for this fixture, programs with equal operations are
+    converted once, as for the stages of one model: it takes seconds, and the tiny models of many tests differ only in
+    their weights."""
     graphs = import_module("offramp.onnx_export.graphs")
     to_onnx = graphs.to_onnx
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # of all workers
 
-    def convert_once(program: ExportedProgram, outputs: list[str]) -> ModelProto:
+    def cache_file(program: ExportedProgram, outputs: list[str]) -> Path:
         weights, operations = graphs.separate(program)
         key = hashlib.sha256(repr((operations, [*weights], outputs)).encode()).hexdigest()
-        file = folder / f"{key}.onnx"
-        if not file.exists():
-            with NamedTemporaryFile(dir=folder, delete=False) as new:
-                new.write(to_onnx(program, outputs).SerializeToString())
-            os.replace(new.name, file)
-        converted: ModelProto = graphs.fill(ModelProto.FromString(file.read_bytes()), weights)
+        return folder / f"{key}.onnx"
+
+    def convert(program: ExportedProgram, outputs: list[str]) -> ModelProto:
+        file, converted = cache_file(program, outputs), to_onnx(program, outputs)
+        with NamedTemporaryFile(dir=folder, delete=False) as new:
+            new.write(converted.SerializeToString())
+        os.replace(new.name, file)
         return converted
+
+    def convert_once(program: ExportedProgram, outputs: list[str]) -> ModelProto:
+        file = cache_file(program, outputs)
+        if not file.exists():
+            return convert(program, outputs)
+        filled: ModelProto = graphs.fill(
+            ModelProto.FromString(file.read_bytes()), graphs.separate(program)[0]
+        )
+        return filled
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "to_onnx", convert_once)
-        yield to_onnx
+        yield convert
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from offramp import BACKBONES, RECIPES, RULES, ExitModel
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+OUTPUT = re.compile(r"^print\(.*\)  # (\[.*)$", re.MULTILINE)
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 
@@ -56,11 +57,14 @@ def demo_model(
 
 @pytest.mark.usefixtures("registries", "demo_model")
 @pytest.mark.parametrize("page", [page for page in PAGES if code(page)], ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page: Path) -> None:
+def test_the_code_of_a_page_runs_and_prints_what_its_comments_show(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     for number, block in enumerate(code(page), start=1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)
-    assert len(names) > 2
+        printed = capsys.readouterr().out.splitlines()
+        assert [line for line in OUTPUT.findall(block) if line not in printed] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

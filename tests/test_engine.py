@@ -152,6 +152,7 @@ def test_micro_batches_keep_to_the_budget_unless_one_text_is_longer(
 ) -> None:
     runtime = NumpyStages()
     Engine(runtime, batch_tokens=batch_tokens).run(examples(lengths), Policy.parse("entropy:0.4"))
+    assert sum(len(batch) for exit, batch in runtime.batches if exit == 0) == len(lengths)
     for _, batch in runtime.batches:
         assert len(batch) * batch.max() <= batch_tokens or len(batch) == 1
 
@@ -185,6 +186,7 @@ def test_neighbours_that_fit_the_budget_run_as_one() -> None:
 def test_padding_never_exceeds_the_overhead() -> None:
     runtime = NumpyStages(batch_tokens=10_000, overhead=0)
     Engine(runtime).run(examples([*range(1, 21)] * 3), Policy.parse("entropy:0.4"))
+    assert sum(len(batch) for exit, batch in runtime.batches if exit == 0) == 60
     assert all(batch.min() == batch.max() for _, batch in runtime.batches)
 
 

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 import offramp
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_public_name_is_there() -> None:
-    for name in offramp.__all__:
-        assert getattr(offramp, name) is not None
+@pytest.mark.parametrize("name", offramp.__all__)
+def test_a_public_name_is_that_of_a_class_a_function_or_a_registry_with_entries(name: str) -> None:
+    value = getattr(offramp, name)
+    assert len(value) > 1 if name.isupper() else value.__name__ == name
+    assert name in dir(offramp)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -44,16 +47,28 @@ def import_without(missing: str) -> Callable[..., Any]:
 
 
 def test_the_base_dependencies_hold_no_framework() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {re.split(r"[<>=\[]", line)[0] for line in project["dependencies"]}
+    names = {Requirement(line).name for line in project()["dependencies"]}
     assert not names & {"torch", "transformers", "datasets", "accelerate", "scikit-learn", "scipy"}
 
 
-def test_constraints_pin_the_cpu_build_of_torch() -> None:
-    pins = (ROOT / "constraints.txt").read_text().splitlines()
-    assert "torch==2.13.0" in pins
-    assert project_version() == offramp.__version__
+def test_constraints_pin_a_torch_that_offramp_accepts_and_nothing_of_cuda() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    accepted = [
+        requirement
+        for extra in project()["optional-dependencies"].values()
+        for requirement in map(Requirement, extra)
+        if requirement.name == "torch"
+    ]
+    assert accepted
+    assert all(requirement.specifier.contains(pins["torch"]) for requirement in accepted)
+    assert not [name for name in pins if "nvidia" in name or "cuda" in name]
 
 
-def project_version() -> str:
-    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+def test_the_version_is_that_of_the_project() -> None:
+    assert project()["version"] == offramp.__version__
+
+
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found

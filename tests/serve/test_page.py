@@ -18,7 +18,7 @@ Serve = Callable[..., Any]
 def browser() -> Iterator[webdriver.Chrome]:
     chromium, driver = which("chromium"), which("chromedriver")
     if not chromium or not driver:
-        pytest.skip("there is no Chromium, and make test was not allowed to install it")
+        pytest.skip("chromium or chromedriver is missing")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
