@@ -69,6 +69,13 @@ def test_equals_never_import_one_another(folder: str) -> None:
             assert not neighbours, f"{file.name} imports {neighbours}"
 
 
+def test_commands_never_import_one_another() -> None:
+    shared = {"command", "data", "key_values", "options", "progress", "rows", "targets"}
+    for file in (PACKAGE / "cli").glob("*.py"):
+        siblings = {there[1] for there in imports(file) if there[0] == "cli" and len(there) > 2}
+        assert siblings <= shared or file.stem == "__init__", f"{file.name} imports {siblings - shared}"
+
+
 def modules_loaded_by(code: str) -> set[str]:
     """The top-level modules that a fresh interpreter holds after running the code."""
     report = f"{code}\nimport sys; print(*{{name.split('.')[0] for name in sys.modules}})"

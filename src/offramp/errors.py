@@ -27,6 +27,10 @@ class BadData(OfframpError, ValueError):
     """A file, row, text or trace is not what was expected; the message says which one."""
 
 
+class BadLabels(BadData):
+    """Labels that are not those of the model, or not one for each text."""
+
+
 class BadOption(OfframpError, ValueError):
     """An argument, flag or request option is out of range or contradicts another one."""
 

@@ -13,8 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from offramp import Classifier
-from offramp.cli.retrofit import read_examples
+from offramp.cli.rows import read_labels, read_rows
 from offramp.folder import load_model
+from offramp.retrofits.original import load_original
+from offramp.retrofits.run import check_labels
 from offramp.trace import Trace
 
 Run = Callable[..., Any]
@@ -114,15 +116,23 @@ def test_labels_in_the_file_give_scores(run: Run, workplace: Path, monkeypatch: 
     assert all("acc" in row["scores"] for row in found["comparison"])
 
 
+def test_labels_in_any_format_are_read_as_names(tmp_path: Path) -> None:
+    files = {"a.csv": "text,label\nx,1\n", "b.jsonl": '{"text": "x", "label": 1.0}\n'}
+    for name, content in files.items():
+        file = tmp_path / name
+        file.write_text(content)
+        assert read_labels([*read_rows(file, None, None)], file, None, None, None) == ["1"]
+
+
 def test_labels_are_numbered_as_the_outputs_are(
     tiny_classifier: Callable[..., PreTrainedModel], tokenizer: Any, tmp_path: Path
 ) -> None:
     names = [f"class {number}" for number in range(12)]  # saved in the order of "0", "1", "10", "11", "2"
     tiny_classifier("bert", id2label=dict(enumerate(names)), label2id={}).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "logs.csv").write_text("text,label\n" + "".join(f"good film,{name}\n" for name in names))
-    _, labels = read_examples(str(tmp_path), tmp_path / "logs.csv", None, None, None, None)
-    assert labels == list(range(12))
+    labels = check_labels(names, 12, load_original(tmp_path), None, "logs.csv")
+    assert labels is not None
+    assert labels.tolist() == list(range(12))
 
 
 @pytest.mark.parametrize("header", [("text", "label"), ("text", "label", "score"), ("text", "score")])

@@ -16,8 +16,8 @@ from typer.testing import Result
 
 from offramp.cli import app
 from offramp.cli.calibrate import warn_about_loss
+from offramp.cli.data import warn_about_swapped_labels
 from offramp.cli.export import target_flags
-from offramp.cli.trace import warn_about_swapped_labels
 from offramp.folder import ModelInfo
 from offramp.inference import Classifier
 from offramp.trace import Trace

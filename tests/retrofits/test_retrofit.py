@@ -232,11 +232,16 @@ def test_multi_label_models_count_a_text_as_changed_if_any_label_changes(
     assert changed == changed_predictions(found)
 
 
-def test_labels_only_add_scores(original: Path, done: Any, tmp_path: Path) -> None:
+def test_labels_by_name_or_number_only_add_scores(original: Path, done: Any, tmp_path: Path) -> None:
     labels = np.arange(TEXTS) % 2
+    names = ["yes" if label else "no" for label in labels]
     found = retrofit(
+        original, make_texts(), tmp_path / "out", 0.1, labels=names, runtime="torch", data="logs.csv"
+    )
+    again = retrofit(
         original, make_texts(), tmp_path / "out", 0.1, labels=labels, runtime="torch", data="logs.csv"
     )
+    assert again == found
     scores = [row.scores for row in found.results.comparison]
     expected = plain_predictions(original, split_texts(make_texts(), labels, seed=0).test.texts)
     truth = ["yes" if label else "no" for label in split_texts(make_texts(), labels, seed=0).test.labels]
@@ -275,6 +280,8 @@ def test_useless_texts_are_refused_before_any_work(
         ({"labels": [0, 1]}, "2 labels for 600 texts"),
         ({"labels": [0.5] * 600}, r"row 0 has the label 0\.5"),
         ({"labels": [0] * 599 + [2]}, "row 599 has the label 2, expected 0 to 1"),
+        ({"labels": ["no"] * 599 + ["maybe"]}, "row 600: label 'maybe', expected one of no, yes"),
+        ({"labels": ["no"] * 599 + [""]}, "row 600: no label; label all rows, or none"),
     ],
 )
 def test_options_that_do_not_fit_the_model_are_refused_before_any_work(

@@ -1,21 +1,28 @@
-"""The data of a command: a known task, local files, or a dataset on the hub."""
+"""The data of a command: a known task, local files, or a dataset on the hub; and a trace of it."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from offramp.cli.options import TextOption, TextPairOption
+from offramp.cli.command import log
+from offramp.cli.options import RuntimeOptions, TextOption, TextPairOption
+from offramp.cli.progress import in_terminal
 from offramp.errors import BadData, BadOption
 
 if TYPE_CHECKING:
     from offramp.data import Task
     from offramp.folder import ModelInfo
+    from offramp.trace import Trace
 
 HUB = "Dataset on the hub: NAME or NAME:CONFIG."
 TASK = "Known task, such as mrpc; see `offramp list tasks`."
+
+
+SWAPPED = 0.75
+"""The share of rows that renamed labels must explain before they count as swapped."""
 
 
 @dataclass(frozen=True)
@@ -128,3 +135,61 @@ def texts_of(rows: Any) -> list[Any]:
     if "text_pair" not in rows.column_names:
         return list(rows["text"])
     return list(zip(rows["text"], rows["text_pair"], strict=True))
+
+
+def collect_trace(
+    folder: Path,
+    data: DataOptions,
+    columns: ColumnOptions,
+    runtime: RuntimeOptions,
+    batch_tokens: int | None = None,
+    chosen: Sequence[int] | None = None,
+) -> "Trace":
+    """Collect a trace of all rows or the chosen ones, in PyTorch, or in ONNX Runtime for an exported model.
+
+    If the folder contains the model whose predictions are to be kept, the trace has its logits too.
+    """
+    from offramp.folder import ModelInfo
+    from offramp.folder.folder import REFERENCE
+    from offramp.inference.collect import collect
+    from offramp.reports.results import RetrofitResults
+
+    task = data.load_task(ModelInfo.read(folder), columns)
+    rows = task.load(data.split_name)[data.split_name]
+    rows = rows if chosen is None else rows.select(chosen)
+    name = f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name
+    classifier = runtime.load(folder, "never", batch_tokens=batch_tokens)
+    found = collect(classifier, rows, metrics=task.metrics, data=name, progress=in_terminal())
+    if (folder / REFERENCE).is_dir():
+        original = RetrofitResults.load(folder).original
+        log(f"running {original}, whose predictions are to be kept")
+        same_length = replace(runtime, max_length=classifier.tokenizer.max_length)
+        reference = same_length.load(folder / REFERENCE, "never", batch_tokens=batch_tokens)
+        logits = collect(reference, rows, progress=in_terminal()).logits[:, -1]
+        found = replace(found, reference=logits, reference_name=original)
+    warn_about_swapped_labels(found)
+    return found
+
+
+def warn_about_swapped_labels(trace: "Trace") -> None:
+    """Labels in the wrong order: the model is mostly wrong, and right if its labels are renamed."""
+    import numpy as np
+
+    from offramp.problems import SINGLE_LABEL
+
+    if trace.labels is None or trace.problem != SINGLE_LABEL or not trace.label_names:
+        return
+    classes = len(trace.label_names)
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (trace.logits[:, -1].argmax(-1), trace.labels), 1)
+    usual = counts.argmax(-1)  # the most frequent label where the model predicts a class
+    right, renamed = np.trace(counts), counts[np.arange(classes), usual].sum()
+    if len({*usual}) == classes and right < len(trace) / classes and renamed > SWAPPED * len(trace):
+        names = trace.label_names
+        pairs = [
+            f"{names[label]} where the model predicts {names[index]}" for index, label in enumerate(usual)
+        ]
+        log(
+            f"warning: the labels look swapped: most rows are labelled {', '.join(pairs)}. Check the order of the "
+            "model's label names."
+        )

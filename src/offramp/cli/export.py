@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from offramp.cli.calibrate import TargetOptions, choose_policy, search_facts, search_lines
 from offramp.cli.command import Result
-from offramp.cli.data import ColumnOptions, DataOptions, texts_of
+from offramp.cli.data import ColumnOptions, DataOptions, collect_trace, texts_of
 from offramp.cli.options import RuntimeOptions, check_output
-from offramp.cli.trace import collect_trace
+from offramp.cli.targets import TargetOptions, choose_policy, search_facts, search_lines
 from offramp.errors import BadOption
 from offramp.files import atomic_folder
 

@@ -9,8 +9,7 @@ from typer import Argument, Option
 from offramp.cli.command import Result, log
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
 from offramp.cli.progress import with_progress
-from offramp.cli.rows import Row, check_format, input_columns, read_rows, rounded, tsv_line, write_records
-from offramp.errors import BadOption
+from offramp.cli.rows import Row, check_format, input_columns, read_lists, rounded, tsv_line, write_records
 from offramp.wording import count
 
 if TYPE_CHECKING:
@@ -67,18 +66,6 @@ def rerank(
         for row, record in ranked
     )
     return Result((record for _, record in ranked), lines)
-
-
-def read_lists(file: Path, query: str, text: str) -> dict[str, list[Row]]:
-    """The rows of each query, in the order of the file."""
-    if file.suffix.lower() == ".txt":
-        raise BadOption(
-            f"{file}: expected a csv, tsv, jsonl or parquet file with the columns {query} and {text}."
-        )
-    lists: dict[str, list[Row]] = {}
-    for row in read_rows(file, query, text):
-        lists.setdefault(row.text[0], []).append(row)
-    return lists
 
 
 def rank_records(

@@ -1,20 +1,19 @@
 """offramp retrofit: a faster version of a fine-tuned classifier, from unlabelled texts, with a guarantee."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from offramp.cli.calibrate import DEFAULT_RULES_HELP, parse_bounds
 from offramp.cli.command import Result, log
 from offramp.cli.options import TextOption, TextPairOption
 from offramp.cli.progress import in_terminal, training_progress
-from offramp.cli.rerank import read_lists
-from offramp.cli.rows import read_rows
-from offramp.errors import BadData, BadOption
+from offramp.cli.rows import read_labels, read_lists, read_rows
+from offramp.cli.targets import DEFAULT_RULES_HELP, parse_bounds
+from offramp.errors import BadLabels, BadOption
 
 if TYPE_CHECKING:
-    from offramp.inference.texts import Text
     from offramp.retrofits import Retrofit
 
 
@@ -124,11 +123,20 @@ def retrofit(
         if ladder:
             raise BadOption("--ladder needs --rank; make looser policies with `offramp calibrate`.")
         names = [name.strip() for name in labels.split(",")] if labels else None
-        found, truth = read_examples(model, texts, text, text_pair, label, names)
         target = Guarantee(parse_bounds(guarantee or "0.02"), delta, tolerance=tolerance)
-        options |= {"labels": truth, "label_names": names, "rule": rule or None}
+        rows = [*read_rows(texts, text, text_pair)]
+        options |= {"label_names": names, "rule": rule or None}
         with training_progress() as callbacks:
-            done = run(model, found, out, target, **options, callbacks=callbacks)
+            start = partial(
+                run, model, [row.text for row in rows], out, target, **options, callbacks=callbacks
+            )
+            try:
+                done = start(labels=read_labels(rows, texts, text, text_pair, label))
+            except BadLabels as error:
+                if label is not None:
+                    raise
+                log(f"no scores: the file's labels are not the model's ({error})")
+                done = start()
     after = (NEXT_RANK if rank else NEXT).format(out=out)
     return Result(done.to_json(), f"{done}\n\n{after}")
 
@@ -149,42 +157,3 @@ def parse_bound(text: str) -> float:
     if not isinstance(bound, float):
         raise BadOption(f"--guarantee {text}: expected one number with --rank, such as 0.05.")
     return bound
-
-
-def read_examples(
-    model: str,
-    file: Path,
-    text: str | None,
-    text_pair: str | None,
-    label: str | None,
-    names: list[str] | None,
-) -> tuple[list["Text"], Any]:
-    """The texts and, if the file has labels of the model, those as numbers in the order of its outputs."""
-    from offramp.data import Task
-    from offramp.models.config import names_in_order
-    from offramp.problems import problem_of
-    from offramp.training.start import Origin
-
-    texts = [row.text for row in read_rows(file, text, text_pair)]
-    if file.suffix.lower() == ".txt":
-        return texts, None
-    config = Origin.find(model).config
-    problem = problem_of(config.num_labels or 1, config.problem_type)
-    try:
-        rows = Task.from_files(
-            validation=file,
-            text=text,
-            text_pair=text_pair,
-            label=label,
-            labels=names or names_in_order(config) if problem.has_classes else None,
-            problem_type=problem,
-            separator="," if problem.multi_label else None,
-            unlabelled=["validation"],
-            name=file.stem,
-        ).load()["validation"]
-    except (BadData, BadOption) as error:
-        if label is not None:
-            raise
-        log(f"no scores: the file's labels are not the model's ({error})")
-        return texts, None
-    return texts, rows["label"][:] if "label" in rows.column_names else None

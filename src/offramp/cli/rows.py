@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from offramp.cli.command import Result
-from offramp.errors import BadData, BadOption
+from offramp.errors import BadData, BadLabels, BadOption
 from offramp.files import atomic_file
 from offramp.wording import count
 
@@ -44,6 +44,40 @@ def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[R
     for parts, (_, cells) in zip(texts, file.records, strict=True):
         columns = dict(zip(file.column_names, cells, strict=True))
         yield Row(parts if len(parts) > 1 else parts[0], columns)
+
+
+def read_lists(file: Path, query: str, text: str) -> dict[str, list[Row]]:
+    """The rows of each query, in the order of the file."""
+    if file.suffix.lower() == ".txt":
+        raise BadOption(
+            f"{file}: expected a csv, tsv, jsonl or parquet file with the columns {query} and {text}."
+        )
+    lists: dict[str, list[Row]] = {}
+    for row in read_rows(file, query, text):
+        lists.setdefault(row.text[0], []).append(row)
+    return lists
+
+
+def read_labels(
+    rows: Sequence[Row], source: Path, text: str | None, text_pair: str | None, label: str | None
+) -> list[Any] | None:
+    """The cells of the column of labels, which is guessed from its name by default; None if there is none.
+
+    Numbers are names too, as in a csv file: 1 and 1.0 are "1".
+    """
+    from offramp.data.files import guess_columns
+
+    names = [*rows[0].columns] if rows else []
+    if label is not None and label not in names:
+        raise BadLabels(f"{source}: no column named {label!r}, expected one of {', '.join(names)}")
+    try:
+        column = guess_columns(str(source), names, text, text_pair, label, needs_label=False).label
+    except BadData as error:
+        raise BadLabels(str(error)) from None
+    if column is None:
+        return None
+    cells = (row.columns[str(column)] for row in rows)
+    return [f"{cell:.15g}" if isinstance(cell, int | float) else cell for cell in cells]
 
 
 def read_stdin(kind: str, text: str | None, text_pair: str | None) -> Iterator[Row]:

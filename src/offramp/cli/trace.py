@@ -1,24 +1,18 @@
 """offramp trace: the logits of every exit for a dataset, saved as one file."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from offramp.cli.command import Result, log
-from offramp.cli.data import ColumnOptions, DataOptions
+from offramp.cli.command import Result
+from offramp.cli.data import ColumnOptions, DataOptions, collect_trace
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
-from offramp.cli.progress import in_terminal
 from offramp.errors import BadOption
 from offramp.wording import count
 
 if TYPE_CHECKING:
-    from offramp.trace import Trace
-
-SWAPPED = 0.75
-"""The share of rows that renamed labels must explain before they count as swapped."""
+    pass
 
 
 def trace(
@@ -86,61 +80,3 @@ def find_checkpoints(run: Path, out: Path) -> dict[Path, Path]:
     return {
         out / f"{phase}-step-{step:0{width}}.trace": folders[phase, step] for phase, step in sorted(folders)
     }
-
-
-def collect_trace(
-    folder: Path,
-    data: DataOptions,
-    columns: ColumnOptions,
-    runtime: RuntimeOptions,
-    batch_tokens: int | None = None,
-    chosen: Sequence[int] | None = None,
-) -> "Trace":
-    """Collect a trace of all rows or the chosen ones, in PyTorch, or in ONNX Runtime for an exported model.
-
-    If the folder contains the model whose predictions are to be kept, the trace has its logits too.
-    """
-    from offramp.folder import ModelInfo
-    from offramp.folder.folder import REFERENCE
-    from offramp.inference.collect import collect
-    from offramp.reports.results import RetrofitResults
-
-    task = data.load_task(ModelInfo.read(folder), columns)
-    rows = task.load(data.split_name)[data.split_name]
-    rows = rows if chosen is None else rows.select(chosen)
-    name = f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name
-    classifier = runtime.load(folder, "never", batch_tokens=batch_tokens)
-    found = collect(classifier, rows, metrics=task.metrics, data=name, progress=in_terminal())
-    if (folder / REFERENCE).is_dir():
-        original = RetrofitResults.load(folder).original
-        log(f"running {original}, whose predictions are to be kept")
-        same_length = replace(runtime, max_length=classifier.tokenizer.max_length)
-        reference = same_length.load(folder / REFERENCE, "never", batch_tokens=batch_tokens)
-        logits = collect(reference, rows, progress=in_terminal()).logits[:, -1]
-        found = replace(found, reference=logits, reference_name=original)
-    warn_about_swapped_labels(found)
-    return found
-
-
-def warn_about_swapped_labels(trace: "Trace") -> None:
-    """Labels in the wrong order: the model is mostly wrong, and right if its labels are renamed."""
-    import numpy as np
-
-    from offramp.problems import SINGLE_LABEL
-
-    if trace.labels is None or trace.problem != SINGLE_LABEL or not trace.label_names:
-        return
-    classes = len(trace.label_names)
-    counts = np.zeros((classes, classes))
-    np.add.at(counts, (trace.logits[:, -1].argmax(-1), trace.labels), 1)
-    usual = counts.argmax(-1)  # the most frequent label where the model predicts a class
-    right, renamed = np.trace(counts), counts[np.arange(classes), usual].sum()
-    if len({*usual}) == classes and right < len(trace) / classes and renamed > SWAPPED * len(trace):
-        names = trace.label_names
-        pairs = [
-            f"{names[label]} where the model predicts {names[index]}" for index, label in enumerate(usual)
-        ]
-        log(
-            f"warning: the labels look swapped: most rows are labelled {', '.join(pairs)}. Check the order of the "
-            "model's label names."
-        )

@@ -81,6 +81,16 @@ def without_faults(table: RawTable, incomplete: Mapping[int, str], bad_rows: str
     return replace(table, cells=cells, numbers=[table.numbers[row] for row in kept], faults={})
 
 
+def label_numbers(
+    cells: Sequence[Any], labels: Sequence[str], problem: Problem, separator: str | None, source: str
+) -> list[int] | list[float] | list[list[float]]:
+    """Labels by name, one for each row of the source, as `label_column` returns them."""
+    table = RawTable(source, {"label": [*cells]}, range(1, len(cells) + 1), unit="row")
+    for row, fault in find_incomplete(table, (), problem).items():
+        raise BadData(f"{table.where(row)}: {fault}; label all rows, or none")
+    return label_column(table, labels, problem, separator)
+
+
 def label_column(
     table: RawTable, labels: Sequence[str], problem: Problem, separator: str | None = None
 ) -> list[int] | list[float] | list[list[float]]:

@@ -1,7 +1,7 @@
 """One pass of a model over a data set, run by the engine: where every trace comes from."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import Any
 
@@ -139,7 +139,7 @@ def read(
     """The data set in batches: the number of the first row, the columns, and the labels if there are any."""
     first, labelled = 0, None
     for batch in dataset.with_format(None).iter(batch_size=size):
-        labels = read_labels(batch, first, problem, classes)
+        labels = read_labels(batch.get("label", batch.get("labels", [])), first, problem, classes)
         if labelled is not None and labelled != (labels is not None):
             raise unlabelled(0 if labels is not None else first)
         labelled = labels is not None
@@ -147,9 +147,8 @@ def read(
         first += len(next(iter(batch.values())))
 
 
-def read_labels(batch: Batch, first: int, problem: Problem, classes: int) -> Array | None:
-    """The labels of a batch; None if all are missing."""
-    labels = batch.get("label", batch.get("labels", []))
+def read_labels(labels: Sequence[Any], first: int, problem: Problem, classes: int) -> Array | None:
+    """Labels as an array; None if all are missing."""
     missing = [is_missing(label, problem) for label in labels]
     if all(missing):
         return None

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
-from offramp.errors import BadOption, MissingExtra, install_hint
+from offramp.data.checks import label_numbers
+from offramp.errors import BadData, BadLabels, BadOption, MissingExtra, install_hint
 from offramp.inference.collect import read_labels
 from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
@@ -87,7 +88,7 @@ def retrofit(
         texts: like those that the model will see, or pairs of texts; no labels are needed.
         out: the folder to create; the faster model is in `out/model`, the report in `out/report`.
         guarantee: the largest share of predictions that may differ from the original's, with 95 % confidence.
-        labels: of the texts, as numbers in the order of the model's outputs; only to report scores.
+        labels: those of the texts, by name, or as numbers in the order of the model's outputs; only to report scores.
         label_names: names for the outputs of a model that has none.
         tune: train the backbone too, with the original as teacher, instead of the exits alone.
         epochs: of tuning.
@@ -107,14 +108,16 @@ def retrofit(
     texts = [*check_texts(texts)]
     original = load_original(model)
     check_problem(original, target, label_names)
-    known = None if labels is None else check_labels(labels, len(texts), original)
+    known = None
+    if labels is not None:
+        known = check_labels(labels, len(texts), original, label_names, data or "the labels")
     rules = rules_for(original, rule)
     check_enough(texts, target, rules, len(precisions))
     home = Path(out)
     settings = {
         "model": hash_weights(original.model),
         "label_names": label_names and [*label_names],
-        "texts": hash_texts(texts, None if labels is None else np.asarray(labels)),
+        "texts": hash_texts(texts, known),
         "guarantee": asdict(target),
         "rules": rules,
         "tune": epochs if tune else False,
@@ -198,13 +201,23 @@ def check_problem(original: Original, target: Guarantee, label_names: Sequence[s
         class_bounds(target.epsilon, label_names or names_in_order(config))
 
 
-def check_labels(labels: Sequence[Any], texts: int, original: Original) -> Array | None:
-    """Labels as an array; None if all are missing."""
+def check_labels(
+    labels: Sequence[Any], texts: int, original: Original, label_names: Sequence[str] | None, source: str
+) -> Array | None:
+    """Labels as numbers in the order of the outputs; None if all are missing."""
     config = original.model.config
     outputs = config.num_labels or 1
+    problem = problem_of(outputs, config.problem_type)
     if len(labels) != texts:
-        raise BadOption(f"{count(len(labels), 'label')} for {count(texts, 'text')}; give one for each.")
-    values, problem = np.asarray(labels), problem_of(outputs, config.problem_type)
-    if problem.has_classes and values.dtype.kind == "f" and (values == values.round()).all():
-        values = values.astype(np.int64)  # classes in a column of floats
-    return read_labels({"label": values.tolist()}, 0, problem, outputs)
+        raise BadLabels(f"{count(len(labels), 'label')} for {count(texts, 'text')}; give one for each.")
+    cells = [label.item() if isinstance(label, np.generic) else label for label in labels]
+    try:
+        if any(
+            isinstance(name, str) for cell in cells for name in (cell if isinstance(cell, list) else [cell])
+        ):
+            cells = label_numbers(cells, label_names or names_in_order(config), problem, ",", source)
+        elif problem.has_classes:  # a column of floats may hold classes
+            cells = [int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in cells]
+        return read_labels(cells, 0, problem, outputs)
+    except BadData as error:
+        raise BadLabels(str(error)) from None

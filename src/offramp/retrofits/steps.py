@@ -15,7 +15,6 @@ from transformers import TrainerCallback, set_seed
 
 from offramp.data import Task
 from offramp.data.checks import has_default_names
-from offramp.data.files import ColumnMap, LoadedSplit, RawTable, text_columns
 from offramp.errors import NoSafeThreshold
 from offramp.files import atomic_file, atomic_folder, write_files
 from offramp.folder import ModelInfo, load_model, megabytes
@@ -327,12 +326,17 @@ class Steps:
 
 
 def unlabelled_task(part: TextSet, model: ExitModel) -> Task:
-    cells = text_columns(part.texts)
-    columns = ColumnMap("text", "text_pair" if "text_pair" in cells else None)
+    rows = Dataset.from_dict(replace(part, labels=None).columns())
     problem = model.config.problem
-    labels = tuple(model.config.label_names) if problem.has_classes else None
-    source = LoadedSplit(columns, RawTable("texts", cells, range(1, len(part) + 1), unit="row"))
-    return Task("texts", labels, problem.default_metrics, {"train": source}, problem)
+    return Task.from_dataset(
+        rows,
+        text="text",
+        text_pair="text_pair" if "text_pair" in rows.column_names else None,
+        labels=model.config.label_names if problem.has_classes else None,
+        problem_type=problem,
+        unlabelled=["train"],
+        name="texts",
+    )
 
 
 def predictor(folder: Path, policy: Policy) -> Predict:

@@ -1,0 +1,164 @@
+"""What a policy must reach: the flags of a target, and the search for a policy."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from offramp.errors import BadOption
+
+if TYPE_CHECKING:
+    from offramp.folder import ModelInfo
+    from offramp.measuring import Calibration
+    from offramp.measuring.targets import Target
+    from offramp.policy import Policy
+
+DEFAULT_RULES_HELP = "By default agreement, entropy, confidence, margin and layer are tried."
+TARGETS = ("guarantee", "max_loss", "min_speedup", "budget", "policy")
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """What the policy must reach: one of TARGETS, and its options."""
+
+    guarantee: Annotated[
+        str | None,
+        Option(help="Upper bound on the risk, such as 0.02; or one per class: spam=0.01,ham=0.02."),
+    ] = None
+    max_loss: Annotated[
+        float | None, Option(help="Points of the headline metric that may be lost, such as 0.5.")
+    ] = None
+    min_speedup: Annotated[
+        float | None, Option(help="How many times cheaper than full depth (see --cost), such as 2.")
+    ] = None
+    budget: Annotated[
+        float | None, Option(help="Mean layers (or MACs, with --cost macs) per text, such as 3.5.")
+    ] = None
+    policy: Annotated[str | None, Option(help="Store this policy, such as entropy:0.3.")] = None
+    delta: Annotated[
+        float, Option(help="With --guarantee: the probability that the bound does not hold.")
+    ] = 0.05
+    risk: Annotated[str | None, Option(help="With --guarantee: changed (default) or accuracy.")] = None
+    cost: Annotated[
+        str | None,
+        Option(help="With --min-speedup: macs (default) or layers. With --budget: layers (default) or macs."),
+    ] = None
+    tolerance: Annotated[
+        float | None, Option(help="With --guarantee, for regression: predictions this close count as equal.")
+    ] = None
+    rule: Annotated[
+        list[str] | None,
+        Option(
+            help="Rule to set a threshold for; repeat to choose the best of several. " + DEFAULT_RULES_HELP
+        ),
+    ] = None
+    seed: Annotated[
+        int, Option(help="Seed of the split into examples that a rule is fitted on and the others.")
+    ] = 0
+    allow_training_rows: Annotated[
+        bool,
+        Option("--allow-training-rows", help="Calibrate even on texts that the model was trained on."),
+    ] = False
+
+    def target(self) -> "Target":
+        from offramp.measuring import Budget, Guarantee, MaxLoss, MinSpeedup
+
+        if self.guarantee is not None:
+            bounds = parse_bounds(self.guarantee)
+            return Guarantee(bounds, self.delta, self.risk or "changed", self.tolerance)
+        if self.max_loss is not None:
+            return MaxLoss(self.max_loss)
+        if self.min_speedup is not None:
+            return MinSpeedup(self.min_speedup, self.cost or "macs")
+        return Budget(float(self.budget or 0), self.cost or "layers")
+
+    def given(self) -> list[str]:
+        return [name for name in TARGETS if getattr(self, name) is not None]
+
+    def flags(self) -> str | None:
+        """The target as it is typed; None for a policy."""
+        if self.policy is not None:
+            return None
+        (name,) = self.given()
+        value = getattr(self, name)
+        flag = f"--{name.replace('_', '-')} {value if isinstance(value, str) else f'{value:g}'}"
+        options = {"risk": self.risk, "cost": self.cost}
+        return " ".join([flag, *(f"--{key} {text}" for key, text in options.items() if text is not None)])
+
+    def check(self) -> None:
+        if len(self.given()) != 1:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in TARGETS)
+            raise BadOption(f"expected exactly one of {flags}; got {len(self.given())}.")
+
+
+def parse_bounds(text: str) -> float | dict[str, float]:
+    """One bound, or one per class.
+
+    >>> parse_bounds("0.02"), parse_bounds("spam=0.01,ham=0.02")
+    (0.02, {'spam': 0.01, 'ham': 0.02})
+    """
+    numbers: dict[str, float] = {}
+    try:
+        for part in text.split(","):
+            label, _, value = part.rpartition("=")
+            numbers[label] = float(value)
+    except ValueError:
+        raise BadOption(f"--guarantee {text}: expected a number such as 0.02, or CLASS=0.02,...") from None
+    return numbers[""] if list(numbers) == [""] else numbers
+
+
+def choose_policy(
+    info: "ModelInfo",
+    trace: Any,
+    target: TargetOptions,
+    rules: list[str] | None,
+    chosen_on: str | None = None,
+) -> tuple["Policy", Any, "Calibration | None"]:
+    """The policy that was named, or one that reaches the target on the trace; the examples to measure it on, if there
+    are any; and how it was found."""
+    from offramp.measuring import find_policy
+
+    if target.policy is not None:
+        return info.check_policy(target.policy), trace, None
+    found = find_policy(
+        trace,
+        rules or None,
+        target.target(),
+        seed=target.seed,
+        chosen_on=chosen_on,
+        allow_training_rows=target.allow_training_rows,
+    )
+    return found.policy, found.trace, found
+
+
+def search_facts(found: "Calibration | None") -> dict[str, Any]:
+    """How a policy was found, for JSON."""
+    if found is None:
+        return {"rules": [], "split": None, "static_cut": None}
+    split = {"fitted_on": found.fitted_on, "calibrated_on": found.calibrated_on, "seed": found.seed}
+    cut = found.static_cut
+    return {
+        "rules": list(found.rules),
+        "split": {"rules": list(found.fitted), **split} if found.fitted else None,
+        "static_cut": cut and {"policy": str(cut.policy), "mean_layer": cut.mean_layer},
+    }
+
+
+def search_lines(found: "Calibration | None") -> list[str]:
+    """How a policy was found, for people."""
+    if found is None:
+        return []
+    lines, proof, cut = [], found.policy.certificate, found.static_cut
+    if len(found.rules) > 1:
+        paid = f"; the certificate allows for the choice of {len(found.rules)}" if proof else ""
+        lines.append(f"rules tried: {', '.join(found.rules)}{paid}")
+    if found.fitted:
+        lines.append(
+            f"{', '.join(found.fitted)}: fitted on {found.fitted_on} examples of the trace, threshold set on the "
+            f"other {found.calibrated_on} (--seed {found.seed})"
+        )
+    if cut is not None:
+        layer = int(cut.policy.threshold)  # type: ignore[arg-type]
+        smaller = f", or a smaller model (offramp train --layers {layer})" if layer else ""
+        lines.append(f"a static cut at layer {layer} is as good: prefer --rule layer{smaller}")
+    return lines
