@@ -85,9 +85,9 @@ class Bench:
         self.runtime: TorchRuntime = self.classifier.runtime  # type: ignore[assignment]
         self.texts, self.repeats = texts, repeats
         self.tokens = self.classifier.tokenizer(texts)
-        self.depth = self.runtime.layers[-1]
+        self.depth = self.runtime.info.exits[-1]
         self.logits, _ = Engine(self.runtime).trace(self.tokens)
-        self.policy = policy_for(speedup, self.logits, self.runtime.layers)
+        self.policy = policy_for(speedup, self.logits, self.runtime.info.exits)
 
     def workload(self) -> dict[str, Any]:
         lengths = [len(tokens.ids) for tokens in self.tokens]
@@ -99,7 +99,7 @@ class Bench:
             "texts": len(self.texts),
             "tokens": {"mean": float(np.mean(lengths)), "longest": max(lengths)},
             "layers": self.depth,
-            "exits": len(self.runtime.layers),
+            "exits": len(self.runtime.info.exits),
             "width": int(self.model.config.encoder_config.hidden_size),
             "policy": str(self.policy),
             "mean exit layer": self.mean_layer(self.tokens),
@@ -252,8 +252,8 @@ class Bench:
         return seconds
 
     def mean_layer(self, tokens: Sequence[Tokens]) -> float:
-        exits = self.policy.exits(self.logits[: len(tokens)], layers=self.runtime.layers)
-        return float(np.mean(np.array(self.runtime.layers)[exits]))
+        exits = self.policy.exits(self.logits[: len(tokens)], layers=self.runtime.info.exits)
+        return float(np.mean(np.array(self.runtime.info.exits)[exits]))
 
     def with_engine(self, runtime: TorchRuntime, window: int) -> Classifier:
         classifier = copy.copy(self.classifier)
@@ -289,8 +289,8 @@ class Bench:
         context = adapter.context(runtime.backbone, hidden, mask)
         for layer in range(self.depth):
             hidden = adapter.layer(runtime.backbone, layer, hidden, context)
-            if layer + 1 in runtime.layers:
-                exit = runtime.layers.index(layer + 1)
+            if layer + 1 in runtime.info.exits:
+                exit = runtime.info.exits.index(layer + 1)
                 logits = runtime.heads[exit](adapter.norm(runtime.backbone, hidden), mask)[0]
                 odds = torch.exp(logits)
                 entropy = torch.log(odds.sum(1)) - (logits * odds).sum(1) / odds.sum(1)

@@ -369,7 +369,7 @@ def ranker(
     """Ranks with the rule stored in the folder, or with that for the number of its exits."""
     reranker = Reranker.from_pretrained(folder, threads=torch.get_num_threads())
     if rule is not None:
-        reranker = Reranker(reranker.classifier, rule(len(reranker.classifier.runtime.layers)))
+        reranker = Reranker(reranker.classifier, rule(len(reranker.classifier.runtime.info.exits)))
     return lambda each: reranker.rank(each.text, each.documents, exact_top=exact_top)
 
 

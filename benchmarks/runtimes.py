@@ -478,7 +478,7 @@ class Exits:
 
     def run(self, tokens: Any) -> tuple[list[int], float]:
         decision = self.classifier.engine.run(tokens, self.policy)
-        layers = np.array(self.classifier.runtime.layers)[decision.exits]
+        layers = np.array(self.classifier.runtime.info.exits)[decision.exits]
         return decision.logits.argmax(-1).tolist(), float(layers.mean())
 
 

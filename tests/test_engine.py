@@ -3,13 +3,13 @@
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count, pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from fakes import FakeRuntime, make_info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,12 +17,10 @@ from offramp import engine
 from offramp.engine import Engine
 from offramp.errors import BadOption, Incompatible
 from offramp.policy import Policy
-from offramp.problems import SINGLE_LABEL, Problem
 from offramp.rules.agreement import Agreement
-from offramp.runtimes import Tokens, pad
+from offramp.runtimes import Tokens
 
 POISON = 666
-PAD = -1
 
 FITTED = Policy(
     Agreement(coefficients=tuple((0.1, 0.5, 0.3, -0.2, 0.4, 0.1, 0.3 * exit) for exit in range(4)))
@@ -46,65 +44,16 @@ POLICIES = [
 ]
 
 
-@dataclass
-class NumpyStages:
-    """Logits that depend on the example's own tokens only, exactly, so that any leak from neighbours shows."""
-
-    layers: tuple[int, ...] = (2, 4, 6, 8)
-    labels: tuple[str, ...] = ("a", "b", "c")
-    problem_type: Problem = SINGLE_LABEL
-    precision: str = "fp32"
-    has_gate: bool = False
-    policy: Policy | None = None
-    max_length: int = 100
-    trained_length: int | None = None
-    trained_on_pairs: bool | None = None
-    batch_tokens: int = 64
-    overhead: int = 4
-    batches: list[tuple[int, np.ndarray]] = field(default_factory=list)
-    """(exit, lengths of the rows) of every micro-batch that ran."""
-
-    def embed(self, tokens: Sequence[Tokens]) -> np.ndarray:
-        return pad([example.ids for example in tokens], PAD)
-
-    def run(self, exit: int, state: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if (state == POISON).any():
-            raise ZeroDivisionError("a stage fails")
-        lengths = (state != PAD).sum(1)
-        assert lengths.max() == state.shape[1], "padding was not trimmed"
-        self.batches.append((exit, lengths))
-        outputs = [draw_outputs(tuple(row[row != PAD]), exit, len(self.labels)) for row in state]
-        return state, np.stack([logits for logits, _ in outputs]), np.array([gate for _, gate in outputs])
-
-    def keep(self, state: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        kept = state[rows]
-        return kept[:, : (kept != PAD).sum(1).max()]
-
-    def merge(self, states: Sequence[np.ndarray]) -> np.ndarray:
-        return pad([row[row != PAD].tolist() for state in states for row in state], PAD)
-
-    def is_finite(self) -> bool:
-        return True
-
-    def about(self) -> dict[str, Any]:
-        return {"fingerprint": "numpy"}
-
-
-def draw_outputs(ids: tuple[int, ...], exit: int, labels: int) -> tuple[np.ndarray, np.float32]:
-    draw = np.random.default_rng([*map(int, ids), exit])
-    return draw.normal(size=labels).astype(np.float32) * (exit + 1), np.float32(draw.random())
-
-
 def examples(lengths: Sequence[int], seed: int = 0) -> list[Tokens]:
     draw = np.random.default_rng(seed)
     return [Tokens(draw.integers(0, 50, length).tolist()) for length in lengths]
 
 
-def offline(texts: list[Tokens], policy: Policy, runtime: NumpyStages) -> Any:
-    outputs = [[draw_outputs(tuple(t.ids), exit, len(runtime.labels)) for exit in range(4)] for t in texts]
+def offline(texts: list[Tokens], policy: Policy, runtime: FakeRuntime) -> Any:
+    outputs = [[runtime.outputs(text, exit) for exit in range(4)] for text in texts]
     logits = np.array([[logits for logits, _ in row] for row in outputs])
     gates = np.array([[gate for _, gate in row] for row in outputs])
-    return policy.decide(logits, gates, runtime.layers, runtime.problem_type)
+    return policy.decide(logits, gates, runtime.info.exits, runtime.info.problem)
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -126,14 +75,14 @@ def test_no_window_budget_or_neighbour_changes_a_result(
     text: str, lengths: list[int], window: int, batch_tokens: int, overhead: int, seed: int
 ) -> None:
     policy = Policy.parse(text).with_fit_of(FITTED)
-    runtime, texts = NumpyStages(overhead=overhead), examples(lengths, seed)
+    runtime, texts = FakeRuntime(overhead=overhead), examples(lengths, seed)
     assert_same(Engine(runtime, window, batch_tokens).run(texts, policy), offline(texts, policy, runtime))
 
 
 @settings(max_examples=25)
 @given(order=st.permutations(range(30)))
 def test_the_order_of_examples_does_not_change_their_results(order: list[int]) -> None:
-    engine, texts, policy = Engine(NumpyStages(), 8), examples(range(1, 31)), Policy.parse("entropy:0.4")
+    engine, texts, policy = Engine(FakeRuntime(), 8), examples(range(1, 31)), Policy.parse("entropy:0.4")
     given_order, moved = engine.run(texts, policy), engine.run([texts[i] for i in order], policy)
     np.testing.assert_array_equal(moved.exits, given_order.exits[order])
     np.testing.assert_array_equal(moved.logits, given_order.logits[order])
@@ -141,7 +90,7 @@ def test_the_order_of_examples_does_not_change_their_results(order: list[int]) -
 
 @pytest.mark.parametrize("text", ["entropy:0.4", "patience:1", "never"])
 def test_an_exit_at_layer_0_is_an_exit_like_any_other(text: str) -> None:
-    runtime, texts, policy = NumpyStages(layers=(0, 2, 4, 6)), examples(range(1, 20)), Policy.parse(text)
+    runtime, texts, policy = FakeRuntime(make_info((0, 2, 4, 6))), examples(range(1, 20)), Policy.parse(text)
     assert_same(Engine(runtime).run(texts, policy), offline(texts, policy, runtime))
 
 
@@ -150,7 +99,7 @@ def test_an_exit_at_layer_0_is_an_exit_like_any_other(text: str) -> None:
 def test_micro_batches_keep_to_the_budget_unless_one_text_is_longer(
     lengths: list[int], batch_tokens: int
 ) -> None:
-    runtime = NumpyStages()
+    runtime = FakeRuntime()
     Engine(runtime, batch_tokens=batch_tokens).run(examples(lengths), Policy.parse("entropy:0.4"))
     assert sum(len(batch) for exit, batch in runtime.batches if exit == 0) == len(lengths)
     for _, batch in runtime.batches:
@@ -158,7 +107,7 @@ def test_micro_batches_keep_to_the_budget_unless_one_text_is_longer(
 
 
 def test_no_example_runs_after_leaving() -> None:
-    runtime, texts, policy = NumpyStages(), examples([*range(1, 21)] * 5), Policy.parse("entropy:0.4")
+    runtime, texts, policy = FakeRuntime(), examples([*range(1, 21)] * 5), Policy.parse("entropy:0.4")
     decision = Engine(runtime).run(texts, policy)
     for exit in range(4):
         run = sum(len(batch) for at, batch in runtime.batches if at == exit)
@@ -169,13 +118,13 @@ def test_no_example_runs_after_leaving() -> None:
     ("text", "run"), [("never", [3]), ("layer:6", [2]), ("margin:2,min_layer=4", [1, 2, 3])]
 )
 def test_exits_that_cannot_matter_are_skipped(text: str, run: list[int]) -> None:
-    runtime, texts, policy = NumpyStages(), examples([5] * 3), Policy.parse(text)
+    runtime, texts, policy = FakeRuntime(), examples([5] * 3), Policy.parse(text)
     assert_same(Engine(runtime).run(texts, policy), offline(texts, policy, runtime))
     assert [exit for exit, _ in runtime.batches] == run
 
 
 def test_neighbours_that_fit_the_budget_run_as_one() -> None:
-    runtime = NumpyStages(batch_tokens=64)
+    runtime = FakeRuntime(batch_tokens=64)
     Engine(runtime).run(examples([8] * 64), Policy.parse("entropy:0.4"))
     for exit in range(4):
         rows = [len(batch) for at, batch in runtime.batches if at == exit]
@@ -184,21 +133,21 @@ def test_neighbours_that_fit_the_budget_run_as_one() -> None:
 
 
 def test_padding_never_exceeds_the_overhead() -> None:
-    runtime = NumpyStages(batch_tokens=10_000, overhead=0)
+    runtime = FakeRuntime(batch_tokens=10_000, overhead=0)
     Engine(runtime).run(examples([*range(1, 21)] * 3), Policy.parse("entropy:0.4"))
     assert sum(len(batch) for exit, batch in runtime.batches if exit == 0) == 60
     assert all(batch.min() == batch.max() for _, batch in runtime.batches)
 
 
 def test_long_texts_end_a_window_early() -> None:
-    engine = Engine(NumpyStages(), window=1000, batch_tokens=10)
+    engine = Engine(FakeRuntime(), window=1000, batch_tokens=10)
     windows = [*engine.windows(examples([10] * 200))]
     assert [len(window) for window in windows] == [64, 64, 64, 8]
     assert [*engine.windows(examples([5000] * 3))] == [range(1), range(1, 2), range(2, 3)]
 
 
 def test_a_failing_stage_leaves_the_engine_usable() -> None:
-    runtime, texts, policy = NumpyStages(), examples(range(1, 20)), Policy.parse("patience:1")
+    runtime, texts, policy = FakeRuntime(poison=POISON), examples(range(1, 20)), Policy.parse("patience:1")
     engine = Engine(runtime, 8)
     with pytest.raises(ZeroDivisionError):
         engine.run([*texts, Tokens([1, POISON])], policy)
@@ -206,7 +155,7 @@ def test_a_failing_stage_leaves_the_engine_usable() -> None:
 
 
 def test_threads_share_an_engine() -> None:
-    runtime, policies = NumpyStages(), [Policy.parse(text).with_fit_of(FITTED) for text in POLICIES]
+    runtime, policies = FakeRuntime(), [Policy.parse(text).with_fit_of(FITTED) for text in POLICIES]
     engine, texts, found = Engine(runtime, 8), examples(range(1, 30)), {}
 
     def work(index: int) -> None:
@@ -223,37 +172,37 @@ def test_threads_share_an_engine() -> None:
 
 
 def test_trace_returns_the_outputs_of_every_exit() -> None:
-    runtime, texts = NumpyStages(), examples([3, 1, 9, 4, 4])
+    runtime, texts = FakeRuntime(), examples([3, 1, 9, 4, 4])
     logits, gates = Engine(runtime, 2).trace(texts)
     assert gates is not None
     for row, text in enumerate(texts):
         for exit in range(4):
-            expected, gate = draw_outputs(tuple(text.ids), exit, 3)
+            expected, gate = runtime.outputs(text, exit)
             np.testing.assert_array_equal(logits[row, exit], expected)
             assert gates[row, exit] == gate
 
 
 def test_after_the_deadline_the_last_exit_passed_counts() -> None:
-    runtime, texts, never = NumpyStages(), examples([5] * 3), Policy.parse("never")
+    runtime, texts, never = FakeRuntime(), examples([5] * 3), Policy.parse("never")
     decision = Engine(runtime).run(texts, never, deadline=-math.inf)
     assert decision.exits.tolist() == [0, 0, 0]
-    np.testing.assert_array_equal(decision.logits[0], draw_outputs(tuple(texts[0].ids), 0, 3)[0])
+    np.testing.assert_array_equal(decision.logits[0], runtime.outputs(texts[0], 0)[0])
 
 
 def test_a_deadline_within_a_stage_leaves_each_micro_batch_with_its_own_last_exit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runtime, texts = NumpyStages(batch_tokens=8, overhead=0), examples([8, 4])
+    runtime, texts = FakeRuntime(batch_tokens=8, overhead=0), examples([8, 4])
     tick = SimpleNamespace(monotonic=count().__next__)  # once for each micro-batch
     monkeypatch.setattr(engine, "time", tick)
     decision = Engine(runtime).run(texts, Policy.parse("never"), deadline=0)
     assert decision.exits.tolist() == [0, 1]
     for row, exit in enumerate(decision.exits):
-        np.testing.assert_array_equal(decision.logits[row], draw_outputs(tuple(texts[row].ids), exit, 3)[0])
+        np.testing.assert_array_equal(decision.logits[row], runtime.outputs(texts[row], exit)[0])
 
 
 def test_each_example_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime, texts = NumpyStages(overhead=0), examples([5, 3, 5, 5, 9])
+    runtime, texts = FakeRuntime(overhead=0), examples([5, 3, 5, 5, 9])
     policy, ticks = Policy.parse("entropy:0.4"), count()
     tick = SimpleNamespace(monotonic=lambda: next(ticks) // 3)  # three lengths are three micro-batches
     monkeypatch.setattr(engine, "time", tick)
@@ -262,15 +211,14 @@ def test_each_example_has_its_own_deadline(monkeypatch: pytest.MonkeyPatch) -> N
     decision = Engine(runtime).run(texts, policy, deadline=np.array([-1, 0, math.inf, math.inf, math.inf]))
     assert decision.exits.tolist() == [0, 1, 1, 3, 2]
     for row, exit in enumerate(decision.exits.tolist()):
-        np.testing.assert_array_equal(decision.logits[row], draw_outputs(tuple(texts[row].ids), exit, 3)[0])
+        np.testing.assert_array_equal(decision.logits[row], runtime.outputs(texts[row], exit)[0])
 
 
 def test_logits_that_are_not_finite_never_leave_early_and_are_flagged() -> None:
-    class Broken(NumpyStages):
-        def run(self, exit: int, state: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            state, logits, gates = super().run(exit, state)
-            logits[(state == 7).any(1)] = (np.nan, 900.0, 0.0)
-            return state, logits, gates
+    class Broken(FakeRuntime):
+        def outputs(self, example: Tokens, exit: int) -> tuple[np.ndarray, Any]:
+            logits, gate = super().outputs(example, exit)
+            return np.float32([np.nan, 900, 0]) if 7 in example.ids else logits, gate
 
     texts = [Tokens([1, 2]), Tokens([7, 2]), Tokens([3])]
     decision = Engine(Broken()).run(texts, Policy.parse("confidence:0.0"))
@@ -280,13 +228,13 @@ def test_logits_that_are_not_finite_never_leave_early_and_are_flagged() -> None:
 
 
 def test_no_examples_give_an_empty_decision() -> None:
-    assert Engine(NumpyStages()).run([], Policy.parse("never")).logits.shape == (0, 3)
+    assert Engine(FakeRuntime()).run([], Policy.parse("never")).logits.shape == (0, 3)
 
 
 def test_bad_arguments_are_named() -> None:
     with pytest.raises(BadOption, match="window=0"):
-        Engine(NumpyStages(), window=0)
+        Engine(FakeRuntime(), window=0)
     with pytest.raises(BadOption, match="example 1 has no tokens"):
-        Engine(NumpyStages()).run([Tokens([1]), Tokens([])], Policy.parse("never"))
+        Engine(FakeRuntime()).run([Tokens([1]), Tokens([])], Policy.parse("never"))
     with pytest.raises(Incompatible, match="layer=3"):
-        Engine(NumpyStages()).run([Tokens([1])], Policy.parse("layer:3"))
+        Engine(FakeRuntime()).run([Tokens([1])], Policy.parse("layer:3"))

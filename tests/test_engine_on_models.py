@@ -108,9 +108,9 @@ def test_engine_agrees_with_trace(
 ) -> None:
     runtime, logits, gates = load(backbone, kind)
     runtime.overhead = overhead
-    readiness = fold(RULES[rule](**OPTIONS[rule]), logits, gates, runtime.layers).readiness
+    readiness = fold(RULES[rule](**OPTIONS[rule]), logits, gates, runtime.info.exits).readiness
     policy = policy_between(rule, readiness, share)
-    expected = policy.decide(logits, gates, runtime.layers)
+    expected = policy.decide(logits, gates, runtime.info.exits)
     chosen = [texts()[row] for row in order]
     decision = Engine(runtime, window, batch_tokens).run(chosen, policy)
     np.testing.assert_array_equal(decision.exits, expected.exits[order])
@@ -137,7 +137,7 @@ def test_never_equals_the_plain_model(tiny_classifier: Callable[..., Any], backb
     plain = tiny_classifier(backbone)
     runtime = TorchRuntime(ExitModel.from_encoder(plain))
     decision = Engine(runtime, batch_tokens=64).run(texts(), Policy.parse("never"))
-    assert set(decision.exits) == {len(runtime.layers) - 1}
+    assert set(decision.exits) == {len(runtime.info.exits) - 1}
     with torch.inference_mode():
         for row, text in enumerate(texts()):
             truth = plain(input_ids=torch.tensor([text.ids])).logits[0].numpy()

@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 # Each may import those before it. Those in the first line are used by all.
 ORDER = """
 errors wording numerics problems files cpus lists
-data models
-guarantees trace rules policy measuring
+data guarantees trace rules policy
+model_info models measuring
 folder training runtimes engine inference reranking reports
 onnx_export retrofits serve cluster cli
 """.split()
@@ -23,7 +23,8 @@ onnx_export retrofits serve cluster cli
 EDGES = {"cli", "onnx_export", "retrofits", "serve", "cluster"}
 FOLDERS_OF_EQUALS = {"models/backbones", "rules"}
 WITHOUT_TORCH = (
-    "guarantees trace rules policy measuring folder runtimes engine inference reports reranking".split()
+    "guarantees trace rules policy model_info measuring folder runtimes engine inference reports "
+    "reranking".split()
 )
 
 

@@ -76,11 +76,11 @@ class Engine:
         """Like `run`; yields the decision after every micro-batch, complete after the last one, so that a caller may
         do other work in between."""
         decision, deadlines = self.undecided(len(examples)), np.full(len(examples), deadline)
-        layers, skipped = self.runtime.layers, policy.skippable_exits(self.runtime.layers, lists)
+        layers, skipped = self.runtime.info.exits, policy.skippable_exits(self.runtime.info.exits, lists)
 
         def begin(rows: Array) -> Decider:
             own = None if lists is None else lists[rows]
-            return policy.begin(len(rows), layers, self.runtime.problem_type, own)
+            return policy.begin(len(rows), layers, self.runtime.info.problem, own)
 
         for rows in self.windows(examples, None if lists is None else lists.sizes.tolist()):
             batches = []
@@ -100,7 +100,7 @@ class Engine:
         in between.
         """
         decision, deadlines = self.undecided(len(examples)), np.full(len(examples), deadline)
-        skipped = ranking.skippable_exits(self.runtime.layers)
+        skipped = ranking.skippable_exits(self.runtime.info.exits)
         for rows in self.windows(examples, ranking.sizes.tolist()):
             batches = []
             for batch in self.embed(examples, rows):
@@ -114,14 +114,14 @@ class Engine:
         """A decision to be filled in."""
         return Decision(
             exits=np.empty(examples, np.int64),
-            logits=np.empty((examples, len(self.runtime.labels)), np.float32),
+            logits=np.empty((examples, len(self.runtime.info.labels)), np.float32),
             finite=np.empty(examples, bool),
         )
 
     def trace(self, examples: Sequence[Tokens]) -> Outputs:
         """The outputs of every exit: logits (examples, exits, labels), and gates (examples, exits) or None."""
-        shape = len(examples), len(self.runtime.layers)
-        logits = np.empty((*shape, len(self.runtime.labels)), np.float32)
+        shape = len(examples), len(self.runtime.info.exits)
+        logits = np.empty((*shape, len(self.runtime.info.labels)), np.float32)
         gates: Array | None = None
         for rows in self.windows(examples):
             batches = [*self.embed(examples, rows)]
@@ -171,7 +171,7 @@ class Engine:
         With deadlines no exit is skipped and `decision` is filled in after every one, because any of them may be the
         last.
         """
-        layers = self.runtime.layers
+        layers = self.runtime.info.exits
         rows = np.concatenate([batch.rows for batch in batches])
         decider = begin(rows)
         timed = bool((deadlines[rows] < math.inf).any())

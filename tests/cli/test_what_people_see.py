@@ -18,8 +18,8 @@ from offramp.cli import app
 from offramp.cli.calibrate import warn_about_loss
 from offramp.cli.data import warn_about_swapped_labels
 from offramp.cli.export import target_flags
-from offramp.folder import ModelInfo
 from offramp.inference import Classifier
+from offramp.model_info import ModelInfo
 from offramp.trace import Trace
 
 Run = Callable[..., Result]

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
 from offramp.errors import BadConfig, CannotLoad, OfframpError
-from offramp.folder import Manifest, ModelInfo, load_model
+from offramp.folder import Manifest, load_model
 from offramp.inference import Classifier
+from offramp.model_info import ModelInfo
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
 from offramp.runtimes.onnx import OnnxRuntime
@@ -228,7 +229,7 @@ def test_a_tokenizer_that_gives_ids_without_an_embedding_is_refused(
 
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
-    [("num_attention_heads", -1, "not a number of heads"), ("pad_token_id", -1, "not a token")],
+    [("num_attention_heads", -1, "not a size"), ("pad_token_id", -1, "not a token")],
 )
 def test_a_config_that_the_encoder_accepts_but_cannot_run_is_refused(
     saved: Path, tmp_path: Path, key: str, value: int, reason: str

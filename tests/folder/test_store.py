@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 import offramp
 from offramp import Classifier, ExitModel, Policy
 from offramp.errors import CannotLoad, Incompatible
-from offramp.folder import ModelInfo, load_model
+from offramp.folder import load_model
+from offramp.model_info import ModelInfo
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_info_equals_the_config_of_the_loaded_model(folder: Path) -> None:
     info = ModelInfo.read(folder)
     assert info.labels == ("red", "green", "blue")
     assert list(info.exits) == config.exits
-    assert (info.problem_type, info.head, info.backbone) == (config.problem_type, config.head, "bert")
+    assert (info.problem, info.head, info.backbone) == (config.problem_type, config.head, "bert")
 
 
 def test_labels_are_in_the_order_of_the_logits_also_beyond_ten(

@@ -1,6 +1,6 @@
 """One pass over a data set, with stages whose logits follow from their input, and with a real model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,60 +8,37 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from fakes import FakeRuntime, make_info
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import BadData, BadOption
 from offramp.inference import Classifier
 from offramp.inference.collect import collect
+from offramp.model_info import ModelInfo
 from offramp.models.exit_model import ExitModel
-from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from offramp.runtimes import Tokens
 from offramp.trace import Trace
 
 
 @dataclass
-class SumStages:
+class SumRuntime(FakeRuntime):
     """Logits are (sum of the tokens + 1000 per token of the second text, number of tokens) + 100 * exit."""
 
-    problem_type: Problem = SINGLE_LABEL
+    info: ModelInfo = field(default_factory=lambda: sum_info(SINGLE_LABEL))
     gated: bool = False
-    layers: tuple[int, ...] = (2, 4)
-    precision: str = "fp32"
-    has_gate: bool = False
-    policy: Policy | None = None
     max_length: int = 6
-    trained_length: int | None = None
-    trained_on_pairs: bool | None = None
     batch_tokens: int = 40
     overhead: int = 0
-    batches: list[tuple[int, int]] = field(default_factory=list)
-    """(rows, longest) of all that was embedded."""
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return ("number",) if self.problem_type == REGRESSION else ("few", "many")
+    def outputs(self, example: Tokens, exit: int) -> tuple[np.ndarray, Any]:
+        sums = [sum(example.ids) + 1000 * sum(example.types or []), len(example.ids)]
+        logits = np.array(sums, np.float32)[: len(self.info.labels)] + 100 * exit
+        return logits, logits[0] / 2 if self.gated else None
 
-    def embed(self, tokens: Sequence[Tokens]) -> list[Tokens]:
-        self.batches.append((len(tokens), max(len(example.ids) for example in tokens)))
-        return [*tokens]
 
-    def run(self, exit: int, state: list[Tokens]) -> tuple[list[Tokens], np.ndarray, np.ndarray | None]:
-        sums = [[sum(text.ids) + 1000 * sum(text.types or []), len(text.ids)] for text in state]
-        logits = np.array(sums, np.float32)[:, : len(self.labels)] + 100 * exit
-        return state, logits, logits[:, 0] / 2 if self.gated else None
-
-    def keep(self, state: list[Tokens], rows: np.ndarray) -> list[Tokens]:
-        raise NotImplementedError
-
-    def merge(self, states: Sequence[list[Tokens]]) -> list[Tokens]:
-        raise NotImplementedError
-
-    def is_finite(self) -> bool:
-        return True
-
-    def about(self) -> dict[str, Any]:
-        return {"fingerprint": "sum", "runtime": "numpy", "shape": {}}
+def sum_info(problem: Problem) -> ModelInfo:
+    return make_info((2, 4), ("number",) if problem == REGRESSION else ("few", "many"), problem)
 
 
 def rows(examples: int, **columns: Any) -> Dataset:
@@ -86,7 +63,7 @@ def test_the_trace_has_the_logits_of_every_exit_in_the_order_of_the_data(
 ) -> None:
     ids = [f"number {index}" for index in range(30)]
     dataset = rows(30, label=[index % 2 for index in range(30)], id=ids)
-    classifier = Classifier(SumStages(gated=gated), tokenizer, window=7)
+    classifier = Classifier(SumRuntime(gated=gated), tokenizer, window=7)
     trace = collect_quietly(classifier, dataset.to_iterable_dataset() if stream else dataset)
     np.testing.assert_array_equal(trace.logits, expected(dataset))
     np.testing.assert_array_equal(trace.lengths, [len(row) for row in dataset["input_ids"]])
@@ -99,15 +76,15 @@ def test_the_trace_has_the_logits_of_every_exit_in_the_order_of_the_data(
 
 
 def test_micro_batches_hold_at_most_batch_tokens() -> None:
-    runtime = SumStages()
+    runtime = SumRuntime()
     collect_quietly(runtime, rows(200), batch_tokens=60)
-    assert max(count * longest for count, longest in runtime.batches) in range(41, 61)
+    assert max(len(lengths) * max(lengths) for _, lengths in runtime.batches) in range(41, 61)
 
 
 def test_the_trace_describes_model_and_data() -> None:
-    trace = collect_quietly(SumStages(), rows(3), metrics=("accuracy",), data="made up")
+    trace = collect_quietly(SumRuntime(), rows(3), metrics=("accuracy",), data="made up")
     assert (trace.layers, trace.label_names, trace.metrics) == ((2, 4), ("few", "many"), ("accuracy",))
-    assert (trace.fingerprint, trace.runtime, trace.precision) == ("sum", "numpy", "fp32")
+    assert (trace.fingerprint, trace.runtime, trace.precision) == ("fake", "numpy", "fp32")
     assert trace.data == "made up"
     assert trace.ids.tolist() == [0, 1, 2]
     assert trace.labels is None
@@ -125,20 +102,21 @@ def test_the_model_keeps_its_mode(make_model: Callable[..., ExitModel], training
 
 def test_texts_and_pairs_are_tokenized_and_truncated(tokenizer: PreTrainedTokenizerFast) -> None:
     texts = Dataset.from_dict({"text": ["a b", "a a a a a a a a a"]})
-    trace = collect_quietly(SumStages(), texts, tokenizer)
+    trace = collect_quietly(SumRuntime(), texts, tokenizer)
     assert trace.logits[:, 0].tolist() == [[2 + 4 + 5 + 3, 4], [2 + 4 * 4 + 3, 6]]
-    assert collect_quietly(SumStages(), texts, tokenizer, max_length=3).lengths.tolist() == [3, 3]
-    assert collect_quietly(SumStages(), texts, tokenizer, max_length=100).lengths.tolist() == [4, 6]
+    assert collect_quietly(SumRuntime(), texts, tokenizer, max_length=3).lengths.tolist() == [3, 3]
+    assert collect_quietly(SumRuntime(), texts, tokenizer, max_length=100).lengths.tolist() == [4, 6]
     pairs = Dataset.from_dict({"text": ["a"], "text_pair": ["b"]})
-    pair = collect_quietly(SumStages(), pairs, tokenizer)
+    pair = collect_quietly(SumRuntime(), pairs, tokenizer)
     assert pair.logits[:, 0].tolist() == [[2 + 4 + 3 + 5 + 3 + 2000, 5]]
 
 
 def test_a_classifier_uses_its_own_tokenizer_and_limits(tokenizer: PreTrainedTokenizerFast) -> None:
-    classifier = Classifier(SumStages(max_length=20), tokenizer, window=1, max_length=8)
+    classifier = Classifier(SumRuntime(max_length=20), tokenizer, window=1, max_length=8)
     texts = Dataset.from_dict({"text": ["a b", "a a a a a a a a a"]})
     assert collect_quietly(classifier, texts).lengths.tolist() == [4, 8]
-    assert classifier.runtime.batches == [(1, 4), (1, 8)]  # type: ignore[attr-defined]
+    batches: Any = classifier.runtime.batches  # type: ignore[attr-defined]
+    assert [lengths.tolist() for exit, lengths in batches if exit == 0] == [[4], [8]]
     for option in ({"tokenizer": tokenizer}, {"batch_tokens": 9}, {"max_length": 9}):
         with pytest.raises(BadOption, match="Classifier has its own"):
             collect_quietly(classifier, texts, **option)
@@ -152,12 +130,12 @@ def test_padding_in_the_data_is_removed() -> None:
             "attention_mask": [[1, 1, 0, 0], [0, 0, 0, 1]],
         }
     )
-    assert collect_quietly(SumStages(), dataset).logits[:, 0].tolist() == [[1011.0, 2.0], [9.0, 1.0]]
+    assert collect_quietly(SumRuntime(), dataset).logits[:, 0].tolist() == [[1011.0, 2.0], [9.0, 1.0]]
 
 
 def test_multi_labels_keep_their_shape() -> None:
     dataset = rows(3, labels=[[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
-    trace = collect_quietly(SumStages(MULTI_LABEL), dataset)
+    trace = collect_quietly(SumRuntime(sum_info(MULTI_LABEL)), dataset)
     assert trace.labels is not None
     assert trace.labels.tolist() == [[0, 1], [1, 1], [0, 0]]
 
@@ -184,7 +162,7 @@ def test_multi_labels_keep_their_shape() -> None:
 def test_invalid_labels_are_named_before_the_model_runs(
     problem_type: Problem, labels: list[Any], message: str, stream: bool
 ) -> None:
-    runtime, dataset = SumStages(problem_type), rows(3, label=labels)
+    runtime, dataset = SumRuntime(sum_info(problem_type)), rows(3, label=labels)
     with pytest.raises(BadData, match=message):
         collect_quietly(runtime, dataset.to_iterable_dataset() if stream else dataset)
     assert runtime.batches == []
@@ -194,7 +172,7 @@ def test_invalid_labels_are_named_before_the_model_runs(
 def test_labels_missing_from_a_whole_window_are_named(
     tokenizer: PreTrainedTokenizerFast, labels: list[Any]
 ) -> None:
-    runtime, row = SumStages(), labels.index(None)
+    runtime, row = SumRuntime(), labels.index(None)
     classifier = Classifier(runtime, tokenizer, window=7)
     with pytest.raises(BadData, match=f"row {row} has no label"):
         collect_quietly(classifier, rows(12, label=labels))
@@ -214,11 +192,11 @@ def test_labels_missing_from_a_whole_window_are_named(
     ],
 )
 def test_hidden_labels_count_as_unlabelled(problem_type: Problem, labels: list[Any]) -> None:
-    assert collect_quietly(SumStages(problem_type), rows(3, label=labels)).labels is None
+    assert collect_quietly(SumRuntime(sum_info(problem_type)), rows(3, label=labels)).labels is None
 
 
 def test_a_regression_may_have_the_value_that_hides_a_class() -> None:
-    trace = collect_quietly(SumStages(REGRESSION), rows(3, label=[-1.0, 0.5, 2.0]))
+    trace = collect_quietly(SumRuntime(sum_info(REGRESSION)), rows(3, label=[-1.0, 0.5, 2.0]))
     assert trace.labels is not None
     assert trace.labels.tolist() == [-1.0, 0.5, 2.0]
 
@@ -234,7 +212,7 @@ def test_a_regression_may_have_the_value_that_hides_a_class() -> None:
 )
 def test_data_that_cannot_run_is_refused(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(BadData, match=message):
-        collect_quietly(SumStages(), Dataset.from_dict(columns))
+        collect_quietly(SumRuntime(), Dataset.from_dict(columns))
 
 
 def test_a_real_model_gives_the_logits_of_its_forward(make_model: Callable[..., ExitModel]) -> None:

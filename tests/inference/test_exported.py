@@ -114,7 +114,7 @@ def test_a_stored_rule_that_learns_decides_as_on_the_trace(any_runtime: Path, tm
     texts = [" ".join(draw.choice([*"abcdefghij"], draw.integers(1, 12))) for _ in range(60)]
     classifier = Classifier.from_pretrained(folder, threads=1)
     logits, _ = classifier.engine.trace(classifier.tokenizer(texts))
-    layers = classifier.runtime.layers
+    layers = classifier.runtime.info.exits
     ids = np.arange(len(texts))
     rule = Agreement.fit(Trace(logits, layers, labels=None, lengths=ids + 1, ids=ids))
     observed = np.unique(fold(rule, logits, layers=layers).readiness)

@@ -84,7 +84,7 @@ def tokens(lengths: list[int]) -> list[Tokens]:
 def all_logits(runtime: Any, texts: list[Tokens]) -> np.ndarray:
     """(texts, exits, labels), all texts as one batch."""
     batch, every_exit = runtime.embed(texts), []
-    for exit in range(len(runtime.layers)):
+    for exit in range(len(runtime.info.exits)):
         batch, logits, _ = runtime.run(exit, batch)
         every_exit.append(logits)
     return np.stack(every_exit, axis=1)
@@ -140,7 +140,7 @@ def test_neighbours_and_padding_change_no_bit_of_logits_and_no_exit(
     texts = tokens(draw.integers(2, 30, 24).tolist())
     alone = np.concatenate([all_logits(runtime, [text]) for text in texts])
     policy = Policy.parse(f"confidence:{np.median(softmax(alone).max(-1))}")
-    exits = policy.exits(alone, layers=runtime.layers)
+    exits = policy.exits(alone, layers=runtime.info.exits)
     assert len({*exits.tolist()}) > 1
     for window, batch_tokens, overhead in itertools.product([5, 24], [60, 1000], [0, 1000]):
         order = draw.permutation(len(texts))
@@ -196,7 +196,7 @@ def test_stages_that_are_the_same_share_a_branch(
     runtime = OnnxRuntime(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
     assert runtime.manifest.branches == (
         0,
-        *[1] * (len(runtime.layers) - 1),
+        *[1] * (len(runtime.info.exits) - 1),
     )  # before the first layer, after any
     np.testing.assert_allclose(all_logits(runtime, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 
@@ -206,7 +206,7 @@ def test_a_stage_of_several_layers_is_one_branch(
 ) -> None:
     model = ExitModel.from_encoder(tiny_encoder("bert", layers=4), num_labels=2, exits=2)
     runtime = OnnxRuntime(export(model, tmp_path / "out", tokenizer=tokenizer), threads=1)
-    assert runtime.layers == (0, 2, 4)
+    assert runtime.info.exits == (0, 2, 4)
     assert runtime.manifest.branches == (0, 1, 2)
     np.testing.assert_allclose(all_logits(runtime, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
 

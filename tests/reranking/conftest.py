@@ -60,11 +60,11 @@ def with_rule(classifier: Classifier, threshold: float = 0.2, top_k: int = 3) ->
     numbers = np.arange(len(pairs))
     trace = Trace(
         logits,
-        classifier.runtime.layers,
+        classifier.runtime.info.exits,
         None,
         numbers,
         numbers,
-        problem_type=classifier.runtime.problem_type,
+        problem_type=classifier.runtime.info.problem,
     )
     fitted = fit(QuerySet(trace, np.array([len(documents) for _, documents in queries])), top_k)
     return Reranker(classifier, replace(fitted, threshold=threshold))

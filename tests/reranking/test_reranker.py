@@ -38,7 +38,7 @@ def offline(reranker: Reranker, query: str, documents: list[str], top_k: int, ex
     logits, _ = classifier.engine.trace(classifier.tokenizer([(query, text) for text in documents]))
     ranking = Ranking(reranker.rule, np.array([len(documents)]), np.array([top_k]), exact)
     decision = ranking.decide(logits)
-    layers = np.asarray(classifier.runtime.layers)[decision.exits]
+    layers = np.asarray(classifier.runtime.info.exits)[decision.exits]
     return best_first(ranking.scores(decision), layers)[:top_k]
 
 

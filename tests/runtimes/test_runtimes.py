@@ -68,7 +68,7 @@ def test_stage_by_stage_equals_forward_while_rows_leave_and_batches_merge(
         return state
 
     assert isinstance(runtime, Runtime)
-    assert runtime.layers == (1, 3, 4)
+    assert runtime.info.exits == (1, 3, 4)
     left = check(0, runtime.run(0, runtime.embed(texts[:4])), [0, 1, 2, 3])
     right = check(0, runtime.run(0, runtime.embed(texts[4:])), [4, 5])
     left = runtime.keep(left, np.array([0, 1, 3]))
@@ -97,14 +97,13 @@ def test_token_types_reach_the_model_and_are_zero_by_default(
 
 
 @pytest.mark.parametrize("kind", RUNTIMES)
-def test_about_identifies_model_and_runtime(load: Callable[[str, str], Any], kind: str) -> None:
+def test_a_runtime_identifies_itself_and_its_model(load: Callable[[str, str], Any], kind: str) -> None:
     model, runtime = load(kind, "bert")
-    about = runtime.about()
     assert runtime.precision == "fp32"
-    assert runtime.has_gate
-    assert about["fingerprint"] == model.fingerprint()
-    assert about["runtime"].startswith({"torch": "torch ", "onnx": "onnxruntime "}[kind])
-    assert about["shape"] == {
+    assert runtime.info.has_gate
+    assert runtime.fingerprint() == model.fingerprint()
+    assert runtime.name.startswith({"torch": "torch ", "onnx": "onnxruntime "}[kind])
+    assert runtime.info.shape == {
         "hidden": 16,
         "intermediate": 24,
         "heads": 2,

@@ -172,7 +172,7 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             **options: Any,
         ) -> Served:
             ladder = Ladder(rungs or [model.policy])
-            audit = Audit(ladder.rungs, model.runtime.layers, share=audit_share) if audit_share else None
+            audit = Audit(ladder.rungs, model.runtime.info.exits, share=audit_share) if audit_share else None
             rank_ladder = Ladder(rank_rules) if rank_rules else None
             batcher = Batcher(model, ladder, limits or Limits(), audit, rank_ladder=rank_ladder)
             allowed = {str(policy): policy for policy in [*ladder.rungs, Policy.parse("never")]}

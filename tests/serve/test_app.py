@@ -390,7 +390,7 @@ def test_info_describes_what_is_served(serve: Serve, classifier: Classifier) -> 
     assert info["model"] == "colours"
     assert info["labels"] == ["red", "green", "blue"]
     assert info["exits"] == [0, 1, 2, 3, 4]
-    assert info["fingerprint"] == classifier.runtime.about()["fingerprint"]
+    assert info["fingerprint"] == classifier.runtime.fingerprint()
     assert info["allowed"] == ["confidence:0.775", "never"]
     assert info["limits"]["items"] == Limits().items
     assert info["ladder"] == [{"policy": "confidence:0.775", "certificate": None}]

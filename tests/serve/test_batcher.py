@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from fakes import FakeRuntime
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import (
@@ -27,7 +27,6 @@ from offramp.errors import (
 )
 from offramp.inference import Classifier
 from offramp.policy import Certificate, Policy
-from offramp.problems import SINGLE_LABEL, Problem
 from offramp.runtimes import Tokens
 from offramp.serve import auditor as auditor_module
 from offramp.serve import batcher as module
@@ -44,66 +43,33 @@ NORMAL, LOOSER, LOOSEST = (Policy.parse(text) for text in ("confidence:0.9", "co
 
 
 @dataclass
-class WordStages:
-    """Logits that depend on an example's tokens alone. Every run waits at a door first."""
+class WordRuntime(FakeRuntime):
+    """Every run waits at a door first."""
 
-    layers: tuple[int, ...] = (2, 4, 6, 8)
-    labels: tuple[str, ...] = ("a", "b", "c")
-    problem_type: Problem = SINGLE_LABEL
-    precision: str = "fp32"
-    has_gate: bool = False
-    policy: Policy | None = None
     max_length: int = 300
-    trained_length: int | None = None
-    trained_on_pairs: bool | None = None
-    batch_tokens: int = 64
     overhead: int = 16
     door: threading.Event = field(default_factory=threading.Event)
     reached: threading.Event = field(default_factory=threading.Event)
     """A run has reached the door."""
-    poison: int | None = None
-    """A token that makes a run fail."""
-    nan: int | None = None
-    """A token that makes all logits NaN."""
-    runs: list[tuple[int, int]] = field(default_factory=list)
-    """(exit, examples) of each."""
     before: Callable[[], None] = lambda: None
 
-    def embed(self, tokens: Sequence[Tokens]) -> list[tuple[int, ...]]:
+    def embed(self, tokens: Sequence[Tokens]) -> list[Tokens]:
         self.reached.set()
         assert self.door.wait(WAIT)
         self.before()
-        return [tuple(example.ids) for example in tokens]
+        return super().embed(tokens)
 
-    def run(self, exit: int, state: list[tuple[int, ...]]) -> tuple[Any, np.ndarray, None]:
-        if any(self.poison in ids for ids in state):
-            raise ZeroDivisionError("poison")
-        self.runs.append((exit, len(state)))
-        return state, np.stack([self.logits(ids, exit) for ids in state]), None
-
-    def logits(self, ids: tuple[int, ...], exit: int) -> np.ndarray:
-        if self.nan in ids:
-            return np.full(3, np.nan, np.float32)
-        return np.random.default_rng([*ids, exit]).normal(size=3).astype(np.float32) * (exit + 1)
-
-    def keep(self, state: list[tuple[int, ...]], rows: np.ndarray) -> list[tuple[int, ...]]:
-        return [state[row] for row in rows]
-
-    def merge(self, states: Sequence[list[tuple[int, ...]]]) -> list[tuple[int, ...]]:
-        return [ids for state in states for ids in state]
-
-    def is_finite(self) -> bool:
-        return True
-
-    def about(self) -> dict[str, Any]:
-        return {"fingerprint": "words"}
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """(exit, examples) of each micro-batch."""
+        return [(exit, len(lengths)) for exit, lengths in self.batches]
 
 
 @dataclass
 class Bench:
     """A batcher with its classifier and stages."""
 
-    runtime: WordStages
+    runtime: WordRuntime
     classifier: Classifier
     batcher: Batcher
 
@@ -121,7 +87,7 @@ class Bench:
         self.runtime.reached.clear()
         first = self.submit(text)
         assert self.runtime.reached.wait(WAIT)
-        self.runtime.runs.clear()
+        self.runtime.batches.clear()
         return first
 
     def open(self) -> None:
@@ -137,11 +103,11 @@ def make(tokenizer: PreTrainedTokenizerFast) -> Iterator[Make]:
     made: list[Bench] = []
 
     def start(*looser: Policy, audit: float = 0.0, **limits: int) -> Bench:
-        runtime = WordStages()
+        runtime = WordRuntime()
         runtime.door.set()
         classifier = Classifier(runtime, tokenizer, NORMAL)
         ladder = Ladder([NORMAL, *looser], high=0.5, fall=0.0)
-        audited = Audit(ladder.rungs, runtime.layers, share=audit) if audit else None
+        audited = Audit(ladder.rungs, runtime.info.exits, share=audit) if audit else None
         bench = Bench(runtime, classifier, Batcher(classifier, ladder, Limits(**limits), audited))
         made.append(bench)
         return bench
@@ -211,7 +177,7 @@ def test_a_reply_names_its_policy_and_rung(make: Make) -> None:
 
 def test_a_request_to_an_idle_worker_runs_at_once_and_alone(make: Make) -> None:
     bench = make()
-    bench.runtime.runs.clear()
+    bench.runtime.batches.clear()
     for turn in range(1, 6):
         assert len(predictions(bench.submit("a b"))) == 1
         assert bench.windows == [1] * turn
@@ -441,7 +407,7 @@ def test_a_model_that_gives_nan_is_unhealthy_until_it_recovers(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RETEST", 0.001)
-    runtime = WordStages(nan=2)  # [CLS]
+    runtime = WordRuntime(nan=2)  # [CLS]
     runtime.door.set()
     classifier = Classifier(runtime, tokenizer, NORMAL)
     batcher = Batcher(classifier, Ladder([NORMAL]), Limits())
@@ -600,7 +566,7 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
 def test_the_audit_compares_with_full_depth_in_the_runtime_that_serves(make: Make) -> None:
     bench = make(audit=1.0)
     tokens = bench.classifier.tokenizer(["a b"])[0]
-    bench.runtime.runs.clear()
+    bench.runtime.batches.clear()
     assert run_to_the_end(bench.classifier, tokens) == bench.classifier.predict("a b", policy="never")
     assert [exit for exit, _ in bench.runtime.runs] == [3, 3]  # both ran in these stages
 
@@ -665,7 +631,7 @@ def test_requests_with_their_own_limits_are_not_audited(make: Make) -> None:
     assert bench.batcher.audit.reports()[0].exits == (0, 0, 0, 0)
     [prediction] = predictions(bench.submit("a b"))
     assert sum(bench.batcher.audit.reports()[0].exits) == 1
-    assert bench.batcher.audit.reports()[0].exits[bench.runtime.layers.index(prediction.layer)] == 1
+    assert bench.batcher.audit.reports()[0].exits[bench.runtime.info.exits.index(prediction.layer)] == 1
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def start(reranker: Reranker) -> Iterator[Callable[..., Batcher]]:
         rules: Sequence[RankRule], documents: int = 4096, share: float = 0.0, **options: Any
     ) -> Batcher:
         classifier, ladder = reranker.classifier, Ladder(rules)
-        audit = ListAudit(rules, classifier.runtime.layers, share=share) if share else None
+        audit = ListAudit(rules, classifier.runtime.info.exits, share=share) if share else None
         normal, limits = Ladder([classifier.policy]), Limits(documents=documents)
         started.append(Batcher(classifier, normal, limits, rank_ladder=ladder, list_audit=audit, **options))
         return started[-1]
@@ -272,7 +272,7 @@ def folder(make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerF
 def about(folder: Path) -> dict[str, Any]:
     """The model that a certificate is for."""
     runtime = Classifier.from_pretrained(folder, "never").runtime
-    return {"fingerprint": runtime.about()["fingerprint"], "precision": runtime.precision}
+    return {"fingerprint": runtime.fingerprint(), "precision": runtime.precision}
 
 
 def test_the_server_loads_a_ladder_of_rank_rules(folder: Path) -> None:

@@ -359,7 +359,7 @@ def test_a_missing_key_variable_is_an_error(exported: Path) -> None:
 def certified(classifier: Classifier, make_certificate: Callable[..., Certificate]) -> Callable[..., Policy]:
     """certified("entropy:0.3", ...) -> a policy with a certificate for this model."""
     runtime = classifier.runtime
-    about = {"fingerprint": runtime.about()["fingerprint"], "precision": runtime.precision}
+    about = {"fingerprint": runtime.fingerprint(), "precision": runtime.precision}
 
     def make(text: str, **fields: Any) -> Policy:
         return replace(Policy.parse(text), certificate=make_certificate(policy=text, **about | fields))

@@ -37,10 +37,11 @@ def bench(
         offramp bench runs/mrpc --task mrpc --data glue
         offramp bench runs/mine --data dev.csv --policy entropy:0.3
     """
-    from offramp.folder import ModelInfo, find_model
+    from offramp.folder import find_model
     from offramp.inference.classifier import NEVER
     from offramp.inference.collect import collect
     from offramp.measuring.comparison import compare_speed, measure_contender
+    from offramp.model_info import ModelInfo
     from offramp.reports.results import comparison_table
     from offramp.reports.table import short
 

@@ -44,14 +44,15 @@ def calibrate(
         offramp calibrate runs/mrpc held-out.trace --rule patience --max-loss 0.5
         offramp calibrate runs/mrpc --policy entropy:0.1
     """
-    from offramp.folder import ModelInfo, find_model
+    from offramp.folder import find_model
     from offramp.measuring.scores import measure
+    from offramp.model_info import ModelInfo
     from offramp.reports.stored_policy import store_policy
     from offramp.reports.table import short
     from offramp.trace import Trace
 
     target.check()
-    folder = find_model(model, replaces_policy=True)
+    folder = find_model(model)
     if not dry_run and not Path(model).exists():
         raise BadOption(f"{model} is on the hub; download it first, or add --dry-run.")
     if target.policy is None and trace is None:
@@ -90,7 +91,7 @@ def check_same_model(folder: Path, trace: "Trace") -> None:
 
     classifier = Classifier.from_pretrained(folder, "never")
     length, precision = classifier.tokenizer.max_length, classifier.runtime.precision
-    if trace.fingerprint != classifier.runtime.about()["fingerprint"]:
+    if trace.fingerprint != classifier.runtime.fingerprint():
         difference = "with other weights than"
     elif trace.precision != precision:
         difference = f"in {trace.precision}, not in the {precision} of"

@@ -14,7 +14,7 @@ from offramp.errors import BadData, BadOption
 
 if TYPE_CHECKING:
     from offramp.data import Task
-    from offramp.folder import ModelInfo
+    from offramp.model_info import ModelInfo
     from offramp.trace import Trace
 
 HUB = "Dataset on the hub: NAME or NAME:CONFIG."
@@ -90,9 +90,9 @@ class DataOptions:
 
         if self.data is None or self.task or self.hub:
             return match_labels(find_task(self.task, self.data, self.hub, columns), model)
-        columns.refuse(["problem"], f"the model is for {model.problem_type}")
-        options = columns.options() | {"problem_type": model.problem_type}
-        if not model.problem_type.has_classes:
+        columns.refuse(["problem"], f"the model is for {model.problem}")
+        options = columns.options() | {"problem_type": model.problem}
+        if not model.problem.has_classes:
             columns.refuse(["labels"], "the model predicts numbers")
         elif not has_default_names(model.labels):
             columns.refuse(["labels"], f"the labels of the model are {', '.join(model.labels)}")
@@ -125,8 +125,8 @@ def find_task(name: str | None, folder: Path | None, hub: str | None, columns: C
 
 def match_labels(task: "Task", model: "ModelInfo") -> "Task":
     """The task with its labels in the model's order; labels that differ are an error."""
-    if task.problem != model.problem_type:
-        raise BadData(f"{task.name} is {task.problem}, but the model is for {model.problem_type}.")
+    if task.problem != model.problem:
+        raise BadData(f"{task.name} is {task.problem}, but the model is for {model.problem}.")
     return task.with_label_order(model.labels, model.backbone)
 
 
@@ -149,9 +149,9 @@ def collect_trace(
 
     If the folder contains the model whose predictions are to be kept, the trace has its logits too.
     """
-    from offramp.folder import ModelInfo
     from offramp.folder.folder import REFERENCE
     from offramp.inference.collect import collect
+    from offramp.model_info import ModelInfo
     from offramp.reports.results import RetrofitResults
 
     task = data.load_task(ModelInfo.read(folder), columns)

@@ -14,7 +14,7 @@ from offramp.errors import BadOption
 from offramp.files import atomic_folder
 
 if TYPE_CHECKING:
-    from offramp.folder import ModelInfo
+    from offramp.model_info import ModelInfo
 
 
 def export(
@@ -40,8 +40,9 @@ def export(
         offramp export runs/mine --precision int8 --out mine-int8 --data logs.csv
         offramp export runs/mine --precision int8 --out mine-int8 --data held-out.csv --max-loss 0.5
     """
-    from offramp.folder import ModelInfo, find_model, megabytes
+    from offramp.folder import find_model, megabytes
     from offramp.measuring.scores import measure
+    from offramp.model_info import ModelInfo
     from offramp.onnx_export import export as export_model
     from offramp.reports.card import write_card
     from offramp.reports.stored_policy import store_policy

@@ -19,7 +19,8 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
     Example:
         offramp info runs/mrpc
     """
-    from offramp.folder import Manifest, ModelInfo, find_model, is_exported
+    from offramp.folder import Manifest, find_model, is_exported
+    from offramp.model_info import ModelInfo
     from offramp.reports.table import short
 
     folder = find_model(model)
@@ -30,7 +31,7 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         "layers": found.exits[-1],
         "exits": list(found.exits),
         "head": dict(found.head),
-        "problem": found.problem_type,
+        "problem": found.problem,
         "labels": list(found.labels),
         "runtime": f"ONNX Runtime, {Manifest.load(folder).precision}" if is_exported(folder) else "PyTorch",
         "parameters": parameters(folder),

@@ -80,7 +80,8 @@ def predict(
         offramp predict runs/mine new.csv --policy patience:3 --out predictions.csv
         offramp predict runs/mrpc --submission glue --task mrpc --data glue --out submission
     """
-    from offramp.folder import ModelInfo, find_model
+    from offramp.folder import find_model
+    from offramp.model_info import ModelInfo
 
     folder = find_model(model)
     source = None if texts == STDIN else Path(texts)
@@ -104,9 +105,9 @@ def predict(
     stream = read_stdin(input_format, text, text_pair) if given is None else given
     records = predict_records(classifier, stream, max_layer, None if given is None else len(given))
     if out is not None:
-        several = classifier.runtime.problem_type.multi_label
+        several = classifier.runtime.info.problem.multi_label
         return write_records(
-            (record for _, record in records), out, classifier.runtime.labels if several else ()
+            (record for _, record in records), out, classifier.runtime.info.labels if several else ()
         )
     return Result((record for _, record in records), (tsv_line(short_record(*each)) for each in records))
 
@@ -129,7 +130,7 @@ def predict_records(
         yield row, record(row, prediction)
     if done:
         rate = done / (time.perf_counter() - start)
-        mean, depth = layers / done, classifier.runtime.layers[-1]
+        mean, depth = layers / done, classifier.runtime.info.exits[-1]
         log(f"{count(done, 'text')}, mean layer {mean:.2f} of {depth}, {rate:.0f} texts/s")
 
 
@@ -159,7 +160,7 @@ def predict_submission(
 
     rows = task.load("test")["test"]
     decision = classifier.decide(texts_of(rows), classifier.resolve_policy(classifier.policy, max_layer))
-    layers = np.asarray(classifier.runtime.layers)[decision.exits]
+    layers = np.asarray(classifier.runtime.info.exits)[decision.exits]
     files = write_submission(
         task,
         rows["idx"],

@@ -49,8 +49,9 @@ def rerank(
         offramp rerank fast candidates.csv --top-k 10 --out best.csv
         offramp rerank fast candidates.jsonl --query question --text sentence
     """
-    from offramp.folder import ModelInfo, find_model
+    from offramp.folder import find_model
     from offramp.inference.reranker import Reranker
+    from offramp.model_info import ModelInfo
 
     folder = find_model(model)
     if out is not None:
@@ -82,7 +83,7 @@ def rank_records(
                 row = rows[each.index]
                 found = {"rank": rank, "score": rounded(each.score), "layer": each.layer}
                 yield row, {**found, **input_columns(row, RANKED)}
-    depth = reranker.classifier.runtime.layers[-1]
+    depth = reranker.classifier.runtime.info.exits[-1]
     log(
         f"{count(len(lists), 'query')} with {count(documents, 'document')}, mean layer {layers / documents:.2f} of "
         f"{depth}"

@@ -8,9 +8,9 @@ from typer import Option
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
-    from offramp.folder import ModelInfo
     from offramp.measuring import Calibration
     from offramp.measuring.targets import Target
+    from offramp.model_info import ModelInfo
     from offramp.policy import Policy
 
 DEFAULT_RULES_HELP = "By default agreement, entropy, confidence, margin and layer are tried."

@@ -103,7 +103,9 @@ def predict(
     classifier = Classifier.from_pretrained(
         model, policy, device=device_here(model, device), max_length=max_length
     )
-    check_kind(texts.columns.text_pair is not None, classifier.runtime.trained_on_pairs, f"a row of {source}")
+    check_kind(
+        texts.columns.text_pair is not None, classifier.runtime.info.trained_on_pairs, f"a row of {source}"
+    )
     policy, used = classifier.policy, classifier.resolve_policy(classifier.policy, max_layer)
     del classifier
     local_workers = max(1, available_cpus() // threads)

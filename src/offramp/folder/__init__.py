@@ -11,7 +11,6 @@ reference/         the model whose predictions the certificate protects, if it i
 """
 
 from offramp.folder.folder import (
-    ModelInfo,
     check_reachable,
     find_model,
     is_exported,
@@ -23,7 +22,6 @@ from offramp.folder.manifest import Manifest, SavedTokenizer
 
 __all__ = [
     "Manifest",
-    "ModelInfo",
     "SavedTokenizer",
     "check_reachable",
     "find_model",

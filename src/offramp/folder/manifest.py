@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 
 from offramp.errors import CannotLoad
 from offramp.files import read_json
+from offramp.model_info import CONFIG
 
-FORMAT = 2
-MANIFEST, CONFIG, TOKENIZER = "stages.json", "config.json", "tokenizer.json"
+FORMAT = 3
+MANIFEST, TOKENIZER = "stages.json", "tokenizer.json"
 EMBEDDING, STAGES, WEIGHTS = "embedding.onnx", "stages.onnx", "weights.bin"
 NEEDED = (MANIFEST, CONFIG, TOKENIZER, EMBEDDING, STAGES)
 NOT_HASHED = {CONFIG: ("policy", "policy_target", "rank_rule"), MANIFEST: ("digests",)}
@@ -33,8 +34,6 @@ class Manifest:
     """The number of positions of the model, in tokens."""
     padding: int
     """The id of the padding token."""
-    shape: Mapping[str, int]
-    """Sizes of the backbone, from which its MACs are counted."""
     fingerprint: str
     """The fingerprint of the model that was exported."""
     tokenizer: Mapping[str, Any]
@@ -84,7 +83,6 @@ MANIFEST_TYPES = {
     "branches": list,
     "max_length": int,
     "padding": int,
-    "shape": dict,
     "fingerprint": str,
     "tokenizer": dict,
     "digests": dict,

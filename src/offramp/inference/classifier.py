@@ -60,11 +60,11 @@ class Classifier:
         self.training_rows = training_rows  # hashes, sorted; see `offramp.data.row_hashes`
         self.engine = Engine(self.runtime, window, batch_tokens)
         self.tokenizer = BatchTokenizer(tokenizer, text_length(self.runtime, max_length))
-        self.policy = self.resolve_policy(policy or self.runtime.policy or NEVER)
+        self.policy = self.resolve_policy(policy or self.runtime.info.policy or NEVER)
         if self.policy.certificate is not None:  # computing a fingerprint is slow
             self.policy = check_certificate(
                 self.policy,
-                self.runtime.about()["fingerprint"],
+                self.runtime.fingerprint(),
                 self.runtime.precision,
                 self.tokenizer.max_length,
             )
@@ -177,7 +177,7 @@ class Classifier:
 
     def check_texts(self, texts: Any) -> Iterator[Text]:
         """The texts or pairs, whichever the model was trained on; anything else is a `BadData`."""
-        return check_texts(texts, self.runtime.trained_on_pairs)
+        return check_texts(texts, self.runtime.info.trained_on_pairs)
 
     def sklearn(self, policy: Policy | str | None = None, classes: Sequence[Any] | None = None) -> Any:
         """A fitted scikit-learn estimator; it predicts `classes` instead of label names if they are given."""
@@ -187,11 +187,11 @@ class Classifier:
 
     def resolve_policy(self, policy: Policy | str, max_layer: int | None = None) -> Policy:
         """Parse a policy, resolve class names, apply `max_layer`, and check it against this model."""
-        policy = Policy.resolve(policy, self.runtime.policy)
+        policy = Policy.resolve(policy, self.runtime.info.policy)
         if max_layer is not None:
             own = max_layer if policy.max_layer is None else policy.max_layer
             policy = replace(policy, max_layer=min(max_layer, own))
-        policy.check(self.runtime.layers, self.runtime.problem_type, self.runtime.has_gate)
+        policy.check(self.runtime.info.exits, self.runtime.info.problem, self.runtime.info.has_gate)
         return policy
 
     def stream(
@@ -211,7 +211,7 @@ class Classifier:
 
     def predict_every_exit(self, tokens: list[Tokens], policy: Policy) -> Iterator[Prediction]:
         logits, gates = self.engine.trace(tokens)
-        model = gates, self.runtime.layers, self.runtime.problem_type
+        model = gates, self.runtime.info.exits, self.runtime.info.problem
         folded = fold(policy.rule, logits, *model).logits
         finite = np.isfinite(logits.sum(-1))
         every_exit = [

@@ -54,7 +54,7 @@ def collect(
     try:
         engine, batch_tokenizer = prepare(model, tokenizer, batch_tokens, max_length)
         if "text" in columns:
-            check_kind("text_pair" in columns, engine.runtime.trained_on_pairs, "a row")
+            check_kind("text_pair" in columns, engine.runtime.info.trained_on_pairs, "a row")
         known_rows = model.training_rows if isinstance(model, Classifier) else None
         arrays = run(engine, dataset, batch_tokenizer, progress, known_rows)
     finally:
@@ -63,14 +63,16 @@ def collect(
     runtime = engine.runtime
     return Trace(
         **arrays,
-        layers=runtime.layers,
-        problem_type=runtime.problem_type,
-        label_names=runtime.labels,
+        layers=runtime.info.exits,
+        problem_type=runtime.info.problem,
+        label_names=runtime.info.labels,
         metrics=metrics,
         data=data,
         precision=runtime.precision,
         max_length=batch_tokenizer.max_length if batch_tokenizer and "input_ids" not in columns else None,
-        **runtime.about(),
+        fingerprint=runtime.fingerprint(),
+        runtime=runtime.name,
+        shape=runtime.info.shape,
     )
 
 
@@ -98,13 +100,13 @@ def run(
     """The arrays of a trace. Labels are checked before the model runs; those of a stream, as they are read."""
     from tqdm.auto import tqdm
 
-    problem, classes = engine.runtime.problem_type, len(engine.runtime.labels)
+    problem, classes = engine.runtime.info.problem, len(engine.runtime.info.labels)
     total = len(dataset) if hasattr(dataset, "__len__") else None
     label_columns = [name for name in ("label", "labels") if name in (dataset.column_names or ())]
     if total and label_columns:
         for _ in read(dataset.select_columns(label_columns), engine.window, problem, classes):
             pass
-    logits = None if total is None else np.empty((total, len(engine.runtime.layers), classes), np.float32)
+    logits = None if total is None else np.empty((total, len(engine.runtime.info.exits), classes), np.float32)
     parts: dict[str, list[Array]] = defaultdict(list)
     with tqdm(total=total, unit=" examples", disable=not progress) as bar:
         for first, batch, labels in read(dataset, engine.window, problem, classes):

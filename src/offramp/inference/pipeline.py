@@ -43,7 +43,7 @@ class ExitPipeline(TextClassificationPipeline):
         decision = self.classifier.engine.run(
             unpadded(**model_inputs), self.classifier.resolve_policy(policy or self.classifier.policy)
         )
-        layers = torch.tensor(runtime.layers)[torch.from_numpy(decision.exits)]
+        layers = torch.tensor(runtime.info.exits)[torch.from_numpy(decision.exits)]
         return {"logits": torch.from_numpy(decision.logits), "layer": layers}
 
     def postprocess(self, model_outputs: Any, **options: Any) -> Any:

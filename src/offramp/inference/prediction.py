@@ -36,17 +36,17 @@ class Prediction:
 
 def predictions(decision: Decision, runtime: Runtime[Any]) -> Iterator[Prediction]:
     """A prediction for each example of a decision."""
-    logits, problem = decision.logits, runtime.problem_type
+    logits, problem = decision.logits, runtime.info.problem
     chances = problem.probabilities(logits)
-    labels, scores = problem.named(logits, chances, runtime.labels)
-    names = runtime.labels[: chances.shape[-1]]
+    labels, scores = problem.named(logits, chances, runtime.info.labels)
+    names = runtime.info.labels[: chances.shape[-1]]
     for row, finite in enumerate(np.isfinite(logits.sum(-1))):
         yield Prediction(
             label=labels[row] if finite else None,
             score=float(scores[row]) if finite else float("nan"),
             probabilities=dict(zip(names, chances[row].tolist(), strict=True)),
-            layer=runtime.layers[decision.exits[row]],
-            layers=runtime.layers[-1],
+            layer=runtime.info.exits[decision.exits[row]],
+            layers=runtime.info.exits[-1],
             finite=bool(decision.finite[row]),
             logits=tuple(logits[row].tolist()),
         )

@@ -9,10 +9,11 @@ from typing import Any, Self
 import numpy as np
 
 from offramp.errors import BadData, BadOption, NotFinite
-from offramp.folder import ModelInfo, find_model
+from offramp.folder import find_model
 from offramp.inference import Classifier
 from offramp.inference.classifier import NEVER, deadline_from_now
 from offramp.inference.texts import clean, describe
+from offramp.model_info import ModelInfo
 from offramp.policy import check_certificate
 from offramp.policy.ranking import Ranking, RankRule, check_reranker
 from offramp.problems import Array
@@ -39,14 +40,12 @@ class Reranker:
     def __init__(self, classifier: Classifier, rule: RankRule | None = None) -> None:
         self.classifier = classifier
         runtime = classifier.runtime
-        check_reranker(runtime.labels, runtime.problem_type)
-        self.rule = rule or RankRule.full_depth(len(runtime.layers))
-        self.rule.check(runtime.layers, runtime.labels, runtime.problem_type)
+        check_reranker(runtime.info.labels, runtime.info.problem)
+        self.rule = rule or RankRule.full_depth(len(runtime.info.exits))
+        self.rule.check(runtime.info.exits, runtime.info.labels, runtime.info.problem)
         if self.rule.certificate is not None:  # computing a fingerprint is slow
             length = classifier.tokenizer.max_length
-            self.rule = check_certificate(
-                self.rule, runtime.about()["fingerprint"], runtime.precision, length
-            )
+            self.rule = check_certificate(self.rule, runtime.fingerprint(), runtime.precision, length)
 
     @classmethod
     def from_pretrained(cls, path: str | PathLike[str], **options: Any) -> Self:
@@ -109,7 +108,10 @@ class Reranker:
         tokens = self.classifier.tokenizer([*texts])
         ranking = Ranking(self.rule, sizes, np.minimum(sizes, min(top_k, int(sizes.max()))), exact_top)
         *_, decision = self.classifier.engine.run_lists(tokens, ranking, deadline)
-        scores, layers = ranking.scores(decision), np.asarray(self.classifier.runtime.layers)[decision.exits]
+        scores, layers = (
+            ranking.scores(decision),
+            np.asarray(self.classifier.runtime.info.exits)[decision.exits],
+        )
         ends = ranking.sizes.cumsum()
         found = []
         for query, (size, end) in enumerate(zip(sizes.tolist(), ends.tolist(), strict=True)):

@@ -10,6 +10,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 from offramp.errors import BadConfig, OfframpError
+from offramp.model_info import ModelInfo
 from offramp.models.backbones import backbone_for
 from offramp.models.heads import HeadConfig
 from offramp.problems import Problem, problem_of
@@ -63,11 +64,14 @@ class ExitConfig(PreTrainedConfig):
         if "pair" in (self.head["pooling"], self.head["final_pooling"]) and not family.has_token_types:
             kind = self.encoder_config.model_type
             raise BadConfig(f"pooling='pair' needs token types, and {kind} does not have them; choose 'mean'")
-        self.exits = check_exits(self.exits, self.num_layers)
-        if not self.num_labels:
-            raise BadConfig("num_labels must be 1 or more")
+        self.exits = sorted(set(self.exits)) or [*range(self.num_layers + 1)]
         self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
         self.problem_type = cast(Any, str(self.problem))
+        ModelInfo.from_dict(self.to_dict() | {"policy": None, "rank_rule": None})
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo.from_dict(self.to_dict())
 
     @property
     def problem(self) -> Problem:
@@ -125,10 +129,3 @@ class ExitConfig(PreTrainedConfig):
 def names_in_order(config: PreTrainedConfig) -> list[str]:
     """The label names in the order of the logits; transformers saves them in the order of "0", "1", "10", "2"."""
     return [name for _, name in sorted((config.id2label or {}).items())]
-
-
-def check_exits(exits: list[int], layers: int) -> list[int]:
-    exits = sorted(set(exits)) or list(range(layers + 1))
-    if exits[0] < 0 or exits[-1] != layers:
-        raise BadConfig(f"exits={exits} of {layers} layers: count from 0 and end with {layers}")
-    return exits

@@ -20,8 +20,9 @@ from offramp.data.row_hashes import load_hashes, save_hashes
 from offramp.errors import BadData, Incompatible, NoSampleTexts
 from offramp.files import atomic_folder
 from offramp.folder import Manifest, find_model, load_model
-from offramp.folder.manifest import CONFIG, EMBEDDING, STAGES, TOKENIZER, WEIGHTS
+from offramp.folder.manifest import EMBEDDING, STAGES, TOKENIZER, WEIGHTS
 from offramp.inference.texts import BatchTokenizer, Text, check_texts
+from offramp.model_info import CONFIG
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export.graphs import graphs, join
 from offramp.onnx_export.int8 import Arrays, observe, quantize
@@ -31,7 +32,7 @@ from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
 from offramp.runtimes import Tokens
 from offramp.runtimes.onnx import OnnxRuntime, embedding_inputs, token_weights
-from offramp.runtimes.torch import TorchRuntime, backbone_shape
+from offramp.runtimes.torch import TorchRuntime
 
 PRECISIONS = ("fp32", "int8")
 TOLERANCE = 1e-3
@@ -72,14 +73,14 @@ def export(
         raise Incompatible("pass the model's tokenizer too: export(model, path, tokenizer=tokenizer)")
     if not model.is_finite():
         raise Incompatible("the model has weights that are NaN or infinite; train it again.")
-    plain = plain_copy(model)
+    plain, fingerprint = plain_copy(model), model.fingerprint()
     policy = plain.config.policy
     if policy is not None:
-        kept = check_certificate(Policy.from_json(policy), model.fingerprint(), precision)
+        kept = check_certificate(Policy.from_json(policy), fingerprint, precision)
         plain.config.policy = kept.to_json()
     if plain.config.rank_rule is not None:
         rule = RankRule.from_json(plain.config.rank_rule)
-        plain.config.rank_rule = check_certificate(rule, model.fingerprint(), precision).to_json()
+        plain.config.rank_rule = check_certificate(rule, fingerprint, precision).to_json()
     runtime = TorchRuntime(plain)
     batch_tokenizer = BatchTokenizer(tokenizer, runtime.max_length)
     sample = sample_tokens(batch_tokenizer, texts) if precision == "int8" else None
@@ -94,8 +95,7 @@ def export(
             branches=branches,
             max_length=runtime.max_length,
             padding=runtime.padding,
-            shape=backbone_shape(plain.config),
-            fingerprint=model.fingerprint(),
+            fingerprint=fingerprint,
             tokenizer=batch_tokenizer.settings(),
             made_with=versions(),
         ).save(folder)
@@ -170,10 +170,10 @@ def check_graphs(expected: TorchRuntime, found: OnnxRuntime, vocabulary: int) ->
     draw = np.random.default_rng(0)
     lengths = (5, 2, min(17, found.max_length))
     texts = [Tokens(draw.integers(0, vocabulary, length).tolist()) for length in lengths]
-    if found.reads_types:
+    if found.info.reads_types:
         texts = [Tokens(text.ids, [index % 2 for index in range(len(text.ids))]) for text in texts]
     torch_batch, onnx_batch = expected.embed(texts), found.embed(texts)
-    for exit, layer in enumerate(found.layers):
+    for exit, layer in enumerate(found.info.exits):
         torch_batch, truth, _ = expected.run(exit, torch_batch)
         onnx_batch, logits, _ = found.run(exit, onnx_batch)
         difference = float(np.abs(logits - truth).max() / max(1.0, np.abs(truth).max()))

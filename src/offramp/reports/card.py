@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from offramp.files import SCORES, SUFFIX, read_json, write_files
-from offramp.folder.folder import ModelInfo, is_path
+from offramp.folder.folder import is_path
+from offramp.model_info import ModelInfo
 from offramp.policy import Certificate, Policy
 from offramp.policy.ranking import RankRule
 from offramp.reports.results import RETROFIT, RetrofitResults
@@ -55,7 +56,7 @@ def summary(info: ModelInfo) -> str:
         "exits": f"at layers {', '.join(map(str, info.exits))}",
         "head": f"{head['pooling']} pooling, pooler {head['pooler']}, classifier {head['classifier']}"
         + (", with a gate" if head["gate"] else ""),
-        "problem": info.problem_type,
+        "problem": info.problem,
         "labels": ", ".join(info.labels),
     }
     what = (

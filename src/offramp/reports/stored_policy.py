@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from offramp.files import read_json, write_files
-from offramp.folder.folder import ModelInfo, is_exported
-from offramp.folder.manifest import CONFIG, Manifest
+from offramp.folder.folder import is_exported
+from offramp.folder.manifest import Manifest
 from offramp.measuring import sweep
 from offramp.measuring.scores import measure
+from offramp.model_info import CONFIG, ModelInfo
 from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
 from offramp.policy.text import rule_name
@@ -80,7 +81,7 @@ def store_rank_rule(folder: str | PathLike[str], rule: RankRule) -> None:
     """Store a rank rule in a model folder, saved or exported: `Reranker.from_pretrained` then ranks by it."""
     folder = Path(folder)
     info = ModelInfo.read(folder)
-    rule.check(info.exits, info.labels, info.problem_type)
+    rule.check(info.exits, info.labels, info.problem)
     config = read_json(folder / CONFIG) | {"rank_rule": rule.to_json()}
     found = replace(info, rank_rule=rule)
     write_files(

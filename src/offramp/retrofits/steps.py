@@ -17,7 +17,7 @@ from offramp.data import Task
 from offramp.data.checks import has_default_names
 from offramp.errors import NoSafeThreshold
 from offramp.files import atomic_file, atomic_folder, write_files
-from offramp.folder import ModelInfo, load_model, megabytes
+from offramp.folder import load_model, megabytes
 from offramp.folder.folder import REFERENCE
 from offramp.inference import Classifier
 from offramp.inference.classifier import NEVER
@@ -25,6 +25,7 @@ from offramp.inference.collect import collect
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import Calibration, find_policy
 from offramp.measuring.comparison import BATCH, Predict, Speed, compare_speed, measure_contender
+from offramp.model_info import ModelInfo
 from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel
 from offramp.models.heads import HeadConfig
@@ -147,7 +148,7 @@ class Steps:
             found = collect(
                 classifier,
                 Dataset.from_dict(rows.columns()),
-                metrics=classifier.runtime.problem_type.default_metrics,
+                metrics=classifier.runtime.info.problem.default_metrics,
                 data=self.data,
                 progress=self.progress,
             )

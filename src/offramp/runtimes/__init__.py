@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from offramp.policy import Policy
-from offramp.problems import Array, Problem
+from offramp.model_info import ModelInfo
+from offramp.problems import Array
 
 State = TypeVar("State")
 
@@ -26,24 +26,15 @@ class Tokens(NamedTuple):
 
 @runtime_checkable
 class Runtime(Protocol[State]):
-    """A model cut into stages, with what its callers need to know about it."""
+    """A model cut into stages."""
 
-    layers: tuple[int, ...]
-    """The layer of each exit; layer 0 is the embeddings."""
-    labels: tuple[str, ...]
-    problem_type: Problem
+    info: ModelInfo
+    name: str
+    """The software and the device, such as "torch 2.13.0, cpu"."""
     precision: str
     """Such as "fp32" or "int8"; thresholds and certificates hold for one precision."""
-    has_gate: bool
-    """Whether exits have learned gate scores."""
-    policy: Policy | None
-    """The policy stored with the model."""
     max_length: int
     """The most tokens an example may have."""
-    trained_length: int | None
-    """The number of tokens at which texts were truncated in training; None if unknown."""
-    trained_on_pairs: bool | None
-    """Whether training had pairs of texts; None if unknown."""
     batch_tokens: int
     """The most tokens, padding included, in a micro-batch: just enough to keep the hardware busy."""
     overhead: int
@@ -72,14 +63,14 @@ class Runtime(Protocol[State]):
         """Whether no weight is NaN or infinite."""
         ...
 
-    def about(self) -> dict[str, Any]:
-        """The fields of a trace that identify model and runtime: fingerprint, runtime, shape."""
+    def fingerprint(self) -> str:
+        """Identifies the model in traces and certificates; computing it may be slow."""
         ...
 
 
 def text_length(runtime: Runtime[Any], wanted: int | None) -> int:
     """The number of tokens at which texts are truncated: as wanted, or else as in training."""
-    return min(wanted or runtime.trained_length or runtime.max_length, runtime.max_length)
+    return min(wanted or runtime.info.trained_length or runtime.max_length, runtime.max_length)
 
 
 def runtime_of(model: Any) -> Runtime[Any]:

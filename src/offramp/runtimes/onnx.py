@@ -15,8 +15,9 @@ import onnxruntime
 
 from offramp.cpus import available_cpus
 from offramp.errors import BadOption, CannotLoad
-from offramp.folder import Manifest, ModelInfo
+from offramp.folder import Manifest
 from offramp.folder.manifest import EMBEDDING, STAGES
+from offramp.model_info import ModelInfo
 from offramp.problems import Array
 from offramp.runtimes import Tokens, attention_mask, pad, token_types
 
@@ -41,14 +42,9 @@ class OnnxRuntime:
     def __init__(self, folder: str | os.PathLike[str], threads: int | None = None) -> None:
         folder = Path(folder)
         self.manifest = Manifest.load(folder)
-        info = ModelInfo.read(folder)
-        self.layers, self.labels = info.exits, info.labels
-        self.problem_type, self.policy = info.problem_type, info.policy
-        self.precision = self.manifest.precision
-        self.has_gate = bool(info.head.get("gate"))
-        self.reads_types = "pair" in (info.head.get("pooling"), info.head.get("final_pooling"))
-        self.max_length = self.manifest.max_length
-        self.trained_length, self.trained_on_pairs = info.trained_length, info.trained_on_pairs
+        self.info = ModelInfo.read(folder)
+        self.name = f"onnxruntime {onnxruntime.__version__}, cpu"
+        self.precision, self.max_length = self.manifest.precision, self.manifest.max_length
         self.batch_tokens, self.overhead = BATCH_TOKENS, OVERHEAD
         self.graph = Graph(folder / STAGES, session_options(threads))
         # so little work that waking other threads would cost more than they save
@@ -58,18 +54,21 @@ class OnnxRuntime:
 
     def check(self, folder: Path) -> None:
         """Refuse graphs that contradict config.json."""
-        if len(self.branches) != len(self.layers) or self.manifest.shape.get("layers") != self.layers[-1]:
-            raise CannotLoad(f"{folder}: {len(self.branches)} stages do not fit exits={[*self.layers]}.")
+        exits, labels = self.info.exits, self.info.labels
+        if len(self.branches) != len(exits):
+            raise CannotLoad(f"{folder}: {len(self.branches)} stages do not fit exits={[*exits]}.")
         outputs = self.graph.outputs
-        if outputs.get("logits", [None])[-1] != len(self.labels) or ("gate" in outputs) != self.has_gate:
+        if outputs.get("logits", [None])[-1] != len(labels) or ("gate" in outputs) != self.info.has_gate:
             raise CannotLoad(
-                f"{folder}: the outputs of the stages, {outputs}, do not fit {len(self.labels)} labels."
+                f"{folder}: the outputs of the stages, {outputs}, do not fit {len(labels)} labels."
             )
 
     def embed(self, tokens: Sequence[Tokens]) -> Batch:
         inputs = embedding_inputs(tokens, self.manifest.padding)
         hidden, types = self.embedding(inputs)["hidden"], inputs["token_type_ids"]
-        return make_batch(0, hidden, inputs["attention_mask"].sum(-1), types if self.reads_types else None)
+        return make_batch(
+            0, hidden, inputs["attention_mask"].sum(-1), types if self.info.reads_types else None
+        )
 
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
         arrays = {"hidden": batch.hidden, "attention_mask": batch.mask, "token_weights": batch.weights}
@@ -94,12 +93,8 @@ class OnnxRuntime:
     def is_finite(self) -> bool:
         return True  # `export` refuses other models
 
-    def about(self) -> dict[str, Any]:
-        return {
-            "fingerprint": self.manifest.fingerprint,
-            "runtime": f"onnxruntime {onnxruntime.__version__}, cpu",
-            "shape": dict(self.manifest.shape),
-        }
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
 
 
 def make_batch(stages: int, hidden: Array, lengths: Array, types: Array | None) -> Batch:

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from offramp.errors import BadOption
 from offramp.models.exit_model import ExitModel
-from offramp.models.heads import pooled_width
-from offramp.policy import Policy
 from offramp.problems import Array
 from offramp.runtimes import Tokens, attention_mask, pad, token_types
 
@@ -59,14 +57,10 @@ class TorchRuntime:
         self.device = model.device
         self.autocast = autocast
         self.padding = config.encoder_config.pad_token_id or 0
-        self.layers = tuple(config.exits)
-        self.labels = tuple(config.label_names)
-        self.problem_type = config.problem
+        self.info = config.info
+        self.name = f"torch {torch.__version__}, {self.device.type}"
         self.precision = precision_name(autocast or model.dtype)
-        self.has_gate = model.heads.gate is not None
-        self.policy = None if config.policy is None else Policy.from_json(config.policy)
         self.max_length = model.max_length
-        self.trained_length, self.trained_on_pairs = config.trained_length, config.trained_on_pairs
         on_cpu = self.device.type == "cpu"
         self.batch_tokens, self.overhead = (
             (CPU_BATCH_TOKENS, CPU_OVERHEAD) if on_cpu else (GPU_BATCH_TOKENS, GPU_OVERHEAD)
@@ -85,7 +79,7 @@ class TorchRuntime:
 
     @torch.inference_mode()
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
-        adapter, backbone, hidden, layers = self.adapter, self.backbone, batch.hidden, self.layers[exit]
+        adapter, backbone, hidden, layers = self.adapter, self.backbone, batch.hidden, self.info.exits[exit]
         with self.precision_context():
             for layer in range(batch.layers, layers):
                 hidden = adapter.layer(backbone, layer, hidden, batch.context)
@@ -119,12 +113,8 @@ class TorchRuntime:
     def is_finite(self) -> bool:
         return self.model.is_finite()
 
-    def about(self) -> dict[str, Any]:
-        return {
-            "fingerprint": self.model.fingerprint(),
-            "runtime": f"torch {torch.__version__}, {self.device.type}",
-            "shape": backbone_shape(self.model.config),
-        }
+    def fingerprint(self) -> str:
+        return self.model.fingerprint()
 
     def tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -156,17 +146,3 @@ def precision_name(dtype: Any) -> str:
     'bf16'
     """
     return str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
-
-
-def backbone_shape(config: Any) -> dict[str, int]:
-    """The `shape` of a trace, from an ExitConfig."""
-    encoder = config.encoder_config
-    return {
-        "hidden": encoder.hidden_size,
-        # DistilBERT calls it hidden_dim
-        "intermediate": getattr(encoder, "intermediate_size", None) or encoder.hidden_dim,
-        "heads": encoder.num_attention_heads,
-        "layers": encoder.num_hidden_layers,
-        "pooler": 0 if config.head_config.pooler == "none" else pooled_width(config.head_config.pooling, 1),
-        "head_hidden": config.head_config.hidden,
-    }

@@ -71,7 +71,7 @@ def create_app(
     app.head("/ready", include_in_schema=False)(endpoints.ready)
     app.get("/info", response_model=dict[str, Any], **locked)(endpoints.info)
     app.get("/metrics", response_class=PlainTextResponse, **locked)(endpoints.scrape)
-    schema = request_schema(allowed, batcher.classifier.runtime.layers)
+    schema = request_schema(allowed, batcher.classifier.runtime.info.exits)
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     refusals = error_models(400, 413, 415, 422, 429, 500, 503)
     app.post(
@@ -124,7 +124,7 @@ class Endpoints:
         """Requests that no reader has parsed yet, and the bytes of their bodies."""
         self.counting = threading.Lock()
         self.model = ServedModel(options.name, batcher, allowed)
-        self.about = batcher.classifier.runtime.about()
+        self.fingerprint = batcher.classifier.runtime.fingerprint()
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -175,11 +175,13 @@ class Endpoints:
                 {
                     "offramp": offramp.__version__,
                     "model": self.options.name,
-                    **self.about,
+                    "fingerprint": self.fingerprint,
+                    "runtime": runtime.name,
+                    "shape": runtime.info.shape,
                     "precision": runtime.precision,
-                    "problem": runtime.problem_type,
-                    "labels": runtime.labels,
-                    "exits": runtime.layers,
+                    "problem": runtime.info.problem,
+                    "labels": runtime.info.labels,
+                    "exits": runtime.info.exits,
                     "policy": str(ladder.rungs[0]),
                     "guarantee": certificate and certificate.summary,
                     "certificate": ladder.rungs[0].to_json()["certificate"],

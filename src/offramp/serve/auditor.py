@@ -96,6 +96,6 @@ def run_to_the_end(classifier: Classifier, tokens: Tokens) -> Prediction:
 
 def rank_to_the_end(classifier: Classifier, tokens: Sequence[Tokens]) -> Iterator[Decision]:
     """The decision after every micro-batch."""
-    rule = RankRule.full_depth(len(classifier.runtime.layers))
+    rule = RankRule.full_depth(len(classifier.runtime.info.exits))
     ranking = Ranking(rule, np.array([len(tokens)]), np.array([rule.top_k]))
     return classifier.engine.run_lists(tokens, ranking)

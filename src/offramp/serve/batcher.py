@@ -136,7 +136,7 @@ class Batcher:
 
         Cancelling the future removes those of its texts that have not begun from the queue.
         """
-        texts = check_request(request, self.classifier.runtime.trained_on_pairs)
+        texts = check_request(request, self.classifier.runtime.info.trained_on_pairs)
         rungs = self._policies(request.policy, request.max_layer)
         by_rule = request.top_k is not None and request.policy is None and request.max_layer is None
         rank_rules = self._rank_rules if by_rule else ()

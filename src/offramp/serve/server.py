@@ -28,10 +28,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from offramp.errors import BadPolicy, CertificateMismatch, OfframpError
-from offramp.folder import ModelInfo, find_model, is_exported
+from offramp.folder import find_model, is_exported
 from offramp.folder.folder import REFERENCE
 from offramp.inference import Classifier
 from offramp.inference.reranker import Reranker
+from offramp.model_info import ModelInfo
 from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
 from offramp.serve.audit import Audit
@@ -238,7 +239,7 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
     loaded = [load_rung(classifier, path) for path in options.ladder or ()]
     rungs = [classifier.policy, *(each for each in loaded if isinstance(each, Policy))]
     named = by_text([*rungs, *(classifier.resolve_policy(policy) for policy in options.allow or ())])
-    share, layers = options.audit_share, classifier.runtime.layers
+    share, layers = options.audit_share, classifier.runtime.info.exits
     audit = Audit(rungs, layers, share=share) if share else None
     rules = rank_rungs(classifier, folder, [each for each in loaded if isinstance(each, RankRule)])
     list_audit = ListAudit(rules, layers, share=share, keep=KEPT_LISTS) if share and rules else None
@@ -311,14 +312,14 @@ def load_rung(classifier: Classifier, path: Path) -> Policy | RankRule:
     if isinstance(policy, Policy):
         policy = classifier.resolve_policy(policy)
     else:
-        policy.check(runtime.layers, runtime.labels, runtime.problem_type)
+        policy.check(runtime.info.exits, runtime.info.labels, runtime.info.problem)
     if policy.certificate is None:
         raise BadPolicy(f"{path}: the policy has no certificate; create one with `offramp calibrate`.")
     with warnings.catch_warnings():
         warnings.simplefilter("error", CertificateMismatch)
         try:
             length = classifier.tokenizer.max_length
-            check_certificate(policy, runtime.about()["fingerprint"], runtime.precision, length)
+            check_certificate(policy, runtime.fingerprint(), runtime.precision, length)
         except CertificateMismatch as error:
             raise BadPolicy(f"{path}: {error}") from None
     return policy

@@ -41,7 +41,7 @@ def test_a_batch_may_mix_texts_and_pairs(server: Any, classifier: Classifier) ->
 
 def test_raw_scores_are_logits(server: Any, classifier: Classifier) -> None:
     found = server.client.post("/predict", json={"inputs": "good", "raw_scores": True}).json()
-    logits = dict(zip(classifier.runtime.labels, classifier.predict("good").logits, strict=True))
+    logits = dict(zip(classifier.runtime.info.labels, classifier.predict("good").logits, strict=True))
     assert {each["label"]: each["score"] for each in found} == pytest.approx(logits, abs=1e-5)
 
 

@@ -38,11 +38,11 @@ class ServedModel:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return self.classifier.runtime.labels
+        return self.classifier.runtime.info.labels
 
     @property
     def problem_type(self) -> Problem:
-        return self.classifier.runtime.problem_type
+        return self.classifier.runtime.info.problem
 
     def check_name(self, name: str | None) -> None:
         """A request may omit the name; naming another model is an error."""

@@ -43,7 +43,7 @@ def rerank(
 
     def rank(reply: Reply) -> Response:
         check_finite(reply)
-        logits = scores_of(reply, model.classifier.runtime.layers)
+        logits = scores_of(reply, model.classifier.runtime.info.exits)
         # by logits: sigmoids of large ones are all 1
         order = sorted(range(len(logits)), key=logits.__getitem__, reverse=True)
         scores = logits if raw else [*map(sigmoid, logits)]

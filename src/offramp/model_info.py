@@ -1,0 +1,192 @@
+"""ModelInfo: what a model is, as config.json says."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from offramp.errors import BadConfig, BadPolicy, CannotLoad, Incompatible, UnknownName
+from offramp.files import finish_writes, read_json
+from offramp.policy import Policy
+from offramp.policy.ranking import RankRule
+from offramp.problems import Problem, problem_named
+
+CONFIG = "config.json"
+SIZES = {
+    "hidden_size": "dim",
+    "intermediate_size": "hidden_dim",
+    "num_attention_heads": "n_heads",
+    "num_hidden_layers": "n_layers",
+}
+"""Sizes of an encoder, and DistilBERT's names of them."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The contents of config.json, read without torch, in a form that is checked."""
+
+    exits: tuple[int, ...]
+    """The layer of each exit; 0 is before the first layer."""
+    labels: tuple[str, ...]
+    """In the order of the logits."""
+    problem: Problem
+    head: Mapping[str, Any]
+    encoder: Mapping[str, Any]
+    """The config of the encoder."""
+    policy: Policy | None
+    policy_target: str | None = None
+    """The flags of `offramp calibrate` that the policy was found with; None if unknown."""
+    rank_rule: RankRule | None = None
+    """Of a reranker."""
+    trained_length: int | None = None
+    """The number of tokens that texts were truncated to in training; None if unknown."""
+    trained_on_pairs: bool | None = None
+    """Whether training had pairs of texts; None if unknown."""
+
+    @classmethod
+    def read(cls, folder: str | PathLike[str], replaces_policy: bool = False) -> Self:
+        """The info of a model folder. A stored policy that cannot run is an error, or left out if the caller replaces
+        it."""
+        file = Path(folder) / CONFIG
+        finish_writes(file.parent)
+        config = read_json(file)
+        if config.get("model_type") != "offramp":
+            raise no_exits(folder, config.get("model_type"))
+        with explain_config(file):
+            info = cls.from_dict(config | {"policy": None})
+            try:
+                return info.with_policy(config["policy"])
+            except (BadPolicy, Incompatible, UnknownName) as error:
+                if replaces_policy:
+                    return info
+                replace_it = f"Replace it with `offramp calibrate {folder} --policy never`."
+                raise CannotLoad(f"{file}: the stored policy: {error} {replace_it}") from error
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> Self:
+        """The info in the fields of an `ExitConfig`; an error if they contradict each other."""
+        rule = config.get("rank_rule")
+        info = cls(
+            exits=tuple(config["exits"]),
+            labels=read_labels(config),
+            problem=problem_named(config["problem_type"]),
+            head=config["head"],
+            encoder=config["encoder_config"],
+            policy=None,
+            policy_target=config.get("policy_target"),
+            rank_rule=None if rule is None else RankRule.from_json(rule),
+            trained_length=config.get("trained_length"),
+            trained_on_pairs=config.get("trained_on_pairs"),
+        )
+        info.check()
+        return info.with_policy(config["policy"])
+
+    def check(self) -> None:
+        """Refuse values that contradict each other or have the wrong type."""
+        for name in SIZES:
+            self.size(name)
+        exits, layers = self.exits, self.size("num_hidden_layers")
+        if not all(type(layer) is int and layer >= 0 for layer in exits) or not exits:
+            raise BadConfig(f"exits={[*exits]} are not layers")
+        if list(exits) != sorted({*exits}) or exits[-1] != layers:
+            raise BadConfig(f"exits={[*exits]} must increase up to the last of {layers} layers")
+        if not self.labels:
+            raise BadConfig("num_labels must be 1 or more")
+        if not isinstance(self.encoder["model_type"], str) or type(self.head["gate"]) is not bool:
+            raise BadConfig("encoder_config has no model_type, or head no gate")
+        padding = self.encoder.get("pad_token_id")
+        if isinstance(padding, int) and padding < 0:
+            raise BadConfig(f"pad_token_id={padding} is not a token")
+        length = self.trained_length
+        if not (length is None or (type(length) is int and length > 0)):
+            raise BadConfig(f"trained_length={length!r} is not a number of tokens")
+        if self.trained_on_pairs not in (None, True, False):
+            raise BadConfig(f"trained_on_pairs={self.trained_on_pairs!r} is neither true nor false")
+        if self.rank_rule is not None:
+            self.rank_rule.check(self.exits, self.labels, self.problem)
+
+    def with_policy(self, record: Mapping[str, Any] | None) -> Self:
+        """With a stored policy; an error if the model cannot run it."""
+        if record is None:
+            return self
+        policy = Policy.from_json(record)
+        info = replace(self, policy=policy)
+        info.check_policy(policy)
+        return info
+
+    @property
+    def backbone(self) -> str:
+        return str(self.encoder["model_type"])
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether exits have learned gate scores."""
+        return bool(self.head["gate"])
+
+    @property
+    def reads_types(self) -> bool:
+        """Whether a head tells the texts of a pair apart."""
+        return "pair" in (self.head.get("pooling"), self.head.get("final_pooling"))
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Sizes of the backbone and the heads, from which MACs are counted."""
+        pooler = 0 if self.head["pooler"] == "none" else 4 if self.head["pooling"] == "pair" else 1
+        return {
+            "hidden": self.size("hidden_size"),
+            "intermediate": self.size("intermediate_size"),
+            "heads": self.size("num_attention_heads"),
+            "layers": self.size("num_hidden_layers"),
+            "pooler": pooler,
+            "head_hidden": self.head["hidden"],
+        }
+
+    def size(self, name: str) -> int:
+        """A size of the encoder."""
+        size = self.encoder.get(name, self.encoder.get(SIZES[name]))
+        if type(size) is not int or size < 1:
+            raise BadConfig(f"{name}={size!r} is not a size")
+        return size
+
+    def check_policy(self, policy: Policy | str) -> Policy:
+        """The policy, with its classes resolved and, if its rule learns, fitted as the stored one.
+
+        A policy that this model cannot run is an error.
+        """
+        policy = Policy.resolve(policy, self.policy)
+        policy.check(self.exits, self.problem, self.has_gate)
+        return policy
+
+
+@contextmanager
+def explain_config(file: Path) -> Iterator[None]:
+    """`CannotLoad` for a config that is incomplete or contradicts itself."""
+    try:
+        yield
+    except KeyError as missing:
+        raise CannotLoad(f"{file} has no {missing}; save or export the model again.") from None
+    except (BadPolicy, Incompatible) as error:
+        raise CannotLoad(f"{file}: the stored rank rule: {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CannotLoad(f"{file}: {error}; save or export the model again.") from error
+
+
+def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the labels, in the order of the logits."""
+    # transformers leaves out the names of two labels that have none
+    names = config.get("id2label", {0: "LABEL_0", 1: "LABEL_1"})
+    names = {str(index): name for index, name in names.items()}
+    labels = tuple(names[str(index)] for index in range(len(names)))
+    indices = config.get("label2id") or {label: index for index, label in enumerate(labels)}
+    if not all(isinstance(label, str) for label in labels) or indices.keys() != {*labels}:
+        raise BadConfig(f"id2label={names} and label2id={indices} disagree")
+    return labels
+
+
+def no_exits(path: str | PathLike[str], kind: str | None) -> CannotLoad:
+    return CannotLoad(
+        f"{path} is a {kind} model without exits; add exits and train them, with `offramp train` or "
+        "ExitModel.from_encoder."
+    )
