@@ -38,7 +38,7 @@ def main() -> None:
     for _ in range(options.draws):
         rows = rng.integers(len(population), size=options.examples)
         try:
-            policy = calibrate(population[rows], options.rule, target)
+            policy = calibrate(population[rows], options.rule, target).policy
         except NoSafeThreshold:
             continue
         decision = policy.decide(

@@ -11,7 +11,7 @@ from pathlib import Path
 from recipes import measured
 
 from offramp import Guarantee, NoSafeThreshold, Trace
-from offramp.measuring.calibrate import find_policy
+from offramp.measuring.calibrate import calibrate
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         for rule in options.rule:
             target = Guarantee(epsilon, tolerance=options.tolerance)
             try:
-                policy = find_policy(calibration, rule, target).policy
+                policy = calibrate(calibration, rule, target).policy
             except NoSafeThreshold as refusal:
                 print(f"| {100 * epsilon:g} % | {rule} | {refusal} |")
                 continue

@@ -152,7 +152,7 @@ def prepare(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -
         logits[name] = classifier.engine.trace(classifier.tokenizer(test["text"][:]))[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            policy = calibrate(trace, RULE, target)
+            policy = calibrate(trace, RULE, target).policy
         policies[name] = str(policy)
     (folder / "job.json").write_text(
         json.dumps(

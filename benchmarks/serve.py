@@ -107,7 +107,7 @@ def calibrate_ladder(args: argparse.Namespace, texts: list[str], folder: Path) -
     found = []
     for epsilon in EPSILONS:
         with suppress(NoSafeThreshold):  # too few texts for this bound
-            found.append(calibrate(trace, "entropy", Guarantee(epsilon)))
+            found.append(calibrate(trace, "entropy", Guarantee(epsilon)).policy)
     if not found:
         raise SystemExit(f"{len(texts)} texts are too few for a guarantee; give more")
     files = []

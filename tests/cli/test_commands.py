@@ -283,7 +283,7 @@ def test_elue_scores_need_a_reference_trace(home: Path, ask: Ask) -> None:
 
 def test_calibrating_stores_the_policy_and_its_certificate(home: Path, ask: Ask, run: Run) -> None:
     trace = Trace.load(home / "dev.trace")
-    expected = calibrate(trace, None, Guarantee(0.2))
+    expected = calibrate(trace, None, Guarantee(0.2)).policy
     values = ask("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2)
     assert values["policy"] == str(expected)
     assert Policy.from_json(values["saved_policy"]) == expected

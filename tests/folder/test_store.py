@@ -109,7 +109,7 @@ def test_a_rule_that_learns_is_stored_with_its_curve_and_takes_another_threshold
     folder: Path, make_trace: Callable[..., offramp.Trace]
 ) -> None:
     trace = make_trace(600, exits=5)
-    policy = offramp.calibrate(trace, "agreement", offramp.Guarantee(0.1))
+    policy = offramp.calibrate(trace, "agreement", offramp.Guarantee(0.1)).policy
     assert offramp.store_policy(folder, policy, trace) == policy
     assert "## Curve" in (folder / "README.md").read_text()
     offramp.store_policy(folder, "agreement:0.5")

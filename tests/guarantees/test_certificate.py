@@ -73,7 +73,7 @@ def promises(population: Trace, rule: str | list[str], target: Guarantee, exampl
     made = broken = 0
     for _ in range(DRAWS):
         try:
-            policy = calibrate(population[rng.integers(len(population), size=examples)], rule, target)
+            policy = calibrate(population[rng.integers(len(population), size=examples)], rule, target).policy
         except NoSafeThreshold:
             continue
         made += 1

@@ -99,7 +99,7 @@ def test_a_certificate_records_runtime_and_precision_and_warns_in_another(saved:
     fast = export(saved, saved.parent / "int8", "int8")
     dataset = Dataset.from_dict({"text": ["good film", "bad", "a b"] * 40})
     trace = collect(Classifier.from_pretrained(fast), dataset, progress=False)
-    policy = calibrate(trace, "confidence", Guarantee(epsilon=0.9, delta=0.2))
+    policy = calibrate(trace, "confidence", Guarantee(epsilon=0.9, delta=0.2)).policy
     assert policy.certificate is not None
     assert policy.certificate.conditions.precision == "int8"
     assert policy.certificate.conditions.runtime.startswith("onnxruntime")

@@ -128,7 +128,7 @@ def test_an_interrupted_retrofit_resumes_with_the_same_result(
     original: Path, done: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(steps, "find_policy", interrupt)
+        broken.setattr(steps, "calibrate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             retrofit(original, make_texts(), tmp_path / "out", 0.1, runtime="torch", data="logs.csv")
     assert not (tmp_path / "out" / "model").exists()

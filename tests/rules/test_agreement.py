@@ -124,7 +124,7 @@ def test_the_examples_that_a_rule_was_fitted_on_are_not_those_that_it_is_tested_
 
 
 def test_a_certificate_says_how_many_examples_the_rule_was_fitted_on() -> None:
-    policy = calibrate(trace_of(PROBLEMS[0], 3000, seed=1), "agreement", Guarantee(0.05))
+    policy = calibrate(trace_of(PROBLEMS[0], 3000, seed=1), "agreement", Guarantee(0.05)).policy
     assert policy.certificate is not None
     assert (policy.certificate.examples, policy.certificate.fitted_on) == (2000, 1000)
 
@@ -137,7 +137,7 @@ def test_promises_of_a_learned_rule_are_broken_no_more_often_than_delta(problem_
     broken = 0
     for seed in range(60):
         rows = np.random.default_rng(seed).integers(len(population), size=600)
-        policy = calibrate(population[rows], "agreement", target)
+        policy = calibrate(population[rows], "agreement", target).policy
         exits = policy.exits(population.logits, layers=population.layers, problem_type=problem_type)
         kept = np.stack([population.agrees(population.logits[:, exit], tolerance) for exit in range(5)])
         broken += 1 - kept[exits, np.arange(len(exits))].mean() > target.epsilon
@@ -145,7 +145,7 @@ def test_promises_of_a_learned_rule_are_broken_no_more_often_than_delta(problem_
 
 
 def test_without_a_rule_the_best_of_five_shares_delta(make_trace: Make) -> None:
-    policy = calibrate(make_trace(3000), None, Guarantee(0.1))
+    policy = calibrate(make_trace(3000), None, Guarantee(0.1)).policy
     assert policy.certificate is not None
     assert policy.certificate.rules_tried == 5
 

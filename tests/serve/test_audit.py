@@ -130,7 +130,7 @@ def problem(make_trace: Make, kind: str) -> tuple[Trace, Guarantee, str]:
 )
 def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -> None:
     trace, target, rule = problem(make_trace, kind)
-    policy = calibrate(trace, "patience:1,tolerance=0.3" if rule == "patience" else rule, target)
+    policy = calibrate(trace, "patience:1,tolerance=0.3" if rule == "patience" else rule, target).policy
     runtime: Any = SimpleNamespace(
         labels=trace.label_names or ("0", "1", "2")[: trace.logits.shape[-1]],
         problem_type=trace.problem,

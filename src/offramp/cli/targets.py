@@ -116,11 +116,11 @@ def choose_policy(
 ) -> tuple["Policy", Any, "Calibration | None"]:
     """The policy that was named, or one that reaches the target on the trace; the examples to measure it on, if there
     are any; and how it was found."""
-    from offramp.measuring import find_policy
+    from offramp.measuring import calibrate
 
     if target.policy is not None:
         return info.check_policy(target.policy), trace, None
-    found = find_policy(
+    found = calibrate(
         trace,
         rules or None,
         target.target(),

@@ -1,7 +1,7 @@
 """Cost and score of a rule at every threshold, and a threshold that reaches a target; all from a trace."""
 
 from offramp.guarantees import Guarantee
-from offramp.measuring.calibrate import Calibration, calibrate, find_policy
+from offramp.measuring.calibrate import Calibration, calibrate
 from offramp.measuring.curve import Curve, Point, Sweep, elue_score
 from offramp.measuring.sweep import sweep
 from offramp.measuring.targets import Budget, MaxLoss, MinSpeedup
@@ -17,6 +17,5 @@ __all__ = [
     "Sweep",
     "calibrate",
     "elue_score",
-    "find_policy",
     "sweep",
 ]

@@ -9,7 +9,6 @@ import numpy as np
 
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.guarantees import Guarantee
-from offramp.measuring.budget import spend
 from offramp.measuring.curve import Curve, Point, Sweep, parse_rule
 from offramp.measuring.guarantee import certify, check_target
 from offramp.measuring.learned_rules import default_tolerance, fit_rule
@@ -18,7 +17,6 @@ from offramp.measuring.targets import (
     NO_EARLY_EXIT,
     Budget,
     Candidate,
-    Found,
     MaxLoss,
     MinSpeedup,
     Target,
@@ -51,73 +49,35 @@ def calibrate(
     *,
     seed: int = 0,
     chosen_on: Trace | str | None = None,
+    choices: int = 1,
     allow_training_rows: bool = False,
-) -> Policy:
+) -> "Calibration":
     """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
 
-    `rule` is a name, or a policy or its text, whose threshold is replaced; None tries those of agreement, entropy,
-    confidence, margin and layer that work for this problem. Of several rules the best for the target is returned;
-    a guarantee pays for that choice by splitting delta among them, other targets warn. A rule that learns is fitted
-    on a third of the examples, drawn with `seed`, and its threshold is calibrated on the others. A policy whose
-    rule is already fitted keeps its fit, but not with a guarantee, because it may be to these examples.
-    `chosen_on` is the trace, or the name of the data, that the rule and its options were chosen on; a warning says
-    if they are examples of this trace. Texts that the model was trained on are refused, if there are more than a
-    few, unless `allow_training_rows`.
+    A rule that learns is fitted on a third of the examples, and its threshold is calibrated on the others.
+
+    Args:
+        trace: the calibration examples.
+        rule: a name, or a policy or its text, whose threshold is replaced; None tries those of agreement, entropy,
+            confidence, margin and layer that work for this problem. Of several rules the best for the target is
+            chosen; a guarantee pays for that choice by splitting delta among them, other targets warn. A policy whose
+            rule is already fitted keeps its fit, but not with a guarantee, because it may be to these examples.
+        target: what to reach.
+        seed: of the split into examples that a rule is fitted on and the others.
+        chosen_on: the trace, or the name of the data, that the rule and its options were chosen on; a warning says
+            if they are examples of this trace.
+        choices: how many calibrations with a guarantee, such as one for each precision, share its delta because one
+            of their policies will be chosen.
+        allow_training_rows: accept texts that the model was trained on; otherwise more than a few are refused.
 
     *Example*
     >>> import numpy as np
     >>> logits = np.zeros((400, 2, 2), np.float32)
     >>> logits[:, 0, 0], logits[:, 1, 0] = np.linspace(-0.2, 4, 400), 4
     >>> trace = Trace(logits, (1, 2), labels=None, lengths=np.ones(400), ids=np.arange(400))
-    >>> policy = calibrate(trace, "entropy", Guarantee(epsilon=0.02, delta=0.05))
+    >>> policy = calibrate(trace, "entropy", Guarantee(epsilon=0.02, delta=0.05)).policy
     >>> policy.certificate.examples, policy.certificate.observed_risk
     (400, 0.005)
-    """
-    return find_policy(
-        trace,
-        rule,
-        target,
-        seed=seed,
-        chosen_on=chosen_on,
-        allow_training_rows=allow_training_rows,
-    ).policy
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """A policy that reaches a target, and how it was found."""
-
-    policy: Policy
-    trace: Trace
-    """The examples that its threshold was chosen on."""
-    rules: tuple[str, ...]
-    """The rules that were tried."""
-    fitted: tuple[str, ...]
-    """Those of them that were fitted to examples of the trace."""
-    fitted_on: int
-    """The number of examples that they were fitted on."""
-    calibrated_on: int
-    """The number of other examples, which their thresholds were chosen on."""
-    seed: int
-    """Of this split."""
-    static_cut: Found | None
-    """A fixed layer that is as good as the policy, see `as_good`."""
-
-
-def find_policy(
-    trace: Trace,
-    rule: Rules,
-    target: Target,
-    *,
-    seed: int = 0,
-    chosen_on: Trace | str | None = None,
-    choices: int = 1,
-    allow_training_rows: bool = False,
-) -> Calibration:
-    """Like `calibrate`, with the rules that were tried and the examples that were used.
-
-    `choices`: how many calibrations with a guarantee, such as one for each precision, share its delta because one
-    of their policies will be chosen.
     """
     if not len(trace):
         raise BadOption("the trace is empty; there is nothing to calibrate on")
@@ -137,23 +97,44 @@ def find_policy(
         policies = [replace(policy, rule=unfitted(policy.rule)) for policy in policies]
     candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
     if isinstance(target, Guarantee):
-        names = {"rule_chosen_on": name_of(chosen_on)}
-        found = certify(candidates, target, names, choices)
+        reached = certify(candidates, target, name_of(chosen_on), choices)
     else:
         if len(policies) > 1:
             warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
-        found = reach(candidates, target)
-    learned = [each for each in candidates if each.fitted_on]
+        reached = reach(candidates, target)
+    learned = [candidate for candidate in candidates if candidate.fitted_on]
+    best = reached[0]
     return Calibration(
-        policy=found[0].policy,
-        trace=found[0].trace,
+        policy=best.policy,
+        trace=best.trace,
         rules=tuple(map(str, rules)),
-        fitted=tuple(str(each) for each, of in zip(rules, candidates, strict=True) if of.fitted_on),
+        fitted=tuple(str(rule) for rule, of in zip(rules, candidates, strict=True) if of.fitted_on),
         fitted_on=learned[0].fitted_on if learned else 0,
         calibrated_on=len(learned[0].trace) if learned else len(trace),
         seed=seed,
-        static_cut=next((each for each in found if as_good(each, found[0], target)), None),
+        static_cut=next((candidate for candidate in reached if as_good(candidate, best, target)), None),
     )
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A policy that reaches a target, and how it was found."""
+
+    policy: Policy
+    trace: Trace
+    """The examples that its threshold was chosen on."""
+    rules: tuple[str, ...]
+    """The rules that were tried."""
+    fitted: tuple[str, ...]
+    """Those of them that were fitted to examples of the trace."""
+    fitted_on: int
+    """The number of examples that they were fitted on."""
+    calibrated_on: int
+    """The number of other examples, which their thresholds were chosen on."""
+    seed: int
+    """Of this split."""
+    static_cut: Candidate | None
+    """A fixed layer that is as good as the policy, see `as_good`."""
 
 
 def check_held_out(trace: Trace, allow_training_rows: bool) -> None:
@@ -215,30 +196,27 @@ def unfitted(rule: Rule) -> Rule:
     return replace(cast(Any, rule), **dict.fromkeys(learned)) if learned else rule
 
 
-def reach(candidates: Sequence[Candidate], target: MaxLoss | MinSpeedup | Budget) -> list[Found]:
+def reach(candidates: Sequence[Candidate], target: MaxLoss | MinSpeedup | Budget) -> list[Candidate]:
     """The policies that reach a target without a guarantee, the best first.
 
     All rules are compared on the same examples, those that none of them was fitted on.
     """
-    trace = min((each.trace for each in candidates), key=len)
-    policies = [each.policy for each in candidates]
-    if isinstance(target, Budget):
-        return spend(trace, policies, target)
-    found = sweep(trace, policies, points=POINTS)
-    chosen = within_loss(found, target) if isinstance(target, MaxLoss) else fast_enough(found, target)
+    trace = min((candidate.trace for candidate in candidates), key=len)
+    curves = sweep(trace, [candidate.policy for candidate in candidates], points=POINTS)
+    chosen = within_loss(curves, target) if isinstance(target, MaxLoss) else within_cost(curves, target)
     return [
-        Found(curve.policy(point), trace, point.cost.mean_layer, found.score(point))
+        Candidate(curve.policy(point), trace, mean_layer=point.cost.mean_layer, score=curves.score(point))
         for curve, point in chosen
     ]
 
 
-def as_good(static: Found, best: Found, target: Target) -> bool:
+def as_good(static: Candidate, best: Candidate, target: Target) -> bool:
     """Whether this is a static cut that costs about as little as the best policy, or for a cost scores as high."""
     if static.policy.rule.reads != "layer":
         return False
     if isinstance(target, Guarantee | MaxLoss):
         return static.mean_layer <= AS_GOOD * best.mean_layer
-    return (static.score or 0.0) >= (best.score or 0.0)
+    return static.score >= best.score
 
 
 def reuses(trace: Trace, source: Trace | str) -> bool:
@@ -261,16 +239,16 @@ def warn(what: str) -> None:
     )
 
 
-def within_loss(found: Sweep, target: MaxLoss) -> list[tuple[Curve, Point]]:
+def within_loss(curves: Sweep, target: MaxLoss) -> list[tuple[Curve, Point]]:
     """For each rule the point with the fewest layers within the allowed loss, the fewest first."""
-    metric = target.metric or found.headline
-    if metric not in found.metrics:
-        raise BadOption(f"the trace is not scored by {metric!r}; it has {', '.join(found.metrics)}")
+    metric = target.metric or curves.headline
+    if metric not in curves.metrics:
+        raise BadOption(f"the trace is not scored by {metric!r}; it has {', '.join(curves.metrics)}")
 
     def lost(point: Point) -> float:
-        return 100 * (found.full.scores[metric] - point.scores[metric])
+        return 100 * (curves.full.scores[metric] - point.scores[metric])
 
-    points = [(curve, point) for curve in found.curves.values() for point in curve.points]
+    points = [(curve, point) for curve in curves.curves.values() for point in curve.points]
     saving = [(curve, point) for curve, point in points if point.cost.mean_layer < point.cost.depth]
     if not saving:
         raise NoSafeThreshold(NO_EARLY_EXIT)
@@ -286,21 +264,25 @@ def within_loss(found: Sweep, target: MaxLoss) -> list[tuple[Curve, Point]]:
     return first_of_each(allowed)
 
 
-def fast_enough(found: Sweep, target: MinSpeedup) -> list[tuple[Curve, Point]]:
+def within_cost(curves: Sweep, target: MinSpeedup | Budget) -> list[tuple[Curve, Point]]:
     """For each rule the point with the best score within the allowed cost, the best first."""
 
-    def ratio(point: Point) -> float:
-        return expense(found.full, target.cost) / max(expense(point, target.cost), 1e-9)
+    def cost(point: Point) -> float:
+        return expense(point, target.cost)
 
-    points = [(curve, point) for curve in found.curves.values() for point in curve.points]
-    allowed = [(curve, point) for curve, point in points if ratio(point) >= target.ratio - 1e-9]
+    full = cost(curves.full)
+    most = target.mean if isinstance(target, Budget) else full / target.ratio
+    points = [(curve, point) for curve in curves.curves.values() for point in curve.points]
+    allowed = [(curve, point) for curve, point in points if cost(point) <= most * (1 + 1e-9)]
     if not allowed:
-        most = max(ratio(point) for _, point in points)
-        raise NoSafeThreshold(
-            f"no threshold reduces {target.cost} {target.ratio:g} times; the most is {most:.2f} times. "
-            "Ask for less, or train earlier exits."
+        least = min(cost(point) for _, point in points)
+        wanted = (
+            f"a mean of {target.mean:g} {target.cost}; the least is {least:.4g}"
+            if isinstance(target, Budget)
+            else f"{target.ratio:g} times fewer {target.cost}; the most is {full / max(least, 1e-9):.2f} times"
         )
-    allowed.sort(key=lambda item: (-found.score(item[1]), -ratio(item[1])))
+        raise NoSafeThreshold(f"no threshold reaches {wanted}. Ask for less, or train earlier exits.")
+    allowed.sort(key=lambda item: (-curves.score(item[1]), cost(item[1])))
     return first_of_each(allowed)
 
 

@@ -7,8 +7,7 @@ data are seen: `threshold_grid`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,8 +18,8 @@ from offramp.guarantees.losses import LOSSES, Reference
 from offramp.guarantees.testing import Part, PartResult, first_failure, results_of
 from offramp.measuring.exit_table import build_exit_table
 from offramp.measuring.scores import apply_rule
-from offramp.measuring.targets import NO_EARLY_EXIT, Candidate, Found
-from offramp.policy import Policy, fold
+from offramp.measuring.targets import NO_EARLY_EXIT, Candidate
+from offramp.policy import fold
 from offramp.policy.text import class_indices, round_threshold
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
 from offramp.rules.base import Rule
@@ -35,26 +34,19 @@ LARGEST_LEAD = 25.0
 
 
 def certify(
-    candidates: Sequence[Candidate], target: Guarantee, chosen_on: dict[str, Any], choices: int = 1
-) -> list[Found]:
-    """The policies that are proven safe, with certificates, the earliest-leaving first; or `NoSafeThreshold`.
+    candidates: Sequence[Candidate], target: Guarantee, chosen_on: str | None, choices: int = 1
+) -> list[Candidate]:
+    """The policies that are proven safe, with certificates, those that exit earliest first; or `NoSafeThreshold`.
 
-    `chosen_on` has the name of the data that the rule was chosen on, as a field of a certificate.
-    `choices` is the number of such calls among whose results one is chosen: all of them share delta.
+    `chosen_on` is the name of the data that the rule was chosen on. `choices` is the number of such calls among whose
+    results one is chosen: all of them share delta.
     """
     tried = len(candidates) * choices
-    outcomes = [prove(each, target, target.delta / tried) for each in candidates]
-    proven = [outcome for outcome in outcomes if outcome.proven]
+    tested = [prove(candidate, target, tried, chosen_on) for candidate in candidates]
+    proven = [candidate for candidate, _ in tested if candidate.policy.certificate is not None]
     if not proven:
-        raise no_safe_threshold(target, outcomes)
-    return [
-        Found(
-            replace(each.policy, certificate=issue(each, target, tried, chosen_on)),
-            each.candidate.trace,
-            each.mean_layer,
-        )
-        for each in sorted(proven, key=lambda outcome: outcome.mean_layer)
-    ]
+        raise no_safe_threshold(target, tested, target.delta / tried)
+    return sorted(proven, key=lambda candidate: candidate.mean_layer)
 
 
 def check_target(trace: Trace, target: Guarantee) -> Guarantee:
@@ -73,31 +65,17 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     return target
 
 
-@dataclass(frozen=True)
-class Outcome:
-    proven: bool
-    candidate: Candidate
-    policy: Policy
-    """The loosest that was proven; otherwise the safest that saves anything, which failed."""
-    results: Sequence[PartResult]
-    """One per part, for this policy."""
-    exits: tuple[float, ...]
-    """The fraction of examples that takes each exit."""
-    mean_layer: float
-    delta: float
+def prove(
+    candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | None
+) -> tuple[Candidate, Sequence[PartResult]]:
+    """Fixed-sequence testing of one rule along its grid of thresholds, and the results of the threshold chosen.
 
-    @property
-    def weakest(self) -> PartResult:
-        return max(self.results, key=lambda result: result.p_value)
-
-
-def prove(candidate: Candidate, target: Guarantee, delta: float) -> Outcome:
-    """Fixed-sequence testing of one rule along its grid of thresholds."""
+    It is the loosest that is proven, with a certificate; otherwise the safest that saves anything, which failed.
+    """
     trace, policy, loss = candidate.trace, candidate.policy, target.loss
     output = apply_rule(trace, policy)
     table = build_exit_table(policy, output.readiness, trace.layers, threshold_grid(policy.rule, trace))
-    reference = reference_of(trace, target)
-    losses, examples = loss.values(output.predictions, reference), np.arange(len(trace))
+    losses, examples = loss.values(output.predictions, reference_of(trace, target)), np.arange(len(trace))
     parts = parts_of(trace, target)
     exits = table.histogram()
     mean_layers = exits @ np.asarray(trace.layers) / len(trace)
@@ -106,19 +84,20 @@ def prove(candidate: Candidate, target: Guarantee, delta: float) -> Outcome:
         return np.asarray(losses[table.exits(index), examples])
 
     safest_first = range(len(mean_layers))[::-1]
-    passed = first_failure(map(losses_at, safest_first), parts, loss.bound, delta)
+    passed = first_failure(map(losses_at, safest_first), parts, loss.bound, target.delta / tried)
     useful = [index for index in safest_first if mean_layers[index] < trace.layers[-1]]
-    proven = [index for index in safest_first[:passed] if mean_layers[index] < trace.layers[-1]]
+    proven = [index for index in useful if index in safest_first[:passed]]
     index = proven[-1] if proven else useful[0] if useful else safest_first[0]
-    return Outcome(
-        proven=bool(proven),
-        candidate=candidate,
+    results = results_of(losses_at(index), parts, loss.bound)
+    tested = replace(
+        candidate,
         policy=replace(policy, threshold=float(table.thresholds[index])),
-        results=results_of(losses_at(index), parts, loss.bound),
-        exits=tuple((exits[index] / len(trace)).tolist()),
         mean_layer=float(mean_layers[index]),
-        delta=delta,
     )
+    if not proven:
+        return tested, results
+    certificate = issue(tested, target, results, exits[index] / len(trace), tried, chosen_on)
+    return replace(tested, policy=replace(tested.policy, certificate=certificate)), results
 
 
 def threshold_grid(rule: Rule, trace: Trace) -> Array:
@@ -170,13 +149,19 @@ def class_bounds(bounds: Mapping[str, float], names: Sequence[str]) -> dict[int,
     return dict(zip(classes, bounds.values(), strict=True))
 
 
-def no_safe_threshold(target: Guarantee, outcomes: Sequence[Outcome]) -> NoSafeThreshold:
+def no_safe_threshold(
+    target: Guarantee, tested: Sequence[tuple[Candidate, Sequence[PartResult]]], delta: float
+) -> NoSafeThreshold:
     """Why nothing was proven, and how many examples would have been enough."""
-    exiting_early = [each for each in outcomes if each.mean_layer < each.candidate.trace.layers[-1]]
-    if not exiting_early:
+    weakest = [
+        (max(results, key=lambda result: result.p_value), candidate.fitted_on)
+        for candidate, results in tested
+        if candidate.mean_layer < candidate.trace.layers[-1]
+    ]
+    if not weakest:
         return NoSafeThreshold(NO_EARLY_EXIT)
-    nearest = min(exiting_early, key=lambda outcome: outcome.weakest.p_value)
-    return too_risky(target.risk, nearest.weakest, nearest.delta, nearest.candidate.fitted_on)
+    nearest, fitted_on = min(weakest, key=lambda item: item[0].p_value)
+    return too_risky(target.risk, nearest, delta, fitted_on)
 
 
 def too_risky(risk: str, result: PartResult, delta: float, fitted_on: int) -> NoSafeThreshold:
@@ -206,18 +191,19 @@ def too_risky(risk: str, result: PartResult, delta: float, fitted_on: int) -> No
     return NoSafeThreshold(f"{reason}. {advice}", needed, part.of_class)
 
 
-def issue(outcome: Outcome, target: Guarantee, rules_tried: int, chosen_on: dict[str, Any]) -> Certificate:
-    trace, results = outcome.candidate.trace, outcome.results
-    parts = [result.part for result in results]
-    by_class = {
-        result.part.of_class: {"examples": result.examples, "observed_risk": result.risk}
-        for result in results
-        if result.part.of_class is not None
-    }
+def issue(
+    proven: Candidate,
+    target: Guarantee,
+    results: Sequence[PartResult],
+    exits: Array,
+    rules_tried: int,
+    chosen_on: str | None,
+) -> Certificate:
+    trace, classes = proven.trace, [result for result in results if result.part.of_class is not None]
     return Certificate(
         risk=target.risk,
-        epsilon={part.of_class: part.epsilon for part in parts if part.of_class is not None}
-        or parts[0].epsilon,
+        epsilon={str(result.part.of_class): result.part.epsilon for result in classes}
+        or results[0].part.epsilon,
         delta=target.delta,
         bound=target.loss.bound,
         examples=len(trace),
@@ -225,14 +211,18 @@ def issue(outcome: Outcome, target: Guarantee, rules_tried: int, chosen_on: dict
         reference=trace.reference_name,
         data=trace.data,
         tolerance=target.tolerance,
-        by_class=by_class or None,
+        by_class={
+            str(result.part.of_class): {"examples": result.examples, "observed_risk": result.risk}
+            for result in classes
+        }
+        or None,
         rules_tried=rules_tried,
-        fitted_on=outcome.candidate.fitted_on,
+        fitted_on=proven.fitted_on,
         conditions=Conditions(
-            policy=str(outcome.policy),
-            mean_layer=outcome.mean_layer,
-            exits=outcome.exits,
+            policy=str(proven.policy),
+            mean_layer=proven.mean_layer,
+            exits=tuple(exits.tolist()),
+            rule_chosen_on=chosen_on,
             **trace.conditions(),
-            **chosen_on,
         ),
     )

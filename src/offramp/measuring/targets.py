@@ -1,6 +1,7 @@
 """The targets that a threshold can be calibrated for."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import TypeAlias
 
 from offramp.guarantees.certificate import Guarantee, require
@@ -38,10 +39,9 @@ class MinSpeedup:
 
 @dataclass(frozen=True)
 class Budget:
-    """A mean cost over a set of examples, with a separate threshold at every exit.
+    """The best score at a mean cost of at most this per example.
 
     *Reference*: budgeted batch classification of MSDNet, Huang et al. 2018, arXiv:1703.09844.
-    *Relation*: `MinSpeedup` finds one threshold for all exits.
     """
 
     mean: float
@@ -56,7 +56,7 @@ class Budget:
 Target: TypeAlias = MaxLoss | MinSpeedup | Budget | Guarantee
 
 
-NO_EARLY_EXIT = "no threshold lets any example leave early on this trace; use another rule."
+NO_EARLY_EXIT = "no threshold lets any example exit early on this trace; use another rule."
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,7 @@ class Candidate:
     trace: Trace
     fitted_on: int = 0
     """The number of examples that the rule was fitted on."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """The best policy of one rule that reaches the target."""
-
-    policy: Policy
-    trace: Trace
-    """The examples that its threshold was chosen on."""
-    mean_layer: float
-    score: float | None = None
-    """The headline score, where the target is a cost."""
+    mean_layer: float = inf
+    """On these examples, once the policy has its threshold."""
+    score: float = 0.0
+    """The headline score on them, where the target is a cost."""

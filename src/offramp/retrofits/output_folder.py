@@ -62,11 +62,15 @@ def another_retrofit(home: Path, changed: Sequence[str]) -> OutputExists:
     )
 
 
-def check_same_delta(home: Path, certificate: Certificate, delta: float) -> None:
-    """A finished retrofit is only returned to someone who asked for its certificate; delta allows for all attempts,
-    and everything else was compared with the settings."""
-    if certificate.delta != delta:
-        raise another_retrofit(home, ["delta of the certificate"])
+def check_same_guarantee(
+    home: Path, certificate: Certificate, epsilon: float | Mapping[str, float], delta: float
+) -> None:
+    """A finished retrofit is only returned to someone who asked for its certificate."""
+    bounds = epsilon.values() if isinstance(epsilon, Mapping) else [epsilon]
+    same = {"epsilon": {*bounds} == {*certificate.bounds().values()}, "delta": delta == certificate.delta}
+    changed = [f"{name} of the certificate" for name, is_same in same.items() if not is_same]
+    if changed:
+        raise another_retrofit(home, changed)
 
 
 @contextmanager

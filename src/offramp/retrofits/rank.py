@@ -38,7 +38,7 @@ from offramp.reranking.calibrate import (
     reference_ranks,
 )
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.output_folder import check_same_delta, open_output, remembering_refusal
+from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
 from offramp.retrofits.run import Retrofit, check_seed, choose_runtime, precisions_to_try
 from offramp.retrofits.steps import (
     CHOICE_SECONDS,
@@ -133,7 +133,7 @@ def retrofit_reranker(
                 steps.write_model(draft, variant, results)
                 store_rank_rule(draft, rule)
         results = RetrofitResults.load(home / "model")
-        check_same_delta(home, results.certificate, target.delta)
+        check_same_guarantee(home, results.certificate, target.epsilon, target.delta)
     return Retrofit(home / "model", results)
 
 

@@ -33,7 +33,7 @@ from offramp.policy.decide import check_rule
 from offramp.problems import Array, problem_of
 from offramp.reports.results import RetrofitResults
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.output_folder import check_same_delta, open_output, remembering_refusal
+from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
 from offramp.retrofits.steps import Log, Steps
 from offramp.retrofits.text_split import check_enough, hash_texts, split_texts
 from offramp.wording import count
@@ -144,7 +144,7 @@ def retrofit(
             results = steps.test(precisions, runtime, target, chosen, exits, tune, reason)
             steps.finish(home, chosen, results)
         results = RetrofitResults.load(home / "model")
-        check_same_delta(home, results.certificate, target.delta)
+        check_same_guarantee(home, results.certificate, target.epsilon, target.delta)
     return Retrofit(home / "model", results)
 
 

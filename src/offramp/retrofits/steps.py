@@ -23,7 +23,7 @@ from offramp.inference import Classifier
 from offramp.inference.classifier import NEVER
 from offramp.inference.collect import collect
 from offramp.measuring import Guarantee
-from offramp.measuring.calibrate import Calibration, find_policy
+from offramp.measuring.calibrate import Calibration, calibrate
 from offramp.measuring.comparison import BATCH, Predict, Speed, compare_speed, measure_contender
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import backbone_for
@@ -174,21 +174,21 @@ class Steps:
         """A policy for each variant that has a safe one; the guarantee allows for the choice among them, and for
         earlier attempts."""
 
-        def calibrate(variant: Variant) -> Calibration:
-            return find_policy(variant.trace, rules, target, seed=self.seed, choices=choices)
+        def search(variant: Variant) -> Calibration:
+            return calibrate(variant.trace, rules, target, seed=self.seed, choices=choices)
 
         choices = len(variants) * attempts
-        return [Calibrated(*each) for each in self.safe(variants, calibrate)]
+        return [Calibrated(*each) for each in self.safe(variants, search)]
 
     def safe(
-        self, variants: Sequence[Variant], calibrate: Callable[[Variant], Result]
+        self, variants: Sequence[Variant], search: Callable[[Variant], Result]
     ) -> list[tuple[Variant, Result]]:
         """The variants for which something can be proven; if there is none, `NoSafeThreshold`."""
         self.log("calibrating")
         found, refusals = [], {}
         for each in variants:
             try:
-                found.append((each, calibrate(each)))
+                found.append((each, search(each)))
             except NoSafeThreshold as refusal:
                 refusals[each.precision] = refusal
         if not found:
