@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 
 # Each may import those before it. Those in the first line are used by all.
 ORDER = """
-errors wording numerics problems files cpus lists
+errors wording numerics problems files cpus lists row_hashes
 data guarantees trace rules policy
 model_info models measuring
 folder training runtimes engine inference reranking reports
@@ -78,14 +78,20 @@ def test_commands_never_import_one_another() -> None:
 
 
 def modules_loaded_by(code: str) -> set[str]:
-    """The top-level modules that a fresh interpreter holds after running the code."""
-    report = f"{code}\nimport sys; print(*{{name.split('.')[0] for name in sys.modules}})"
+    """The modules that a fresh interpreter holds after running the code."""
+    report = f"{code}\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
 def test_importing_offramp_loads_neither_torch_nor_numpy() -> None:
     assert not modules_loaded_by("import offramp") & {"torch", "transformers", "numpy"}
+
+
+def test_a_classifier_loads_neither_reports_nor_measuring_nor_benchmarks() -> None:
+    loaded = modules_loaded_by("import offramp.inference.classifier")
+    unneeded = ("data", "training", "measuring", "reports", "reranking", "serve", "cli")
+    assert not [name for name in loaded if name.startswith(tuple(f"offramp.{each}" for each in unneeded))]
 
 
 @pytest.mark.parametrize("name", [n for n in WITHOUT_TORCH if list(PACKAGE.glob(f"{n}*"))])

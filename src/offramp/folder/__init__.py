@@ -3,7 +3,7 @@
 config.json        backbone, exits, head, labels, policy and rank rule; in every model folder (`ModelInfo`)
 stages.json        the ONNX graphs of an exported model (`Manifest`)
 README.md          the model card, written from the other files (`card.py`)
-training_rows.npy  hashes of the texts it was trained on (`offramp.data.row_hashes`)
+training_rows.npy  hashes of the texts it was trained on (`offramp.row_hashes`)
 scores.json        the scores of every exit, from training
 curve.json         score and cost of the policy's rule, from calibration
 retrofit.json      the comparison with the original model, from a retrofit

@@ -6,11 +6,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offramp.data.row_hashes import FILE
 from offramp.errors import CannotLoad
 from offramp.files import explain_damage
 from offramp.folder.manifest import MANIFEST, usable_tokenizer
 from offramp.model_info import CONFIG, ModelInfo
+from offramp.row_hashes import FILE
 
 if TYPE_CHECKING:
     from offramp.models.exit_model import ExitModel

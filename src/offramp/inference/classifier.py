@@ -10,7 +10,6 @@ from typing import Any, Self, TypedDict, Unpack, overload
 
 import numpy as np
 
-from offramp.data.row_hashes import load_hashes
 from offramp.engine import WINDOW, Engine
 from offramp.errors import BadOption
 from offramp.folder import SavedTokenizer, find_model, is_exported, load_model
@@ -18,6 +17,7 @@ from offramp.inference.prediction import Prediction, predictions
 from offramp.inference.texts import BatchTokenizer, Text, check_texts, chunks, is_single
 from offramp.policy import Decision, Policy, check_certificate, fold
 from offramp.problems import Array
+from offramp.row_hashes import load_hashes
 from offramp.rules import RULES
 from offramp.runtimes import Runtime, Tokens, runtime_of, text_length
 
@@ -57,7 +57,7 @@ class Classifier:
         if max_length is not None and max_length < MIN_LENGTH:
             raise BadOption(f"max_length={max_length} must be at least {MIN_LENGTH} tokens.")
         self.runtime = runtime_of(model)
-        self.training_rows = training_rows  # hashes, sorted; see `offramp.data.row_hashes`
+        self.training_rows = training_rows  # hashes, sorted; see `offramp.row_hashes`
         self.engine = Engine(self.runtime, window, batch_tokens)
         self.tokenizer = BatchTokenizer(tokenizer, text_length(self.runtime, max_length))
         self.policy = self.resolve_policy(policy or self.runtime.info.policy or NEVER)

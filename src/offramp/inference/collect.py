@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from offramp.data.row_hashes import hash_batch
 from offramp.engine import Engine
 from offramp.errors import BadData, BadOption
 from offramp.inference import Classifier
 from offramp.inference.texts import BatchTokenizer, check_kind
 from offramp.problems import Array, Problem
+from offramp.row_hashes import hash_batch
 from offramp.runtimes import Tokens, runtime_of, text_length
 from offramp.trace import Trace
 

@@ -16,7 +16,6 @@ from torch import nn
 from tqdm.auto import tqdm
 
 import offramp
-from offramp.data.row_hashes import load_hashes, save_hashes
 from offramp.errors import BadData, Incompatible, NoSampleTexts
 from offramp.files import atomic_folder
 from offramp.folder import Manifest, find_model, load_model
@@ -30,6 +29,7 @@ from offramp.onnx_export.sample import PAIRS, SENTENCES
 from offramp.onnx_export.weights import WeightsFile
 from offramp.policy import Policy, check_certificate
 from offramp.policy.ranking import RankRule
+from offramp.row_hashes import load_hashes, save_hashes
 from offramp.runtimes import Tokens
 from offramp.runtimes.onnx import OnnxRuntime, embedding_inputs, token_weights
 from offramp.runtimes.torch import TorchRuntime

@@ -12,11 +12,11 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from offramp.data import Task
-from offramp.data.row_hashes import hash_batch
 from offramp.errors import BadOption
 from offramp.files import atomic_file
 from offramp.models.exit_model import ExitModel
 from offramp.problems import Array
+from offramp.row_hashes import hash_batch
 from offramp.training.losses import UNLABELLED
 from offramp.training.recipes import Recipe
 
