@@ -97,17 +97,19 @@ def run(
     progress: bool,
     known_rows: Array | None,
 ) -> dict[str, Any]:
-    """The arrays of a trace. Labels are checked before the model runs; those of a stream, as they are read."""
+    """The arrays of a trace. Labels are read and checked before the model runs; those of a stream, as it goes."""
     from tqdm.auto import tqdm
 
     problem, classes = engine.runtime.info.problem, len(engine.runtime.info.labels)
     total = len(dataset) if hasattr(dataset, "__len__") else None
     label_columns = [name for name in ("label", "labels") if name in (dataset.column_names or ())]
-    if total and label_columns:
-        for _ in read(dataset.select_columns(label_columns), engine.window, problem, classes):
-            pass
-    logits = None if total is None else np.empty((total, len(engine.runtime.info.exits), classes), np.float32)
     parts: dict[str, list[Array]] = defaultdict(list)
+    if total and label_columns:
+        for _, _, labels in read(dataset.select_columns(label_columns), engine.window, problem, classes):
+            if labels is not None:
+                parts["labels"].append(labels)
+        dataset = dataset.remove_columns(label_columns)
+    logits = None if total is None else np.empty((total, len(engine.runtime.info.exits), classes), np.float32)
     with tqdm(total=total, unit=" examples", disable=not progress) as bar:
         for first, batch, labels in read(dataset, engine.window, problem, classes):
             tokens = tokenize(batch, first, tokenizer)
@@ -151,7 +153,7 @@ def read(
 
 def read_labels(labels: Sequence[Any], first: int, problem: Problem, classes: int) -> Array | None:
     """Labels as an array; None if all are missing."""
-    missing = [is_missing(label, problem) for label in labels]
+    missing = [is_hidden(label, problem) for label in labels]
     if all(missing):
         return None
     if any(missing):
@@ -162,7 +164,8 @@ def read_labels(labels: Sequence[Any], first: int, problem: Problem, classes: in
     return np.array(labels, np.int64 if problem.has_classes else np.float32)
 
 
-def is_missing(label: Any, problem: Problem) -> bool:
+def is_hidden(label: Any, problem: Problem) -> bool:
+    """Whether a label is missing, or is -1 as in hidden test sets."""
     if label is None or label != label:  # NaN
         return True
     hidden = [-1] * len(label) if isinstance(label, list) else -1
