@@ -110,3 +110,36 @@ def test_quotes_and_carriage_returns_inside_a_text_do_not_shift_rows(tmp_path: P
     data = sst2(tmp_path, train).load()
     assert data["train"]["text"] == ['" unclosed', "a\rb", "line\u2028separator\x0b", '""']
     assert data["train"]["label"] == [1, 0, 1, 0]
+
+
+def rows_file(folder: Path, rows: list[tuple[str, str]]) -> Path:
+    file = folder / "rows.csv"
+    file.write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    return file
+
+
+def test_labels_that_look_like_ids_need_a_confirmation(tmp_path: Path) -> None:
+    file = rows_file(tmp_path, [(f"film {row}", str(1000 + row)) for row in range(30)])
+    message = (
+        r"rows\.csv: the labels look like ids: 30 rows have 30 different ones.*problem_type='regression'"
+    )
+    with pytest.raises(BadData, match=message):
+        Task.from_files(train=file)
+    assert len(Task.from_files(train=file, problem_type="single_label_classification").labels or ()) == 30
+    assert Task.from_files(train=file, problem_type="regression").labels is None
+
+
+def test_columns_that_look_swapped_need_a_confirmation(tmp_path: Path) -> None:
+    file = rows_file(
+        tmp_path, [(f"what a fine film {row % 25}", ["good", "bad"][row % 2]) for row in range(30)]
+    )
+    with pytest.raises(BadData, match=r"look swapped: a label is 'what a fine film 0', its text 'good'"):
+        Task.from_files(train=file, text="label", label="text")
+    assert Task.from_files(train=file).labels == ("bad", "good")
+
+
+def test_many_classes_with_few_examples_are_no_ids(tmp_path: Path) -> None:
+    file = rows_file(tmp_path, [(f"film {row}", f"intent {row % 20}") for row in range(30)])
+    assert len(Task.from_files(train=file).labels or ()) == 20
+    few = rows_file(tmp_path, [("good", "yes"), ("bad", "no"), ("fine", "maybe")])
+    assert len(Task.from_files(train=few).labels or ()) == 3

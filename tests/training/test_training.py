@@ -1,6 +1,7 @@
 """train(): which parameters change, what is saved, what the loss and the trainer do."""
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import BertTokenizer, TrainerCallback, TrainingArguments
 from offramp import RECIPES, ExitModel, Phase, Recipe, Task
 from offramp.inference.collect import collect
 from offramp.training import Trained, losses
+from offramp.training.run import check_last_exit
 from offramp.training.trainer import PhaseTrainer, anchor_for, freeze
 
 Make = Callable[..., ExitModel]
@@ -282,3 +284,36 @@ def test_the_evaluation_loss_does_not_depend_on_the_step(
 )
 def test_the_anchor_is_chosen_by_option_or_as_in_romebert(choice: str, task: str, expected: str) -> None:
     assert anchor_for(choice, task) == expected
+
+
+@pytest.mark.parametrize(
+    ("scores", "examples"),
+    [
+        ([0.73, 0.77, 0.79, 0.80, 0.84, 0.86, 0.86], 1000),
+        ([0.73, 0.77, 0.79, 0.80, 0.84, 0.86, 0.84], 1000),
+        ([0.73, 0.77, 0.79, 0.80, 0.84, 0.86, 0.56], 4),
+        ([0.90, 0.77, 0.79, 0.80, 0.84, 0.86, 0.86], 1000),  # there is no model of no layers
+        ([0.56], 1000),
+    ],
+)
+def test_a_last_exit_that_is_as_good_as_others_is_no_reason_to_warn(
+    scores: list[float], examples: int
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_last_exit([*range(len(scores))], scores, examples, "acc")
+
+
+def test_an_inner_exit_that_is_clearly_better_is_reported_with_what_to_do() -> None:
+    message = r"layer 5 is clearly better than the last one \(acc 86.0 and 56.0\).*more epochs.*layers=5"
+    with pytest.warns(UserWarning, match=message):
+        check_last_exit([*range(7)], [0.73, 0.77, 0.79, 0.80, 0.84, 0.86, 0.56], 1000, "acc")
+
+
+def test_training_compares_the_exits_of_the_validation_split(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("offramp.training.run.check_last_exit", lambda *given: seen.append(given))
+    trained = fit("pabee")
+    assert seen == [([0, 1, 2, 3], trained.scores["acc"], 24, "acc")]

@@ -15,6 +15,11 @@ from offramp.errors import BadData
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from offramp.wording import count
 
+ENOUGH_TO_JUDGE = 20
+"""Rows from which labels can be recognized as ids."""
+MOST_DIFFERENT = 0.9
+"""The share of rows whose labels may differ from all others before they count as ids."""
+
 
 def check_rows(
     table: RawTable,
@@ -147,6 +152,8 @@ def infer_problem(table: RawTable, labels: Sequence[str] | None, separator: str 
     if separator is not None or any(isinstance(cell, list) for cell in cells.values()):
         return MULTI_LABEL
     fractions = [cell for cell in cells.values() if is_number(cell) and not float(cell).is_integer()]
+    if labels is None and not fractions:
+        check_classes(table, [str(cell).strip() for cell in cells.values()])
     if labels is not None or not fractions:
         return SINGLE_LABEL
     for number, cell in cells.items():
@@ -156,6 +163,27 @@ def infer_problem(table: RawTable, labels: Sequence[str] | None, separator: str 
                 f"pass problem_type={SINGLE_LABEL!r} if these are class names."
             )
     return REGRESSION
+
+
+def check_classes(table: RawTable, labels: Sequence[str]) -> None:
+    """Labels that are nearly all different are ids or numbers, and longer than the texts if columns are swapped."""
+    if len(labels) < ENOUGH_TO_JUDGE:
+        return
+    different, texts = {*labels}, [text for text in table.cells["text"] if isinstance(text, str)]
+    confirm = f"pass problem_type={SINGLE_LABEL!r} if the labels are right"
+    if len(different) > len({*texts}) and sum(map(len, labels)) > sum(map(len, texts)):
+        raise BadData(
+            f"{table.source}: text=... and label=... look swapped: a label is {labels[0][:60]!r}, its text "
+            f"{texts[0][:60]!r}. Swap them, or {confirm}."
+        )
+    if len(different) > MOST_DIFFERENT * len(labels):
+        numbers = (
+            f"problem_type={REGRESSION!r} to predict them as numbers, or " if is_number(labels[0]) else ""
+        )
+        raise BadData(
+            f"{table.source}: the labels look like ids: {len(labels)} rows have {len(different)} different ones. "
+            f"Name the column of the labels with label=..., or {numbers}{confirm}."
+        )
 
 
 def infer_labels(table: RawTable, problem: Problem, separator: str | None) -> list[str]:

@@ -6,6 +6,7 @@ one phase, `run_dir.py` manages the output folder.
 
 import copy
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +57,9 @@ from offramp.training.recipes import Phase, Recipe
 from offramp.training.run_dir import identity, last_complete_checkpoint, register_run
 from offramp.training.start import Origin, Source, find_task, training_arguments
 from offramp.training.trainer import PhaseTrainer
+
+LEAST_GAP = 0.02
+"""The least difference in score between two exits that is worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,22 @@ def train(
     finally:
         model.requires_grad_(True)
         nn.Module.eval(model)
+    if scores:
+        check_last_exit(model.config.exits, scores[task.headline], len(data["validation"]), task.headline)
     return Trained(model, scores, home / "model")
+
+
+def check_last_exit(layers: Sequence[int], scores: Sequence[float], examples: int, metric: str) -> None:
+    """Warns if an inner exit is better than the last one by two standard errors of a share or more."""
+    inner = {layer: score for layer, score in zip(layers[:-1], scores[:-1], strict=True) if layer > 0}
+    best = max(inner, key=inner.__getitem__, default=None)
+    if best is not None and inner[best] - scores[-1] > max(LEAST_GAP, examples**-0.5):
+        warnings.warn(
+            f"the exit at layer {best} is clearly better than the last one ({metric} {100 * inner[best]:.1f} and "
+            f"{100 * scores[-1]:.1f}), so the upper layers are not trained enough: train for more epochs, or keep "
+            f"only the first layers with layers={best}",
+            stacklevel=3,
+        )
 
 
 @dataclass(frozen=True)
