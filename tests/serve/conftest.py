@@ -4,7 +4,7 @@ import asyncio
 import logging
 import selectors
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,6 @@ from starlette.types import ASGIApp
 
 from offramp.inference import Classifier
 from offramp.policy import Policy
-from offramp.policy.ranking import RankRule
 from offramp.serve.app import create_app
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
@@ -166,15 +165,13 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             rungs: tuple[Policy, ...] = (),
             audit_share: float = 0.0,
             connections: Mapping[str, float] | None = None,
-            rank_rules: Sequence[RankRule] = (),
             api_key: str | None = None,
             shared_folder: Path | None = None,
             **options: Any,
         ) -> Served:
             ladder = Ladder(rungs or [model.policy])
             audit = Audit(ladder.rungs, model.runtime.info.exits, share=audit_share) if audit_share else None
-            rank_ladder = Ladder(rank_rules) if rank_rules else None
-            batcher = Batcher(model, ladder, limits or Limits(), audit, rank_ladder=rank_ladder)
+            batcher = Batcher(model, ladder, limits or Limits(), audit)
             allowed = {str(policy): policy for policy in [*ladder.rungs, Policy.parse("never")]}
             if api_key:
                 servers.enter_context(pytest.MonkeyPatch.context()).setenv("OFFRAMP_TEST_KEY", api_key)

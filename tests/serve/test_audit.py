@@ -1,7 +1,7 @@
 """The audit counts as calibration does, rarely calls a valid certificate broken, and soon finds a broken one."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +16,22 @@ from offramp.inference.prediction import predictions
 from offramp.measuring import Guarantee, calibrate
 from offramp.policy import Decision, Policy
 from offramp.runtimes import Tokens
-from offramp.serve.audit import BLOCK, DRIFT_LIMIT, DRIFT_MINIMUM, DRIFT_WINDOW, Audit, RungReport
+from offramp.serve.audit import BLOCK, DRIFT_LIMIT, DRIFT_MINIMUM, DRIFT_WINDOW, Audit, Run, RungReport
 from offramp.trace import Trace
 
 Make = Callable[..., Trace]
+
+
+def ready(predict: Callable[[Tokens], Prediction]) -> Run:
+    """A reference whose predictions take no time."""
+
+    def run(tokens: Sequence[Tokens]) -> Generator[None, None, list[Prediction]]:
+        yield from ()
+        return [predict(each) for each in tokens]
+
+    return run
+
+
 LAYERS = (1, 2, 3, 4)
 DELTA = 0.1
 
@@ -42,7 +54,7 @@ def run(audit: Audit, differs: list[bool], full: str = "yes") -> list[int]:
     same, other = answer(full), answer("no" if full == "yes" else "yes")
     for seen, different in enumerate(differs, 1):
         audit.offer(0, [tokens], [other if different else same])
-        if audit.examine(lambda _: truth) is not None:
+        if audit.examine(ready(lambda _: truth)) is not None:
             broken.append(seen)
     return broken
 
@@ -68,7 +80,7 @@ def test_copies_of_a_text_in_one_request_count_once() -> None:
     audit = Audit([certified()], LAYERS, share=0.5)
     audit.offer(0, [Tokens([1])] * 100, [answer("no")] * 100)
     assert audit.pending == 1
-    assert audit.examine(lambda _: answer("yes", layer=4)) is None
+    assert audit.examine(ready(lambda _: answer("yes", layer=4))) is None
     assert report(audit).verdict == "open"
     assert sum(report(audit).exits) == 100
 
@@ -80,7 +92,7 @@ def test_clients_cannot_know_which_predictions_are_kept() -> None:
             audit.offer(0, [Tokens([row])], [answer()])
         rows: list[int] = []
         while audit.pending:
-            audit.examine(lambda tokens: rows.append(tokens.ids[0]) or answer())  # type: ignore[func-returns-value]
+            audit.examine(ready(lambda tokens: rows.append(tokens.ids[0]) or answer()))  # type: ignore[func-returns-value]
         return rows
 
     assert kept() != kept()
@@ -131,11 +143,12 @@ def problem(make_trace: Make, kind: str) -> tuple[Trace, Guarantee, str]:
 def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -> None:
     trace, target, rule = problem(make_trace, kind)
     policy = calibrate(trace, "patience:1,tolerance=0.3" if rule == "patience" else rule, target).policy
-    runtime: Any = SimpleNamespace(
+    info = SimpleNamespace(
         labels=trace.label_names or ("0", "1", "2")[: trace.logits.shape[-1]],
-        problem_type=trace.problem,
-        layers=trace.layers,
+        problem=trace.problem,
+        exits=trace.layers,
     )
+    runtime: Any = SimpleNamespace(info=info)
     given = predictions(policy.decide(trace.logits, None, trace.layers, trace.problem_type), runtime)
     last = Decision(np.full(len(trace), 3), trace.logits[:, -1], np.ones(len(trace), bool))
     full = [*predictions(last, runtime)]
@@ -143,7 +156,7 @@ def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -
     for row, prediction in enumerate(given):
         audit.offer(0, [Tokens([row])], [prediction])
     while audit.pending:
-        assert audit.examine(lambda tokens: full[tokens.ids[0]]) is None
+        assert audit.examine(ready(lambda tokens: full[tokens.ids[0]])) is None
     found, proof = report(audit), policy.certificate
     assert proof is not None
     assert found.examined == len(trace)
@@ -185,7 +198,7 @@ def test_full_depth_predictions_are_not_run_again_unless_the_rule_combines_exits
     for text, ran in (("entropy:0.2", 0), ("ensemble:0.9", 1)):
         audit, runs = Audit([certified(text)], LAYERS, share=1), []
         audit.offer(0, [Tokens([1])], [answer(layer=4)])
-        audit.examine(lambda tokens, runs=runs: runs.append(tokens) or answer())  # type: ignore[misc]
+        audit.examine(ready(lambda tokens, runs=runs: runs.append(tokens) or answer()))  # type: ignore[misc]
         assert len(runs) == ran
         assert report(audit).examined == 1
 
@@ -195,7 +208,9 @@ def test_a_certificate_about_another_model_is_compared_with_that_model() -> None
     for reference, expected in (("my-classifier", 1), ("", 0)):
         audit = Audit([certified(reference=reference)], LAYERS, share=1)
         audit.offer(0, [Tokens([1])], [answer("yes", layer=4)])
-        audit.examine(lambda _: answer("yes", layer=4), original=lambda _: answer("no", layer=4))
+        audit.examine(
+            ready(lambda _: answer("yes", layer=4)), original=ready(lambda _: answer("no", layer=4))
+        )
         assert report(audit).disagreed == expected
 
 
@@ -205,7 +220,7 @@ def test_a_share_of_predictions_is_kept_and_the_oldest_dropped() -> None:
         audit.offer(0, [Tokens([row])], [answer()])
     assert audit.pending == 50
     seen: list[int] = []
-    audit.examine(lambda tokens: seen.append(tokens.ids[0]) or answer())  # type: ignore[func-returns-value]
+    audit.examine(ready(lambda tokens: seen.append(tokens.ids[0]) or answer()))  # type: ignore[func-returns-value]
     assert seen[0] > 4000
 
 
@@ -216,7 +231,7 @@ def test_a_busy_rung_does_not_crowd_out_another() -> None:
             audit.offer(rung, [Tokens([row])], [answer()])
     assert audit.pending == 3 + 5
     for _ in range(6):
-        audit.examine(lambda _: answer())
+        audit.examine(ready(lambda _: answer()))
     assert [each.examined for each in audit.reports()] == [3, 3]
 
 
@@ -224,9 +239,9 @@ def test_a_failing_run_loses_only_one_prediction() -> None:
     audit = Audit([certified()], LAYERS, share=1)
     audit.offer(0, [Tokens([1])], [answer()])
     with pytest.raises(ZeroDivisionError):
-        audit.examine(lambda _: answer(score=1 / 0))
+        audit.examine(ready(lambda _: answer(score=1 / 0)))
     assert (audit.pending, report(audit).examined) == (0, 0)
-    assert audit.examine(lambda _: answer()) is None
+    assert audit.examine(ready(lambda _: answer())) is None
 
 
 def test_drift_is_the_distance_of_the_latest_exits_from_calibration(

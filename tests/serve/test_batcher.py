@@ -28,10 +28,9 @@ from offramp.errors import (
 from offramp.inference import Classifier
 from offramp.policy import Certificate, Policy
 from offramp.runtimes import Tokens
-from offramp.serve import auditor as auditor_module
+from offramp.serve import audit as audit_module
 from offramp.serve import batcher as module
-from offramp.serve.audit import Audit
-from offramp.serve.auditor import run_to_the_end
+from offramp.serve.audit import Audit, run_to_the_end
 from offramp.serve.batcher import Batcher, Limits, Reply, Request
 from offramp.serve.ladder import Ladder
 from offramp.serve.queue import Ticket
@@ -541,10 +540,10 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
     make: Make, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     bench, now, examined = make(audit=1.0, window=1), [0.0], list[int]()
-    for each in (module, auditor_module):
+    for each in (module, audit_module):
         monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(auditor_module, "BUSY_SHARE", 0.25)
-    monkeypatch.setattr(auditor_module, "MOST_CREDIT", 100)
+    monkeypatch.setattr(audit_module, "BUSY_SHARE", 0.25)
+    monkeypatch.setattr(audit_module, "MOST_CREDIT", 100)
     [early] = [text for text in "abcdefgh" if bench.classifier.predict(text).layer < 8][:1]
 
     def takes_a_second() -> None:
@@ -565,9 +564,11 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
 
 def test_the_audit_compares_with_full_depth_in_the_runtime_that_serves(make: Make) -> None:
     bench = make(audit=1.0)
-    tokens = bench.classifier.tokenizer(["a b"])[0]
+    tokens = bench.classifier.tokenizer(["a b"])
     bench.runtime.batches.clear()
-    assert run_to_the_end(bench.classifier, tokens) == bench.classifier.predict("a b", policy="never")
+    with pytest.raises(StopIteration) as end:  # a single text is run without a pause
+        next(run_to_the_end(bench.classifier, tokens))
+    assert end.value.value == [bench.classifier.predict("a b", policy="never")]
     assert [exit for exit, _ in bench.runtime.runs] == [3, 3]  # both ran in these stages
 
 

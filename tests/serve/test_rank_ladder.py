@@ -1,9 +1,9 @@
-"""The ladder and the audit for lists of documents: looser rules under load, and a check of what they lose."""
+"""The ladder and the audit with policies for lists of documents: looser ones under load, and what they lose."""
 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,24 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from offramp import Reranker, store_rank_rule
 from offramp.errors import BadPolicy, TooLarge
 from offramp.guarantees import Certificate, Conditions
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Prediction
+from offramp.lists import Lists
 from offramp.models.exit_model import ExitModel
-from offramp.policy import Decision
-from offramp.policy.ranking import RankRule
+from offramp.policy import Policy
+from offramp.rules.rank import Rank, relevance
 from offramp.runtimes import Tokens
+from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits, Request
-from offramp.serve.ladder import FULL_DEPTH, Ladder, sync_broken
-from offramp.serve.list_audit import ListAudit, RankedList
+from offramp.serve.ladder import FULL_DEPTH, Ladder
 from offramp.serve.options import ServerOptions
 from offramp.serve.server import load
 
 QUERY = "good film"
 DOCUMENTS = ["bad bad", "a good film", "b c", "good good good film", "a", "d e f", "film", "g h"]
-RULE = RankRule(2, 0.01, (0.5, 0.6, 0.8, 0.9, 1), (0,) * 5, ((0, 3, -2),) * 4)
+RULE = Rank(2, slopes=(0.5, 0.6, 0.8, 0.9, 1), intercepts=(0,) * 5, coefficients=((0, 3, -2),) * 4)
+POLICY = Policy(RULE, 0.01)
 LAYERS = (0, 1, 2, 3, 4)
 
 
@@ -38,11 +39,11 @@ def certified(
     mean_layer: float = 1.0,
     reference: str = "",
     **about: Any,
-) -> RankRule:
-    rule = replace(RULE, threshold=threshold)
+) -> Policy:
+    policy = Policy(RULE, threshold)
     exits = {"mean_layer": mean_layer, "exits": (0.2,) * 5}
     return replace(
-        rule,
+        policy,
         certificate=Certificate(
             risk="overlap",
             epsilon=epsilon,
@@ -52,36 +53,32 @@ def certified(
             observed_risk=0.0,
             reference=reference,
             top_k=2,
-            conditions=Conditions(str(rule), **exits, **about),
+            conditions=Conditions(str(policy), **exits, **about),
         ),
     )
 
 
 @pytest.fixture(scope="module")
-def reranker(make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast) -> Reranker:
-    return Reranker(Classifier(make_model(num_labels=1), tokenizer), RULE)
+def reranker(make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast) -> Classifier:
+    return Classifier(make_model(num_labels=1), tokenizer, POLICY)
 
 
 @pytest.fixture
-def start(reranker: Reranker) -> Iterator[Callable[..., Batcher]]:
+def start(reranker: Classifier) -> Iterator[Callable[..., Batcher]]:
     started: list[Batcher] = []
 
-    def start(
-        rules: Sequence[RankRule], documents: int = 4096, share: float = 0.0, **options: Any
-    ) -> Batcher:
-        classifier, ladder = reranker.classifier, Ladder(rules)
-        audit = ListAudit(rules, classifier.runtime.info.exits, share=share) if share else None
-        normal, limits = Ladder([classifier.policy]), Limits(documents=documents)
-        started.append(Batcher(classifier, normal, limits, rank_ladder=ladder, list_audit=audit, **options))
+    def start(policies: Sequence[Policy], documents: int = 4096, share: float = 0.0) -> Batcher:
+        audit = Audit(policies, reranker.runtime.info.exits, share=share) if share else None
+        started.append(Batcher(reranker, Ladder(policies), Limits(documents=documents), audit))
         return started[-1]
 
     yield start
-    for each in started:
-        each.drain(10)
+    for batcher in started:
+        batcher.drain(10)
 
 
 def ranked(documents: Sequence[str] = DOCUMENTS, **options: Any) -> Request:
-    return Request([(QUERY, document) for document in documents], **{"top_k": 2, **options})
+    return Request([(QUERY, document) for document in documents], is_list=True, **options)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -97,15 +94,14 @@ def shuffled(seed: int) -> list[str]:
 
 
 def test_under_load_lists_are_ranked_by_a_looser_rule(start: Callable[..., Batcher]) -> None:
-    rules = [RULE, certified()]
+    policies = [POLICY, certified()]
     for documents, rung in {4096: 0, 16: 1}.items():
-        reply = start(rules, documents).submit(ranked()).result(30)
-        assert (reply.rung, reply.rank_rule) == (rung, rules[rung])
-        assert reply.policy == str(rules[rung])
+        reply = start(policies, documents).submit(ranked()).result(30)
+        assert (reply.rung, reply.policy) == (rung, str(policies[rung]))
 
 
 def test_a_huge_k_of_one_client_does_not_fail_the_lists_of_others(start: Callable[..., Batcher]) -> None:
-    batcher = start([RULE])
+    batcher = start([POLICY])
     together = [batcher.submit(ranked(top_k=k)) for k in (2, 10**30, 1, 2**63) for _ in range(4)]
     assert all(len(each.result(30).predictions) == len(DOCUMENTS) for each in together)
 
@@ -113,9 +109,8 @@ def test_a_huge_k_of_one_client_does_not_fail_the_lists_of_others(start: Callabl
 def test_without_a_safe_rule_a_late_list_still_has_the_scores_of_its_exits(
     start: Callable[..., Batcher],
 ) -> None:
-    batcher = start([RULE])
-    assert batcher.rank_ladder is not None
-    batcher.rank_ladder.forbid(0)
+    batcher = start([POLICY])
+    batcher.ladder.forbid(0)
     late = batcher.submit(ranked(deadline_ms=0.0)).result(30)
     assert late.rung == FULL_DEPTH
     assert len({each.score for each in late.predictions}) > 1
@@ -123,36 +118,40 @@ def test_without_a_safe_rule_a_late_list_still_has_the_scores_of_its_exits(
 
 def test_a_rung_that_is_not_certified_or_exits_later_is_refused() -> None:
     with pytest.raises(BadPolicy, match="no certificate"):
-        Ladder([RULE, RULE])
+        Ladder([POLICY, POLICY])
     with pytest.raises(BadPolicy, match="exits later"):
         Ladder([certified(mean_layer=1), certified(mean_layer=2)])
 
 
 def test_the_audit_compares_lists_with_the_top_k_of_full_depth(
-    start: Callable[..., Batcher], reranker: Reranker
+    start: Callable[..., Batcher], reranker: Classifier
 ) -> None:
-    rule = replace(RULE, threshold=0.49)
-    batcher = start([rule], share=1.0)
-    full, early = Reranker(reranker.classifier), Reranker(reranker.classifier, rule)
-    lost = 0.0
+    policy = Policy(RULE, 0.49)
+    batcher, lost = start([policy], share=1.0), 0.0
     for seed in range(6):
         documents = shuffled(seed)
-        best = [{each.index for each in model.rank(QUERY, documents, 2)} for model in (full, early)]
+        best = [top_two(reranker, documents, each) for each in (policy, Policy.parse("never"))]
         lost += 1 - len(best[0] & best[1]) / 2
         batcher.submit(ranked(documents)).result(30)
-    wait_for(lambda: batcher.list_audit.reports()[0].examined == 6)  # type: ignore[union-attr]
-    assert batcher.list_audit is not None
-    (report,) = batcher.list_audit.reports()
+    assert batcher.audit is not None
+    audit = batcher.audit
+    wait_for(lambda: audit.reports()[0].examined == 6)
+    (report,) = audit.reports()
     assert report.disagreed == pytest.approx(lost)
     assert lost > 0
     assert report.lower <= lost / 6 <= report.upper
     assert sum(report.exits) == 6  # one document of each list
 
 
+def top_two(reranker: Classifier, documents: Sequence[str], policy: Policy) -> set[int]:
+    tokens = reranker.tokenizer([(QUERY, document) for document in documents])
+    decision = reranker.engine.run(tokens, policy, lists=Lists.consecutive([len(documents)], 2))
+    return {*np.argsort(-relevance(decision.logits), kind="stable")[:2].tolist()}
+
+
 def test_a_rule_that_loses_more_than_certified_is_not_used_any_more(start: Callable[..., Batcher]) -> None:
     batcher = start([certified(epsilon=0.0001)], share=1.0)
-    ladder = batcher.rank_ladder
-    assert ladder is not None
+    ladder = batcher.ladder
     for seed in range(200):
         batcher.submit(ranked(shuffled(seed))).result(30)
         if ladder.broken:
@@ -164,23 +163,32 @@ def test_a_rule_that_loses_more_than_certified_is_not_used_any_more(start: Calla
 
 
 def test_other_k_and_deadlines_are_not_audited(start: Callable[..., Batcher]) -> None:
-    batcher = start([RULE], share=1.0)
+    batcher = start([POLICY], share=1.0)
     for request in (ranked(top_k=3), ranked(deadline_ms=60_000)):
         batcher.submit(request).result(30)
-    assert batcher.list_audit is not None
-    assert batcher.list_audit.pending == 0
-    assert sum(batcher.list_audit.reports()[0].exits) == 0
+    batcher.submit(Request([(QUERY, DOCUMENTS[0])])).result(30)  # no list
+    assert batcher.audit is not None
+    assert batcher.audit.pending == 0
+    assert sum(batcher.audit.reports()[0].exits) == 0
+
+
+def predictions(*scores: float) -> list[Prediction]:
+    return [Prediction(None, score, {}, 1, LAYERS[-1], logits=(score,)) for score in scores]
+
+
+DOCUMENTS_OF_TWO = [Tokens([1]), Tokens([2])]
 
 
 def test_the_audit_of_a_list_runs_one_micro_batch_at_a_time() -> None:
-    audit, steps = ListAudit([RULE], LAYERS, share=1), []
+    audit, steps = Audit([Policy(replace(RULE, top_k=1), 0.01)], LAYERS, share=1), list[int]()
 
-    def run(tokens: Sequence[Tokens]) -> Iterator[Decision]:
+    def run(tokens: Sequence[Tokens]) -> Generator[None, None, list[Prediction]]:
         for step in range(3):
             steps.append(step)
-            yield Decision(np.zeros(2, int), np.array([[2.0], [1.0]]), np.ones(2, bool))
+            yield
+        return predictions(2.0, 1.0)
 
-    audit.offer(0, RankedList([(), ()], np.array([0.0, 1.0]), 1), [1, 2])  # type: ignore[list-item]
+    audit.offer(0, DOCUMENTS_OF_TWO, predictions(0.0, 1.0))
     for count in (1, 2, 3):
         assert audit.examine(run) is None
         assert (len(steps), audit.pending) == (count, 1)
@@ -190,22 +198,22 @@ def test_the_audit_of_a_list_runs_one_micro_batch_at_a_time() -> None:
 
 
 def test_lists_are_compared_with_the_original_if_the_certificate_names_it() -> None:
-    for reference, expected in {"original": 1.0, None: 0.0}.items():
-        audit = ListAudit([certified(reference=reference)], LAYERS, share=1)
+    def run(scores: list[float]) -> Generator[None, None, list[Prediction]]:
+        yield
+        return predictions(*scores)
 
-        def run(logits: list[float], tokens: Sequence[Tokens]) -> Iterator[Decision]:
-            yield Decision(np.zeros(2, int), np.array(logits)[:, None], np.ones(2, bool))
-
-        audit.offer(0, RankedList([(), ()], np.array([0.0, 1.0]), 1), [1, 2])  # type: ignore[list-item]
+    for reference, expected in {"original": 0.5, "": 0.0}.items():
+        audit = Audit([certified(reference=reference)], LAYERS, share=1)
+        audit.offer(0, [Tokens([row]) for row in range(3)], predictions(0.0, 1.0, 2.0))
         while audit.pending:
-            audit.examine(lambda tokens: run([1.0, 2.0], tokens), lambda tokens: run([2.0, 1.0], tokens))
+            audit.examine(lambda _: run([0.0, 1.0, 2.0]), lambda _: run([2.0, 1.0, 0.0]))
         assert audit.reports()[0].disagreed == expected
 
 
 def test_a_thousand_documents_fit_the_default_limits_and_block_nobody(
-    start: Callable[..., Batcher], reranker: Reranker, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Batcher], reranker: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batcher, runtime = start([RULE]), reranker.classifier.runtime
+    batcher, runtime = start([POLICY]), reranker.runtime
     embed, embedded, go_on = runtime.embed, threading.Event(), threading.Event()
 
     def embed_slowly(tokens: Any) -> Any:
@@ -213,7 +221,7 @@ def test_a_thousand_documents_fit_the_default_limits_and_block_nobody(
         go_on.wait(30)
         return embed(tokens)
 
-    monkeypatch.setattr(reranker.classifier.engine, "batch_tokens", 256)
+    monkeypatch.setattr(reranker.engine, "batch_tokens", 256)
     monkeypatch.setattr(runtime, "embed", embed_slowly)
     finished: list[str] = []
     try:
@@ -236,37 +244,32 @@ def test_a_thousand_documents_fit_the_default_limits_and_block_nobody(
 
 def test_a_list_that_can_never_fit_is_refused(start: Callable[..., Batcher]) -> None:
     with pytest.raises(TooLarge, match="10 texts"):
-        start([RULE], documents=9).submit(ranked(["a"] * 10))
+        start([POLICY], documents=9).submit(ranked(["a"] * 10))
 
 
-def test_info_and_metrics_show_the_ladder_of_rank_rules(
-    reranker: Reranker, serve: Callable[..., Any]
-) -> None:
-    server = serve(reranker.classifier, rank_rules=[RULE, certified()])
+def test_info_and_metrics_show_the_ladder(reranker: Classifier, serve: Callable[..., Any]) -> None:
+    server = serve(reranker, rungs=(POLICY, certified()))
     response = server.client.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS})
     assert response.headers["x-offramp-rung"] == "0"
-    ranking = server.client.get("/info").json()["ranking"]
-    assert [each["rule"] for each in ranking["ladder"]] == ["rank:0.01,top_k=2", "rank:0.49,top_k=2"]
-    assert (ranking["rung"], ranking["forbidden"], ranking["audit"]) == (0, [], [])
-    metrics = server.client.get("/metrics").text
-    assert 'rung="rank 0"' in metrics
-    assert "offramp_rank_rung 0.0" in metrics
-
-
-def test_workers_share_broken_rank_rules_apart_from_policies(tmp_path: Path) -> None:
-    first, second, policies = (Ladder([RULE, certified()]) for _ in range(3))
-    first.forbid(1)
-    for ladder in (first, second):
-        sync_broken(ladder, tmp_path, "broken_rank")
-    sync_broken(policies, tmp_path)
-    assert (second.broken, policies.broken) == ({1}, set())
+    ladder = server.client.get("/info").json()["ladder"]
+    assert [rung["policy"] for rung in ladder] == ["rank:0.01,top_k=2", "rank:0.49,top_k=2"]
+    assert 'offramp_texts_total{layer="4",rung="0"}' in server.client.get("/metrics").text
 
 
 @pytest.fixture
-def folder(make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Path:
-    make_model(num_labels=1).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+def make_folder(
+    make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> Callable[[Policy], Path]:
+    """make_folder(policy) -> a reranker that has it."""
+
+    def make(policy: Policy) -> Path:
+        model = make_model(num_labels=1)
+        model.config.policy = policy.to_json()
+        model.save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return make
 
 
 def about(folder: Path) -> dict[str, Any]:
@@ -275,40 +278,39 @@ def about(folder: Path) -> dict[str, Any]:
     return {"fingerprint": runtime.fingerprint(), "precision": runtime.precision}
 
 
-def test_the_server_loads_a_ladder_of_rank_rules(folder: Path) -> None:
-    store_rank_rule(folder, RULE)
+def test_the_server_loads_a_ladder_for_lists(make_folder: Callable[[Policy], Path]) -> None:
+    folder = make_folder(POLICY)
     loose, file = certified(**about(folder)), folder.parent / "loose.json"
     file.write_text(json.dumps(loose.to_json()))
     batcher, _ = load(ServerOptions(str(folder), ladder=[file]))
     batcher.drain(10)
-    assert batcher.rank_ladder is not None
-    assert batcher.rank_ladder.rungs == (RULE, loose)
-    assert batcher.ladder.rungs == (batcher.classifier.policy,)
-    assert batcher.list_audit is not None
+    assert batcher.ladder.rungs == (POLICY, loose)
+    assert batcher.audit is not None
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"certificate": None}, "no certificate"),
-        ({"slopes": (1,), "intercepts": (0,), "coefficients": ()}, "for 1 exit"),
+        ({"rule": replace(RULE, slopes=(1,), intercepts=(0,), coefficients=())}, "fitted for 1 exit"),
     ],
 )
-def test_a_rank_rule_that_cannot_be_a_rung_is_refused(
-    folder: Path, change: dict[str, Any], message: str
+def test_a_policy_for_lists_that_cannot_be_a_rung_is_refused(
+    make_folder: Callable[[Policy], Path], change: dict[str, Any], message: str
 ) -> None:
-    store_rank_rule(folder, RULE)
+    folder = make_folder(POLICY)
     file = folder.parent / "rung.json"
     file.write_text(json.dumps(replace(certified(**about(folder)), **change).to_json()))
     with pytest.raises(Exception, match=message):
         load(ServerOptions(str(folder), ladder=[file]))
 
 
-def test_a_rung_for_lists_needs_a_model_that_ranks_for_the_same_k(folder: Path) -> None:
+@pytest.mark.parametrize("normal", [Policy.parse("never"), Policy(replace(RULE, top_k=3), 0.01)])
+def test_all_rungs_are_for_texts_or_for_lists_of_the_same_k(
+    make_folder: Callable[[Policy], Path], normal: Policy
+) -> None:
+    folder = make_folder(normal)
     file = folder.parent / "rung.json"
     file.write_text(json.dumps(certified(**about(folder)).to_json()))
-    with pytest.raises(BadPolicy, match="has no rank rule"):
-        load(ServerOptions(str(folder), ladder=[file]))
-    store_rank_rule(folder, replace(RULE, top_k=3))
-    with pytest.raises(BadPolicy, match="finds the top 3"):
+    with pytest.raises(BadPolicy, match="the same top k"):
         load(ServerOptions(str(folder), ladder=[file]))

@@ -140,15 +140,10 @@ class Endpoints:
             try:
                 await asyncio.to_thread(self.metrics.refresh, self.batcher)
                 if self.shared_folder:
-                    await asyncio.to_thread(self.sync_broken, self.shared_folder)
+                    await asyncio.to_thread(sync_broken, self.batcher.ladder, self.shared_folder)
             except Exception:
                 log.exception("cannot refresh the metrics or the rungs that other workers found broken")
             await asyncio.sleep(1)
-
-    def sync_broken(self, folder: Path) -> None:
-        sync_broken(self.batcher.ladder, folder)
-        if self.batcher.rank_ladder:
-            sync_broken(self.batcher.rank_ladder, folder, "broken_rank")
 
     async def check_key(
         self, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
@@ -192,7 +187,6 @@ class Endpoints:
                     "rung": ladder.current,
                     "forbidden": [str(policy) for policy in ladder.forbidden],
                     "allowed": self.model.allowed,
-                    "ranking": self.ranking(),
                     "audit": audit.reports() if audit else [],
                     "limits": {
                         **vars(self.batcher.limits),
@@ -205,20 +199,6 @@ class Endpoints:
             ),
             media_type="application/json",
         )
-
-    def ranking(self) -> dict[str, Any] | None:
-        """How lists of documents are ranked."""
-        ladder, audit = self.batcher.rank_ladder, self.batcher.list_audit
-        if ladder is None:
-            return None
-        rungs = [{"rule": str(rule), "certificate": rule.to_json()["certificate"]} for rule in ladder.rungs]
-        return {
-            **rungs[0],
-            "ladder": rungs,
-            "rung": ladder.current,
-            "forbidden": [str(rule) for rule in ladder.forbidden],
-            "audit": audit.reports() if audit else [],
-        }
 
     def scrape(self) -> Response:
         """Metrics in Prometheus' text format."""

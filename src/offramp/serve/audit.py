@@ -1,6 +1,7 @@
-"""Audit: how often each rung's predictions differ from the reference, with bounds valid at any time.
+"""Audit: what each rung loses against the reference, with bounds valid at any time.
 
-`list_audit` does the same for lists of documents.
+Its unit is an example: a text, whose prediction may differ, or a query with its documents, which may lose some of its
+best. `Audit` keeps the examples and the accounts, `Auditor` runs the reference when there is time.
 
 The reference is full depth, or the model that the certificate names (see `offramp.retrofits`). A random share of the
 predictions is kept and run again when there is time; which are dropped because there is none does not depend on them.
@@ -16,23 +17,37 @@ certificate holds, but many do not prove it broken.
 import logging
 import random
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
 
 import numpy as np
 
 from offramp.guarantees.confidence_sequence import bounds, is_above
-from offramp.guarantees.losses import LOSSES, Reference
-from offramp.inference import Prediction
+from offramp.guarantees.losses import LOSSES, Reference, ranks
+from offramp.inference import Classifier, Prediction
+from offramp.inference.classifier import NEVER
+from offramp.inference.prediction import predictions as predictions_of
+from offramp.lists import Lists
 from offramp.policy import Policy
-from offramp.policy.ranking import RankRule
 from offramp.policy.text import class_indices
 from offramp.problems import MULTI_LABEL, REGRESSION, Array
 from offramp.rules.base import Rule
+from offramp.rules.rank import relevance
 from offramp.runtimes import Tokens
+from offramp.serve.ladder import Ladder, top_k_of
 
+KEPT_TEXTS = 256
+"""How many texts of a rung wait to be examined."""
+KEPT_LISTS = 16
+"""How many lists; long ones take memory."""
+BUSY_SHARE = 0.05
+"""The share of the time that the audit may take while requests wait."""
+MOST_CREDIT = 1.0
+"""Seconds of that time that may be saved up."""
 BLOCK = 1000
 """Predictions are counted in all and in blocks of this size: a long good past must not hide a change."""
 DRIFT_WINDOW = 10_000
@@ -75,53 +90,106 @@ class RungReport:
     """Whether the drift is large enough for a warning."""
 
 
-Sample = TypeVar("Sample")
+@dataclass(frozen=True)
+class Example:
+    """What is compared: a text, or a query with its documents."""
+
+    tokens: Sequence[Tokens]
+    """Of the text, or of each document."""
+    predictions: Sequence[Prediction]
 
 
-class Sampler(Generic[Sample]):
-    """Keeps a share of the results of each rung until they are compared, and the account of each. Thread-safe.
+Run = Callable[[Sequence[Tokens]], Generator[None, None, list[Prediction]]]
+"""Runs a reference. It may pause while it runs documents, so that other work can be done; returns the predictions."""
+
+
+class Audit:
+    """Keeps a share of the examples of each rung until they are compared, and the account of each. Thread-safe.
 
     Args:
-        rules: the rungs of the ladder.
+        policies: the rungs of the ladder.
         layers: the layers of the model's exits.
-        share: the share of results to examine.
+        share: the share of examples to examine.
         delta: the probability, for each rung, that a certificate which holds is ever called broken.
-        keep: how many results of a rung may wait to be examined; then the oldest is dropped.
+        keep: how many examples of a rung may wait to be examined; then the oldest is dropped.
     """
 
     def __init__(
         self,
-        rules: Sequence[Policy] | Sequence[RankRule],
+        policies: Sequence[Policy],
         layers: Sequence[int],
         *,
         share: float = 0.01,
         delta: float = 0.05,
-        keep: int = 256,
+        keep: int | None = None,
     ) -> None:
         self.share = share
-        self._rungs = [RungAudit(rule, layers, delta) for rule in rules]
-        self._samples = [deque[Sample](maxlen=keep) for _ in rules]
-        self._random = random.Random()  # seeded by the system: clients must not know which results are kept
+        keep = keep or (KEPT_TEXTS if top_k_of(policies[0]) is None else KEPT_LISTS)
+        self._rungs = [RungAudit(policy, layers, delta) for policy in policies]
+        self._samples = [deque[Example](maxlen=keep) for _ in policies]
+        self._random = random.Random()  # seeded by the system: clients must not know which examples are kept
         self._lock = threading.Lock()
+        self._comparison: Generator[None, None, int | None] | None = None
+        """The one that is under way."""
 
     @property
     def pending(self) -> int:
-        """Results that wait to be examined."""
-        return sum(map(len, self._samples))
+        """Examples that wait to be examined, or are being examined."""
+        return sum(map(len, self._samples)) + (self._comparison is not None)
 
-    def draw(self, rung: int, layers: Iterable[int], results: Iterable[Sample]) -> None:
-        """Counts the exits that a request took, and keeps at most one of its results."""
+    def offer(self, rung: int, tokens: Sequence[Tokens], predictions: Sequence[Prediction]) -> None:
+        """Counts the exits of a request that this rung's policy alone has decided, and keeps at most one example: one
+        of its texts, or the whole list."""
+        audited = self._rungs[rung]
         with self._lock:
-            for layer in layers:
-                self._rungs[rung].count_exit(layer)
-            drawn = [result for result in results if self._random.random() < self.share]
+            if audited.top_k is None:
+                counted = predictions
+                examples = [Example([text], [one]) for text, one in zip(tokens, predictions, strict=True)]
+            else:
+                counted = [self._random.choice(predictions)]  # exits of a list are not independent
+                examples = [Example(tokens, predictions)]
+            for prediction in counted:
+                audited.count_exit(prediction.layer)
+            drawn = [example for example in examples if self._random.random() < self.share]
             if drawn:
                 samples = self._samples[rung]
-                self._rungs[rung].dropped += len(samples) == samples.maxlen
+                audited.dropped += len(samples) == samples.maxlen
                 samples.append(self._random.choice(drawn))
 
-    def take(self) -> tuple[int, Sample] | None:
-        """A kept result, of the rung with the fewest examined."""
+    def examine(self, full_depth: Run, original: Run | None = None) -> int | None:
+        """Compares a kept example, until the reference pauses. Returns the rung if this breaks its certificate.
+        `original` is the model that certificates name, if that is not full depth."""
+        if self._comparison is None:
+            self._comparison = self._compare(full_depth, original)
+        try:
+            next(self._comparison)
+        except StopIteration as end:
+            self._comparison = None
+            broken: int | None = end.value
+            return broken
+        except Exception:
+            self._comparison = None
+            raise
+        return None
+
+    def _compare(self, full_depth: Run, original: Run | None) -> Generator[None, None, int | None]:
+        taken = self._take()
+        if taken is None:
+            return None
+        rung, example = taken
+        audited = self._rungs[rung]
+        reference = example.predictions
+        if original is not None and audited.names_reference:
+            reference = yield from original(example.tokens)
+        elif not audited.is_full_depth(example):
+            reference = yield from full_depth(example.tokens)
+        with self._lock:
+            was_broken = audited.broken
+            audited.compare(example.predictions, reference)
+            return rung if audited.broken and not was_broken else None
+
+    def _take(self) -> tuple[int, Example] | None:
+        """A kept example, of the rung with the fewest examined."""
         with self._lock:
             rungs = [rung for rung, samples in enumerate(self._samples) if samples]
             if not rungs:
@@ -129,60 +197,83 @@ class Sampler(Generic[Sample]):
             rung = min(rungs, key=lambda rung: self._rungs[rung].all.examined)
             return rung, self._samples[rung].popleft()
 
-    def record(self, rung: int, comparison: Callable[["RungAudit"], None]) -> int | None:
-        """Adds a comparison to the record of a rung. Returns the rung if this breaks its certificate."""
-        audited = self._rungs[rung]
-        with self._lock:
-            was_broken = audited.broken
-            comparison(audited)
-            return rung if audited.broken and not was_broken else None
-
-    def has_reference(self, rung: int) -> bool:
-        """Whether the rung's certificate names another model, rather than full depth."""
-        certificate = self._rungs[rung].certificate
-        return certificate is not None and bool(certificate.reference)
-
     def reports(self) -> list[RungReport]:
         with self._lock:
             return [audited.report(rung) for rung, audited in enumerate(self._rungs)]
 
 
-class Audit(Sampler[tuple[Tokens, Prediction]]):
-    """Audits the predictions that policies make."""
+class Auditor:
+    """When an audit runs, and on which models: it forbids rungs whose certificates prove wrong. All of it runs in the
+    batcher's worker thread.
 
-    def offer(self, rung: int, tokens: Sequence[Tokens], predictions: Sequence[Prediction]) -> None:
-        """Counts the predictions of a request, made by this rung's policy alone, and maybe keeps one."""
-        layers = [prediction.layer for prediction in predictions]
-        self.draw(rung, layers, zip(tokens, predictions, strict=True))
+    Args:
+        audit: of the rungs of `ladder`.
+        classifier: the model that serves, which is run to full depth.
+        original: the model that the certificates name, if that is another. Nothing is compared until it is loaded.
+    """
 
-    def examine(
-        self,
-        full_depth: Callable[[Tokens], Prediction],
-        original: Callable[[Tokens], Prediction] | None = None,
-    ) -> int | None:
-        """Compares one kept prediction. Returns the rung if this breaks its certificate. `original` is the model that
-        certificates name, if that is not full depth."""
-        taken = self.take()
-        if taken is None:
-            return None
-        rung, (tokens, prediction) = taken
-        audited = self._rungs[rung]
-        if original is not None and self.has_reference(rung):
-            reference = original(tokens)
-        else:
-            reference = prediction if audited.is_full_depth(prediction) else full_depth(tokens)
-        return self.record(rung, lambda account: account.compare(prediction, reference))
+    def __init__(
+        self, audit: Audit, ladder: Ladder, classifier: Classifier, original: Future[Classifier] | None
+    ) -> None:
+        self.audit, self.ladder, self.classifier, self.original = audit, ladder, classifier, original
+        self.credit = 0.0
+        """Seconds that the audit may still take while requests wait; negative after a long one."""
+
+    @property
+    def is_loading(self) -> bool:
+        return self.original is not None and not self.original.done()
+
+    @property
+    def has_work(self) -> bool:
+        return not self.is_loading and self.audit.pending > 0
+
+    def run_while_busy(self, seconds: float) -> None:
+        """Runs one step after a window that took `seconds`, if there is time left. Lax rungs are used only while
+        requests wait, so that is when they must be audited."""
+        self.credit = min(self.credit + BUSY_SHARE * seconds, MOST_CREDIT)
+        if self.credit > 0 and self.has_work:
+            start = time.monotonic()
+            try:
+                self.run_step()
+            finally:
+                self.credit -= time.monotonic() - start
+
+    def run_step(self) -> None:
+        """Runs one text, or one micro-batch of a list, through the reference; no more, so that new requests do not
+        wait long."""
+        original = partial(run_to_the_end, self.original.result()) if self.original else None
+        broken = self.audit.examine(partial(run_to_the_end, self.classifier), original)
+        if broken is not None:
+            self.ladder.forbid(broken)
+            log.error(
+                "rung %d (%s) loses more than its certificate allows; "
+                "it and all rungs below it are no longer used",
+                broken,
+                self.ladder.rungs[broken],
+            )
+
+
+def run_to_the_end(
+    classifier: Classifier, tokens: Sequence[Tokens]
+) -> Generator[None, None, list[Prediction]]:
+    """The predictions for a text, or for the documents of a list, with a pause after each of their micro-batches."""
+    for latest in classifier.engine.steps(tokens, NEVER, lists=Lists.consecutive([len(tokens)])):
+        decision = latest
+        if len(tokens) > 1:
+            yield
+    return [*predictions_of(decision, classifier.runtime)]
 
 
 class RungAudit:
-    """The account of one rung: a policy, or a rank rule."""
+    """The account of one rung."""
 
-    def __init__(self, rule: Policy | RankRule, layers: Sequence[int], delta: float) -> None:
-        self.rule = rule
+    def __init__(self, policy: Policy, layers: Sequence[int], delta: float) -> None:
+        self.policy = policy
+        self.top_k = top_k_of(policy)
         self.layers = tuple(layers)
         self.delta = delta
-        self.certificate = rule.certificate
-        conditions = rule.certificate and rule.certificate.conditions
+        self.certificate = certificate = policy.certificate
+        conditions = certificate and certificate.conditions
         exits = conditions.exits if conditions else ()
         self.calibrated = exits if len(exits) == len(self.layers) else None
         """The fraction that left at each exit at calibration, if known."""
@@ -198,15 +289,15 @@ class RungAudit:
         """What the certificate bounds and can be checked without labels, each with its bound."""
         self.refutable = False
         """Whether the audit can prove the certificate wrong."""
-        if rule.certificate is None:
+        if certificate is None:
             return
-        epsilon = rule.certificate.epsilon
-        self.refutable = not rule.certificate.loss.needs_labels
+        epsilon = certificate.epsilon
+        self.refutable = not certificate.loss.needs_labels
         if isinstance(epsilon, Mapping):
             if self.refutable:
                 self.by_class = {name: Tally() for name in epsilon}
                 self.bounded = [*zip(self.by_class.values(), epsilon.values(), strict=True)]
-        elif self.refutable or rule.certificate.tolerance is None:
+        elif self.refutable or certificate.tolerance is None:
             # with a tolerance, a correct and a wrong number may still be within it of each other
             self.bounded = [(self.all, epsilon)]
 
@@ -219,7 +310,7 @@ class RungAudit:
         if drift is None or len(self.latest) < DRIFT_MINIMUM:
             return
         if drift > DRIFT_LIMIT and not self.drifted:
-            log.warning("the exits that %s takes have drifted from calibration by %.2f", self.rule, drift)
+            log.warning("the exits that %s takes have drifted from calibration by %.2f", self.policy, drift)
         self.drifted = drift > (DRIFT_LIMIT / 2 if self.drifted else DRIFT_LIMIT)  # hysteresis: warn once
 
     def drift(self) -> float | None:
@@ -229,39 +320,49 @@ class RungAudit:
         now = [self.exits[layer] / len(self.latest) for layer in self.layers]
         return sum(abs(a - b) for a, b in zip(now, self.calibrated, strict=True)) / 2
 
-    def is_full_depth(self, prediction: Prediction) -> bool:
-        """Whether it is the last exit's own prediction, not one combined over exits."""
-        own_logits = isinstance(self.rule, Policy) and type(self.rule.rule).output is Rule.output
-        return own_logits and prediction.layer == self.layers[-1]
+    @property
+    def names_reference(self) -> bool:
+        """Whether the certificate names another model, rather than full depth."""
+        return self.certificate is not None and bool(self.certificate.reference)
 
-    def compare(self, prediction: Prediction, full: Prediction) -> None:
-        differs = self.differ(prediction, full)
-        if self.by_class and full.label is not None:
-            names = tuple(full.probabilities)
-            which = class_indices(self.by_class, names).index(names.index(str(full.label)))
-            [*self.by_class.values()][which].add(differs)
-        self.add(differs)
+    def is_full_depth(self, example: Example) -> bool:
+        """Whether its predictions are the last exit's own, not made from other exits."""
+        own_logits = type(self.policy.rule).output is Rule.output
+        return own_logits and all(each.layer == self.layers[-1] for each in example.predictions)
 
-    def add(self, loss: float) -> None:
-        """Counts a loss from 0 to 1, and checks the certificate."""
+    def compare(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> None:
+        """Counts the loss of an example, and checks the certificate."""
+        loss = self.loss(predictions, reference)
+        if self.by_class and (label := reference[0].label) is not None:
+            names = tuple(reference[0].probabilities)
+            which = class_indices(self.by_class, names).index(names.index(str(label)))
+            [*self.by_class.values()][which].add(loss)
         self.all.add(loss)
         if self.refutable:
             delta = self.delta / len(self.bounded)
             self.broken |= any(tally.is_above(epsilon, delta) for tally, epsilon in self.bounded)
 
-    def differ(self, prediction: Prediction, full: Prediction) -> bool:
-        """As in calibration; in a regression any difference counts unless the certificate has a tolerance."""
-        problem = MULTI_LABEL if full.probabilities else REGRESSION
-        tolerance = self.certificate.tolerance if self.certificate else None
-        reference = Reference(outcome(full, full), problem=problem, tolerance=tolerance)
-        return bool(LOSSES["changed"].values(outcome(prediction, full), reference)[0])
+    def loss(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> float:
+        """As in calibration. That of a certificate which needs labels is bounded by the predictions that change; in a
+        regression any difference counts unless the certificate has a tolerance."""
+        if self.top_k is not None:
+            risk = self.certificate.risk if self.certificate else "overlap"
+            order, full = (ranks(scores_of(each)[None]) for each in (predictions, reference))
+            truth = Reference(full, sizes=np.array([len(reference)]), top_k=self.top_k)
+        else:
+            risk, full = "changed", outcome(reference[0], reference[0])
+            order = outcome(predictions[0], reference[0])
+            problem = MULTI_LABEL if reference[0].probabilities else REGRESSION
+            tolerance = self.certificate.tolerance if self.certificate else None
+            truth = Reference(full, problem=problem, tolerance=tolerance)
+        return float(LOSSES[risk].values(order, truth)[0])
 
     def report(self, rung: int) -> RungReport:
         lower, upper = self.all.bounds(self.delta)
         epsilon = self.certificate.epsilon if self.certificate else None
         return RungReport(
             rung=rung,
-            policy=str(self.rule),
+            policy=str(self.policy),
             examined=self.all.examined,
             disagreed=self.all.lost,
             dropped=self.dropped,
@@ -294,6 +395,11 @@ def outcome(prediction: Prediction, full: Prediction) -> Array:
         return np.array([prediction.score])
     labels = (prediction.label,) if isinstance(prediction.label, str) else prediction.label or ()
     return np.array([[name in labels for name in full.probabilities]])
+
+
+def scores_of(predictions: Sequence[Prediction]) -> Array:
+    """(documents,) by which they are ranked."""
+    return relevance(np.array([prediction.logits for prediction in predictions]))
 
 
 class Tally:

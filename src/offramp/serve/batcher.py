@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any, cast
 
 import numpy as np
 
@@ -24,13 +23,10 @@ from offramp.inference import Classifier, Prediction
 from offramp.inference.classifier import NEVER
 from offramp.inference.prediction import predictions as predictions_of
 from offramp.inference.texts import Text, check_texts
+from offramp.lists import Lists
 from offramp.policy import Decision, Policy
-from offramp.policy.ranking import Ranking, RankRule
-from offramp.problems import Array
-from offramp.serve.audit import Audit
-from offramp.serve.auditor import Auditor
-from offramp.serve.ladder import FULL_DEPTH, Ladder
-from offramp.serve.list_audit import ListAudit, RankedList
+from offramp.serve.audit import Audit, Auditor
+from offramp.serve.ladder import FULL_DEPTH, Ladder, top_k_of
 from offramp.serve.options import Limits
 from offramp.serve.queue import Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
 
@@ -75,7 +71,6 @@ class ListRun:
     """Lists of documents that are ranked together, one micro-batch for each step."""
 
     tickets: list[Ticket]
-    ranking: Ranking
     steps: Iterator[Decision]
     decision: Decision | None = None
     """The latest; complete after the last step."""
@@ -89,29 +84,24 @@ class ListRun:
 class Batcher:
     """A classifier with a queue and a worker thread.
 
-    `rank_ladder`, if given, ranks lists of documents. `audit` and `list_audit`, if given, audit the rungs of the two
-    ladders; `original` is the model that their certificates name, if that is not the classifier at full depth. They
-    wait until it is loaded.
+    `audit`, if given, audits the rungs of the ladder; `original` is the model that their certificates name, if that
+    is not the classifier at full depth. The audit waits until it is loaded.
     """
 
     def __init__(
         self,
         classifier: Classifier,
-        ladder: Ladder[Policy],
+        ladder: Ladder,
         limits: Limits,
         audit: Audit | None = None,
         original: Future[Classifier] | None = None,
-        rank_ladder: Ladder[RankRule] | None = None,
-        list_audit: ListAudit | None = None,
     ) -> None:
         self.classifier = classifier
-        self.rank_ladder = rank_ladder
-        self._rank_rules = with_full_depth(rank_ladder) if rank_ladder else ()
         self._list_runs: deque[ListRun] = deque()
         self.ladder = ladder
         self.limits = limits
-        self.audit, self.list_audit = audit, list_audit
-        self._rungs = self._resolve([*ladder.rungs, NEVER])
+        self.audit = audit
+        self._rungs = self._resolve([*ladder.rungs, full_depth(ladder.rungs[0])])
         self._queue = Queue(limits)
         self._pace = Pace()
         self._draining = False
@@ -121,10 +111,7 @@ class Batcher:
             log.error("some of the model's weights are NaN or infinite")
         self._test = classifier.tokenizer([TEST])
         self._healthy = self._passes_test()
-        audits: list[tuple[Audit | ListAudit, Ladder[Any]]] = [(audit, ladder)] if audit else []
-        if list_audit and rank_ladder:
-            audits.append((list_audit, rank_ladder))
-        self._auditor = Auditor(classifier, original, audits)
+        self._auditor = Auditor(audit, ladder, classifier, original) if audit else None
         if original is not None:
             original.add_done_callback(self._notify)
         self._worker = threading.Thread(target=self._work, name="offramp-worker", daemon=True)
@@ -138,18 +125,18 @@ class Batcher:
         """
         texts = check_request(request, self.classifier.runtime.info.trained_on_pairs)
         rungs = self._policies(request.policy, request.max_layer)
-        by_rule = request.top_k is not None and request.policy is None and request.max_layer is None
-        rank_rules = self._rank_rules if by_rule else ()
-        room = self._queue.room(ranked=bool(rank_rules))
+        calibrated_for = top_k_of(rungs[0])
+        top_k = (request.top_k or calibrated_for) if request.is_list and calibrated_for else None
+        room = self._queue.room(is_list=top_k is not None)
         with self._reserved(room, len(texts), self._estimate_tokens(texts, room)):
             tokens = self.classifier.tokenizer(texts, whole=not request.truncate)
         ticket = Ticket(
             tokens,
-            top_k=request.top_k,
-            rank_rules=rank_rules,
+            # a client may ask for more than there are, and for more than fits an integer
+            top_k=top_k and min(top_k, len(texts)),
             rungs=rungs,
             names_policy=request.policy is not None,
-            limited=request.max_layer is not None or request.deadline_ms is not None,
+            audited=rungs is self._rungs and request.deadline_ms is None and top_k == calibrated_for,
             trace=request.trace,
             arrived=request.arrived,
             until=inf if request.deadline_ms is None else request.arrived + request.deadline_ms / 1000,
@@ -191,18 +178,12 @@ class Batcher:
     @property
     def loading(self) -> bool:
         """Whether the original model is still being loaded, by a thread of its own."""
-        original = self._auditor.original
-        return original is not None and not original.done()
+        return self._auditor is not None and self._auditor.is_loading
 
     @property
     def waiting(self) -> Waiting:
         with self._changed:
             return self._queue.waiting
-
-    @property
-    def rank_rule(self) -> RankRule | None:
-        """The one that ranks lists of documents while load is low."""
-        return self.rank_ladder.rungs[0] if self.rank_ladder else None
 
     @property
     def healthy(self) -> bool:
@@ -276,25 +257,20 @@ class Batcher:
             with self._changed:
                 self._changed.wait_for(self._has_work, self._wait_limit())
                 now = time.monotonic()
-                load = self._queue.load
-                window = self._queue.take(self.ladder.step(load, now), now)
-                lists = (
-                    self._queue.take_lists(self.rank_ladder.step(load, now), now) if self.rank_ladder else []
-                )
+                rung = self.ladder.step(self._queue.load, now)
+                window, lists = self._queue.take(rung, now), self._queue.take_lists(rung, now)
             if lists:
                 self._list_runs.append(self._start(lists))
             busy = bool(window or self._list_runs)
             if window:
-                seconds = self._run_window(window)
-                self._audit(partial(self._auditor.run_while_busy, seconds))
+                self._audit_while_busy(self._run_window(window))
             if self._list_runs:
-                seconds = self._step(self._list_runs.popleft())
-                self._audit(partial(self._auditor.run_while_busy, seconds))
+                self._audit_while_busy(self._step(self._list_runs.popleft()))
             if busy:
                 continue
             if self._draining:
                 return
-            if self._auditor.has_work:
+            if self._auditor and self._auditor.has_work:
                 self._audit(self._auditor.run_step)
             elif not self._healthy:
                 self._healthy = self._passes_test()
@@ -305,14 +281,13 @@ class Batcher:
             or self._queue.lists
             or self._list_runs
             or self._draining
-            or self._auditor.has_work
+            or (self._auditor and self._auditor.has_work)
         )
 
     def _wait_limit(self) -> float | None:
         if not self._healthy:
             return RETEST
-        below = self.ladder.current > 0 or (self.rank_ladder is not None and self.rank_ladder.current > 0)
-        return IDLE_STEP if below else None
+        return IDLE_STEP if self.ladder.current > 0 else None
 
     def _run_window(self, window: list[QueuedText]) -> float:
         """Returns how long it took, in seconds."""
@@ -352,15 +327,12 @@ class Batcher:
         self._healthy = self._passes_test()
 
     def _start(self, tickets: list[Ticket]) -> ListRun:
-        rule = tickets[0].rank_rule  # all were taken on the same rung
-        assert rule is not None
-        sizes = np.array([len(ticket.tokens) for ticket in tickets])
-        # a client may ask for more than there are, and for more than fits an integer
-        top_k = [min(cast(int, ticket.top_k), len(ticket.tokens)) for ticket in tickets]
-        ranking = Ranking(rule, sizes, np.array(top_k))
-        tokens = [each for ticket in tickets for each in ticket.tokens]
+        sizes = [len(ticket.tokens) for ticket in tickets]
+        lists = Lists.consecutive(sizes, [ticket.top_k for ticket in tickets])
+        tokens = [tokens for ticket in tickets for tokens in ticket.tokens]
         until = np.repeat([ticket.until for ticket in tickets], sizes)
-        return ListRun(tickets, ranking, self.classifier.engine.run_lists(tokens, ranking, until))
+        policy = tickets[0].policy  # that of all
+        return ListRun(tickets, self.classifier.engine.steps(tokens, policy, until, lists))
 
     def _step(self, run: ListRun) -> float:
         """Runs one micro-batch of some lists; between them, other lists and windows have their turn. Returns how long
@@ -388,32 +360,30 @@ class Batcher:
         predictions = [*predictions_of(run.decision, self.classifier.runtime)]
         with self._changed:
             self._pace = self._pace.add(run.texts, run.seconds)
-        scores, first = run.ranking.scores(run.decision), 0
+        first = 0
         for ticket in run.tickets:
-            part = slice(first, first + len(ticket.tokens))
-            self._finish_list(ticket, predictions[part], scores[part])
-            first = part.stop
+            ticket.predictions = dict(enumerate(predictions[first : first + len(ticket.tokens)]))
+            first += len(ticket.tokens)
+            self._answer(ticket)
         if not all(prediction.finite for prediction in predictions):
             self._healthy = self._passes_test()
 
-    def _finish_list(self, ticket: Ticket, predictions: list[Prediction], scores: Array) -> None:
-        ticket.predictions = dict(enumerate(predictions))
-        rule, rung = ticket.rank_rule, ticket.rung
-        by_rung = rung != FULL_DEPTH and not ticket.limited
-        if self.list_audit and rule and rung is not None and by_rung and rule.top_k == ticket.top_k:
-            layers = [prediction.layer for prediction in predictions]
-            self.list_audit.offer(rung, RankedList(ticket.tokens, scores, rule.top_k), layers)
-        if self._close(ticket):
-            ticket.future.set_result(ticket.reply())
-
     def _finish(self, text: QueuedText, prediction: Prediction) -> None:
-        ticket = text.ticket
-        ticket.predictions[text.row] = prediction
-        if len(ticket.predictions) == len(ticket.tokens) and self._close(ticket):
-            reply = ticket.reply()
-            if self.audit and ticket.rung not in (None, FULL_DEPTH) and not ticket.limited:
-                self.audit.offer(ticket.rung, ticket.tokens, reply.predictions)
-            ticket.future.set_result(reply)
+        text.ticket.predictions[text.row] = prediction
+        if len(text.ticket.predictions) == len(text.ticket.tokens):
+            self._answer(text.ticket)
+
+    def _answer(self, ticket: Ticket) -> None:
+        if not self._close(ticket):
+            return
+        reply = ticket.reply()
+        if self.audit and ticket.audited and ticket.rung not in (None, FULL_DEPTH):
+            self.audit.offer(ticket.rung, ticket.tokens, reply.predictions)
+        ticket.future.set_result(reply)
+
+    def _audit_while_busy(self, seconds: float) -> None:
+        if self._auditor:
+            self._audit(partial(self._auditor.run_while_busy, seconds))
 
     def _audit(self, run: Callable[[], None]) -> None:
         try:
@@ -433,8 +403,10 @@ class Batcher:
         return all(exit.finite for exit in prediction.exits)
 
 
-def with_full_depth(ladder: Ladder[RankRule]) -> tuple[RankRule, ...]:
-    return *ladder.rungs, replace(ladder.rungs[0], threshold=0.0, certificate=None)
+def full_depth(policy: Policy) -> Policy:
+    """A policy with which nothing exits early. That of a policy for lists keeps its rule, which makes documents of
+    different exits comparable if a deadline stops them."""
+    return NEVER if top_k_of(policy) is None else replace(policy, threshold=0.0, certificate=None)
 
 
 def check_request(request: Request, pairs: bool | None) -> list[Text]:

@@ -1,4 +1,4 @@
-"""Ladder: policies, or rank rules, that trade accuracy for speed as load grows.
+"""Ladder: policies that trade accuracy for speed as load grows.
 
 Rung 0 is the normal one, each later rung exits earlier. High load steps down the ladder, low load back up, one
 rung at a time. A rung whose certificate proves wrong is forbidden, with all rungs below it.
@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import Any, Generic
 
 from offramp.errors import BadPolicy
-from offramp.guarantees.certificate import Certified
 from offramp.policy import Policy
-from offramp.policy.ranking import RankRule
+from offramp.rules.rank import Rank
 
 FULL_DEPTH = -1
 """The rung above rung 0: no early exit. Used when all others are forbidden."""
@@ -23,8 +21,8 @@ FULL_DEPTH = -1
 log = logging.getLogger(__name__)
 
 
-class Ladder(Generic[Certified]):
-    """Policies to step along, or rank rules. The caller passes the time, so there is no clock in here.
+class Ladder:
+    """Policies to step along. The caller passes the time, so there is no clock in here.
 
     Args:
         rungs: the normal policy, then those for more and more load, each with its certificate.
@@ -36,7 +34,7 @@ class Ladder(Generic[Certified]):
 
     def __init__(
         self,
-        rungs: Sequence[Certified],
+        rungs: Sequence[Policy],
         *,
         high: float = 0.25,
         low: float = 0.05,
@@ -61,7 +59,7 @@ class Ladder(Generic[Certified]):
         return min(self.broken, default=len(self.rungs)) - 1
 
     @property
-    def forbidden(self) -> tuple[Certified, ...]:
+    def forbidden(self) -> tuple[Policy, ...]:
         return self.rungs[self.last + 1 :]
 
     def step(self, load: float, now: float) -> int:
@@ -86,12 +84,12 @@ class Ladder(Generic[Certified]):
             self.current = min(self.current, self.last)
 
 
-def sync_broken(ladder: Ladder[Any], folder: Path, name: str = "broken") -> None:
-    """Shares broken rungs between workers, including those that replace a dead one, in files of this name."""
+def sync_broken(ladder: Ladder, folder: Path) -> None:
+    """Shares broken rungs between workers, including those that replace a dead one."""
     for rung in tuple(ladder.broken):
-        (folder / f"{name}-{rung}").touch()
-    for file in folder.glob(f"{name}-*"):
-        rung = int(file.name.removeprefix(f"{name}-"))
+        (folder / f"broken-{rung}").touch()
+    for file in folder.glob("broken-*"):
+        rung = int(file.name.removeprefix("broken-"))
         if rung not in ladder.broken:
             ladder.forbid(rung)
             log.error(
@@ -99,14 +97,19 @@ def sync_broken(ladder: Ladder[Any], folder: Path, name: str = "broken") -> None
             )
 
 
-def check_rungs(rungs: Sequence[Policy | RankRule]) -> None:
+def check_rungs(rungs: Sequence[Policy]) -> None:
     if not rungs:
         raise BadPolicy("a ladder needs at least the normal policy.")
     for number, policy in enumerate(rungs):
         if number and not policy.certificate:
             raise BadPolicy(
                 f"rung {number}, {policy}, has no certificate; only certified ones may be used under load. "
-                "`offramp calibrate` issues them, and for rank rules `offramp retrofit --rank --ladder`."
+                "`offramp calibrate` issues them."
+            )
+        if top_k_of(policy) != top_k_of(rungs[0]):
+            raise BadPolicy(
+                f"rung {number}, {policy}, cannot follow {rungs[0]}: "
+                "all must be for single texts, or find the same top k of a list."
             )
     for number, (above, below) in enumerate(pairwise(policy.certificate for policy in rungs), 1):
         if not (above and below and above.conditions and below.conditions):
@@ -115,3 +118,8 @@ def check_rungs(rungs: Sequence[Policy | RankRule]) -> None:
             raise BadPolicy(
                 f"rung {number} exits later than the rung before it; order rungs from late to early exits."
             )
+
+
+def top_k_of(policy: Policy) -> int | None:
+    """How many of the best documents of a list the policy finds; None if it decides on single texts."""
+    return policy.rule.top_k if isinstance(policy.rule, Rank) else None

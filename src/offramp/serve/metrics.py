@@ -8,14 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
-from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Reply
-from offramp.serve.ladder import Ladder
-from offramp.serve.list_audit import ListAudit
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -40,17 +36,16 @@ class Metrics:
             "waiting_tokens", "Tokens in the queue, padding included.", "livesum"
         )
         self.rung = self.gauge("rung", "Current rung; the lowest of all workers.", "livemax")
-        self.rank_rung = self.gauge(
-            "rank_rung", "Current rung for lists; the lowest of all workers.", "livemax"
-        )
         self.healthy = self.gauge("healthy", "1 if the model passes its test.", "livemin")
         self.examined = self.gauge(
-            "audit_examined", "Predictions compared with the reference.", "livesum", "rung"
+            "audit_examined", "Examples compared with the reference.", "livesum", "rung"
         )
-        self.disagreed = self.gauge("audit_disagreed", "Those of them that differed.", "livesum", "rung")
+        self.disagreed = self.gauge(
+            "audit_disagreed", "The sum of their losses; of texts, those that differ.", "livesum", "rung"
+        )
         self.dropped = self.gauge("audit_dropped", "Drawn but never compared.", "livesum", "rung")
-        self.lower = self.gauge("audit_lower", "Lower bound on the share that differs.", "livemax", "rung")
-        self.upper = self.gauge("audit_upper", "Upper bound on the share that differs.", "livemin", "rung")
+        self.lower = self.gauge("audit_lower", "Lower bound on their mean loss.", "livemax", "rung")
+        self.upper = self.gauge("audit_upper", "Upper bound on their mean loss.", "livemin", "rung")
         self.broken = self.gauge("certificate_broken", "1 if the audit disproved it.", "livemax", "rung")
         self.drift = self.gauge(
             "exit_drift", "Total variation distance of the exits from calibration.", "livemax", "rung"
@@ -68,7 +63,7 @@ class Metrics:
         self.seconds.observe(seconds)
 
     def count_texts(self, reply: Reply) -> None:
-        rung = "none" if reply.rung is None else rung_label(reply.rung, reply.rank_rule is not None)
+        rung = "none" if reply.rung is None else str(reply.rung)
         for prediction in reply.predictions:
             self.texts.labels(prediction.layer, rung).inc()
             if not prediction.finite:
@@ -81,22 +76,14 @@ class Metrics:
         self.waiting_tokens.set(waiting.tokens)
         self.rung.set(batcher.ladder.current)
         self.healthy.set(batcher.healthy)
-        if batcher.rank_ladder:
-            self.rank_rung.set(batcher.rank_ladder.current)
-            self.refresh_audit(batcher.list_audit, batcher.rank_ladder, ranked=True)
-        self.refresh_audit(batcher.audit, batcher.ladder)
-
-    def refresh_audit(
-        self, audit: Audit | ListAudit | None, ladder: Ladder[Any], ranked: bool = False
-    ) -> None:
-        for report in audit.reports() if audit else ():
-            rung = rung_label(report.rung, ranked)
+        for report in batcher.audit.reports() if batcher.audit else ():
+            rung = str(report.rung)
             self.examined.labels(rung).set(report.examined)
             self.disagreed.labels(rung).set(report.disagreed)
             self.dropped.labels(rung).set(report.dropped)
             self.lower.labels(rung).set(report.lower)
             self.upper.labels(rung).set(report.upper)
-            self.broken.labels(rung).set(report.rung in ladder.broken)
+            self.broken.labels(rung).set(report.rung in batcher.ladder.broken)
             if report.drift is not None:
                 self.drift.labels(rung).set(report.drift)
 
@@ -108,11 +95,6 @@ class Metrics:
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry, folder)  # type: ignore[no-untyped-call]
         return generate_latest(registry)
-
-
-def rung_label(rung: int, ranked: bool) -> str:
-    """The ladder for lists of documents has its own rungs."""
-    return f"rank {rung}" if ranked else str(rung)
 
 
 def remove_dead_workers(folder: Path, remove: Callable[[int], object]) -> None:

@@ -12,7 +12,6 @@ from offramp.errors import TooLarge
 from offramp.inference import Prediction
 from offramp.inference.texts import Text
 from offramp.policy import Policy
-from offramp.policy.ranking import RankRule
 from offramp.runtimes import Tokens
 from offramp.serve.options import Limits
 from offramp.wording import count
@@ -37,9 +36,10 @@ class Request:
     """Truncate texts that are longer than the model takes, rather than refuse them."""
     mixed: bool = False
     """Accept single texts beside pairs, which is more often a mistake."""
+    is_list: bool = False
+    """The texts are the documents of one query, which a policy with the rule `rank` compares with each other."""
     top_k: int | None = None
-    """The texts are documents of one query: rank them by the rank rule for this many, if there is one and the request
-    names neither a policy nor a layer."""
+    """How many of the best of them are asked for; by default as many as the rule was calibrated for."""
     arrived: float = field(default_factory=time.monotonic)
 
 
@@ -54,8 +54,6 @@ class Reply:
     """From its arrival until the first of its texts ran."""
     tokens: int
     """Of all texts, without padding."""
-    rank_rule: RankRule | None = None
-    """What ranked the texts, instead of a policy."""
 
     @property
     def layers(self) -> int:
@@ -75,15 +73,13 @@ class Ticket:
     rungs: tuple[Policy, ...]
     """Its policy on each rung of the ladder, full depth last; or the one that it named."""
     names_policy: bool
-    limited: bool
-    """Whether its `max_layer` or deadline may override the policy of the rung."""
+    audited: bool
+    """Whether the policy of the rung alone decides, on what its certificate is about."""
     trace: bool
     arrived: float
     until: float
     top_k: int | None = None
-    """Of a list of documents, which is ranked as a whole."""
-    rank_rules: tuple[RankRule, ...] = ()
-    """The rule on each rung of the ladder for lists, full depth last; empty if policies decide."""
+    """How many of the best documents to find in a list, which runs as a whole; None for single texts."""
     future: Future[Reply] = field(default_factory=Future)
     open: bool = True
     """Whether its future is still to be resolved."""
@@ -96,8 +92,12 @@ class Ticket:
 
     def __post_init__(self) -> None:
         lengths = [len(tokens.ids) for tokens in self.tokens]
-        self.tokens_each = ceil(sum(lengths) / len(lengths)) if self.rank_rules else max(lengths)
+        self.tokens_each = ceil(sum(lengths) / len(lengths)) if self.is_list else max(lengths)
         """What each text counts as: the longest, to which it may be padded; in a list, the mean."""
+
+    @property
+    def is_list(self) -> bool:
+        return self.top_k is not None
 
     @property
     def left(self) -> int:
@@ -106,10 +106,6 @@ class Ticket:
     @property
     def policy(self) -> Policy:
         return self.rungs[self.rung or 0]  # FULL_DEPTH is -1, the last
-
-    @property
-    def rank_rule(self) -> RankRule | None:
-        return self.rank_rules[self.rung or 0] if self.rank_rules else None
 
     @property
     def batch_key(self) -> tuple[str, bool, bool]:
@@ -125,8 +121,7 @@ class Ticket:
     def reply(self) -> Reply:
         predictions = [self.predictions[row] for row in range(len(self.tokens))]
         tokens = sum(len(tokens.ids) for tokens in self.tokens)
-        decided_by = str(self.rank_rule or self.policy)
-        return Reply(predictions, decided_by, self.rung, 1000 * self.waited, tokens, self.rank_rule)
+        return Reply(predictions, str(self.policy), self.rung, 1000 * self.waited, tokens)
 
 
 class QueuedText(NamedTuple):
@@ -161,11 +156,11 @@ class Queue:
     def waiting(self) -> Waiting:
         return Waiting(self.texts.items + self.documents.items, self.texts.tokens + self.documents.tokens)
 
-    def room(self, ranked: bool) -> "Room":
-        return self.documents if ranked else self.texts
+    def room(self, is_list: bool) -> "Room":
+        return self.documents if is_list else self.texts
 
     def add(self, ticket: Ticket) -> None:
-        (self.lists if ticket.rank_rules else self.tickets).append(ticket)
+        (self.lists if ticket.is_list else self.tickets).append(ticket)
         self._count(ticket, ticket.left)
 
     def remove(self, ticket: Ticket) -> None:
@@ -201,12 +196,14 @@ class Queue:
         return window
 
     def take_lists(self, rung: int, now: float) -> list[Ticket]:
-        """The next lists to run together, on this rung: as many as fit a window, or a single longer one."""
+        """The next lists to run together, on this rung: as many of one policy as fit a window, or a single longer
+        one."""
         taken: list[Ticket] = []
         for ticket in self.lists:
             if ticket.begun:
                 continue
-            if taken and sum(each.begun for each in taken) + len(ticket.tokens) > self.limits.window:
+            documents = sum(other.begun for other in taken) + len(ticket.tokens)
+            if taken and (documents > self.limits.window or ticket.rungs != taken[0].rungs):
                 break
             ticket.begin(rung, now)
             ticket.begun = len(ticket.tokens)
@@ -214,7 +211,7 @@ class Queue:
         return taken
 
     def _count(self, ticket: Ticket, items: int) -> None:
-        self.room(bool(ticket.rank_rules)).reserve(items, items * ticket.tokens_each)
+        self.room(ticket.is_list).reserve(items, items * ticket.tokens_each)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -31,14 +31,10 @@ from offramp.errors import BadPolicy, CertificateMismatch, OfframpError
 from offramp.folder import find_model, is_exported
 from offramp.folder.folder import REFERENCE
 from offramp.inference import Classifier
-from offramp.inference.reranker import Reranker
-from offramp.model_info import ModelInfo
 from offramp.policy import Policy, check_certificate
-from offramp.policy.ranking import RankRule
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher
 from offramp.serve.ladder import Ladder
-from offramp.serve.list_audit import KEPT_LISTS, ListAudit
 from offramp.serve.logs import LOGGING, log
 from offramp.serve.network import (
     ACCEPTED_AT_ONCE,
@@ -236,13 +232,10 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
         threads=options.threads_of_worker,
         max_length=options.max_length,
     )
-    loaded = [load_rung(classifier, path) for path in options.ladder or ()]
-    rungs = [classifier.policy, *(each for each in loaded if isinstance(each, Policy))]
-    named = by_text([*rungs, *(classifier.resolve_policy(policy) for policy in options.allow or ())])
-    share, layers = options.audit_share, classifier.runtime.info.exits
-    audit = Audit(rungs, layers, share=share) if share else None
-    rules = rank_rungs(classifier, folder, [each for each in loaded if isinstance(each, RankRule)])
-    list_audit = ListAudit(rules, layers, share=share, keep=KEPT_LISTS) if share and rules else None
+    rungs = [classifier.policy, *(load_rung(classifier, path) for path in options.ladder or ())]
+    allowed = (classifier.resolve_policy(policy) for policy in options.allow or ())
+    named, share = by_text([*rungs, *allowed]), options.audit_share
+    audit = Audit(rungs, classifier.runtime.info.exits, share=share) if share else None
     original: Future[Classifier] | None = None
     if audit is not None and (folder / REFERENCE).is_dir():
         load_it = partial(load_reference, options, classifier.tokenizer.max_length)
@@ -251,9 +244,7 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
         else:
             original = Future()
             original.set_result(load_it())
-    rank_ladder = Ladder(rules) if rules else None
-    batcher = Batcher(classifier, Ladder(rungs), options.limits, audit, original, rank_ladder, list_audit)
-    return batcher, named
+    return Batcher(classifier, Ladder(rungs), options.limits, audit, original), named
 
 
 def load_reference(options: ServerOptions, max_length: int) -> Classifier:
@@ -283,18 +274,6 @@ def in_background(load_it: Callable[[], Classifier]) -> Future[Classifier]:
     return loaded
 
 
-def rank_rungs(classifier: Classifier, folder: Path, loaded: Sequence[RankRule]) -> list[RankRule]:
-    """The rule stored with the model, then those for load. It is without its certificate, and with a warning, if that
-    does not hold here."""
-    stored = ModelInfo.read(find_model(str(folder))).rank_rule
-    if stored is None and loaded:
-        raise BadPolicy(f"--ladder has {loaded[0]}, but the model has no rank rule; see docs/reranking.md.")
-    for each in loaded:
-        if stored and each.top_k != stored.top_k:
-            raise BadPolicy(f"--ladder has {each}, but the model's own rule finds the top {stored.top_k}.")
-    return [] if stored is None else [Reranker(classifier, stored).rule, *loaded]
-
-
 def by_text(policies: Iterable[Policy]) -> dict[str, Policy]:
     """Policies by the text that requests name them by."""
     found: dict[str, Policy] = {}
@@ -305,14 +284,9 @@ def by_text(policies: Iterable[Policy]) -> dict[str, Policy]:
     return found
 
 
-def load_rung(classifier: Classifier, path: Path) -> Policy | RankRule:
-    """The policy or rank rule in a file, whose certificate must be for this model."""
-    policy = read_rung(path)
-    runtime = classifier.runtime
-    if isinstance(policy, Policy):
-        policy = classifier.resolve_policy(policy)
-    else:
-        policy.check(runtime.info.exits, runtime.info.labels, runtime.info.problem)
+def load_rung(classifier: Classifier, path: Path) -> Policy:
+    """The policy in a file, whose certificate must be for this model."""
+    policy, runtime = classifier.resolve_policy(read_rung(path)), classifier.runtime
     if policy.certificate is None:
         raise BadPolicy(f"{path}: the policy has no certificate; create one with `offramp calibrate`.")
     with warnings.catch_warnings():
@@ -325,12 +299,10 @@ def load_rung(classifier: Classifier, path: Path) -> Policy | RankRule:
     return policy
 
 
-def read_rung(path: Path) -> Policy | RankRule:
-    """Reads the output of `offramp calibrate --json`, of `Policy.to_json` or of `RankRule.to_json`."""
+def read_rung(path: Path) -> Policy:
+    """Reads the output of `offramp calibrate --json` or of `Policy.to_json`."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if "top_k" in record:
-            return RankRule.from_json(record)
         return Policy.from_json(record.get("saved_policy", record))
     except (ValueError, TypeError, AttributeError, BadPolicy) as error:
         raise BadPolicy(

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from fastapi import Response
 
 from offramp.inference.reranker import make_pairs
-from offramp.policy.ranking import check_reranker, relevance
+from offramp.policy.ranking import check_reranker
+from offramp.serve.audit import scores_of
 from offramp.serve.batcher import Reply
 from offramp.serve.protocols.base import Body, Call, ServedModel, check_finite
 
@@ -35,34 +35,22 @@ def rerank(
 ) -> Call:
     """Scores every document for the query, and responds with all of them, best first.
 
-    A score is the sigmoid of the `relevance`; with `raw`, that itself. A rank rule finds the best `top_k`, by default
-    as many as it was calibrated for; beyond them the order is a guess.
+    A score is the sigmoid of the `relevance`; with `raw`, that itself. The rule `rank` finds the best `top_k`, by
+    default as many as it was calibrated for; beyond them the order is a guess.
     """
     check_reranker(model.labels, model.problem_type)
     pairs = make_pairs(query, documents)
 
     def rank(reply: Reply) -> Response:
         check_finite(reply)
-        logits = scores_of(reply, model.classifier.runtime.info.exits)
+        logits: list[float] = scores_of(reply.predictions).tolist()
         # by logits: sigmoids of large ones are all 1
         order = sorted(range(len(logits)), key=logits.__getitem__, reverse=True)
         scores = logits if raw else [*map(sigmoid, logits)]
         return respond([RankedText(index, pairs[index][1], scores[index]) for index in order], reply)
 
-    rule = model.batcher.rank_rule
-    if rule and not top_k:
-        top_k = rule.top_k
-    return Call(model.request(pairs, body, body.exit_options(), truncate=truncate, top_k=top_k), rank)
-
-
-def scores_of(reply: Reply, layers: Sequence[int]) -> list[float]:
-    """Of each document, on the scale of full depth if a rank rule decided."""
-    scores = relevance(np.array([prediction.logits for prediction in reply.predictions]))
-    if reply.rank_rule is not None:
-        exits = [layers.index(prediction.layer) for prediction in reply.predictions]
-        scores = reply.rank_rule.estimate(exits, scores)
-    found: list[float] = scores.tolist()
-    return found
+    options = {"truncate": truncate, "is_list": True, "top_k": top_k}
+    return Call(model.request(pairs, body, body.exit_options(), **options), rank)
 
 
 def sigmoid(logit: float) -> float:
