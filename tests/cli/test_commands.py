@@ -317,7 +317,7 @@ def test_a_static_cut_that_is_as_good_is_recommended(home: Path, ask: Ask, run: 
     logits = np.repeat(trace.logits[:, -1:], 5, axis=1)  # all exits predict the same
     replace(trace, logits=logits).save(home / "dev.trace")
     assert ask(*asked)["static_cut"] == {"policy": "layer:0", "mean_layer": 0.0}
-    assert "a static cut at layer 0 is as good" in run(*asked).stdout
+    assert "stopping every text at layer 0 does just as well" in run(*asked).stdout
     logits = logits.copy()
     logits[::3, :4] *= -1  # for every third example no exit but the last
     logits[::3, :4] /= 100  # and it shows

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offramp.data.metrics import compute
-from offramp.measuring.count_metrics import COUNT_METRICS, Counts
+from offramp.measuring.scores import COUNT_METRICS, Counts
 
 PAIRS = st.integers(2, 4).flatmap(
     lambda classes: st.tuples(

@@ -9,9 +9,9 @@ import pytest
 
 from offramp.data.metrics import compute
 from offramp.errors import BadOption, BadPolicy
-from offramp.measuring import exit_table, scores, sweep
+from offramp.measuring import exit_table, sweep
 from offramp.measuring.cost import macs
-from offramp.measuring.learned_rules import fit_rule
+from offramp.measuring.exit_table import fit_rule
 from offramp.policy import Policy, fold
 from offramp.problems import MULTI_LABEL, SINGLE_LABEL
 from offramp.rules.agreement import Agreement
@@ -58,8 +58,8 @@ def test_no_example_is_scored_by_a_rule_that_was_fitted_on_it(
         fits.append(part.ids)
         return fit_rule(policy, part)
 
-    monkeypatch.setattr(scores, "fit_rule", fit_and_record)
-    readiness = scores.apply_rule(trace, Policy.parse("agreement:0"), seed=5).readiness
+    monkeypatch.setattr(exit_table, "fit_rule", fit_and_record)
+    readiness = exit_table.apply_rule(trace, Policy.parse("agreement:0"), seed=5).readiness
     assert sorted(np.concatenate(fits)) == trace.ids.tolist()
     assert len(fits) == 2
     for rows, others in (fits, fits[::-1]):

@@ -160,5 +160,7 @@ def search_lines(found: "Calibration | None") -> list[str]:
     if cut is not None:
         layer = int(cut.policy.threshold)  # type: ignore[arg-type]
         smaller = f", or a smaller model (offramp train --layers {layer})" if layer else ""
-        lines.append(f"a static cut at layer {layer} is as good: prefer --rule layer{smaller}")
+        lines.append(
+            f"stopping every text at layer {layer} does just as well; consider --rule layer{smaller}"
+        )
     return lines

@@ -10,8 +10,8 @@ import numpy as np
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.guarantees import Guarantee
 from offramp.measuring.curve import Curve, Point, Sweep, parse_rule
+from offramp.measuring.exit_table import default_tolerance, fit_rule
 from offramp.measuring.guarantee import certify, check_target
-from offramp.measuring.learned_rules import default_tolerance, fit_rule
 from offramp.measuring.sweep import sweep
 from offramp.measuring.targets import (
     NO_EARLY_EXIT,

@@ -1,21 +1,77 @@
-"""The exit of every example at every threshold.
+"""A rule applied to a trace: its readiness at every exit, and the exit of every example at every threshold.
 
-An example leaves at the first exit whose readiness reaches the threshold, so the highest readiness so far decides at
-which thresholds it has left. Counting over all thresholds takes one pass over (examples, exits).
+An example exits at the first exit whose readiness reaches the threshold, so the highest readiness so far decides at
+which thresholds it has exited. Counting over all thresholds takes one pass over (examples, exits).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.policy import Policy
+from offramp.policy import Policy, fold
 from offramp.problems import Array
+from offramp.rules.agreement import Agreement
 from offramp.rules.base import Rule
+from offramp.trace import Trace
 
+FITTED_ON = 20_000
+"""The most examples that a rule is fitted on: it has few coefficients, and more would only take longer."""
 SAMPLE = 50_000
 """Examples that automatic thresholds are chosen from."""
+
+
+@dataclass(frozen=True)
+class RuleOutput:
+    """A rule applied to every exit of a trace."""
+
+    readiness: Array
+    """(examples, exits)"""
+    predictions: Array
+    """(exits, examples) classes or numbers, or (exits, examples, labels) 0 or 1."""
+
+
+def apply_rule(trace: Trace, policy: Policy, seed: int = 0) -> RuleOutput:
+    """The output of a rule; one that is not fitted is fitted here, see `cross_fit`."""
+    if not policy.rule.is_fitted:
+        return cross_fit(trace, policy, seed)
+    folded = fold(policy.rule, trace.logits, trace.gates, trace.layers, trace.problem_type)
+    predictions = np.moveaxis(trace.problem.decode(folded.logits), 1, 0)
+    return RuleOutput(folded.readiness, np.ascontiguousarray(predictions))
+
+
+def cross_fit(trace: Trace, policy: Policy, seed: int) -> RuleOutput:
+    """Each half of the examples with a rule fitted on the other half, so that no example scores its own fit."""
+    order = np.random.default_rng(seed).permutation(len(trace))
+    halves = np.array_split(order, 2)
+    outputs = [
+        apply_rule(trace[rows], fit_rule(policy, trace[others])) for rows, others in (halves, halves[::-1])
+    ]
+    back = np.argsort(order)
+    return RuleOutput(
+        readiness=np.concatenate([output.readiness for output in outputs])[back],
+        predictions=np.concatenate([output.predictions for output in outputs], axis=1)[:, back],
+    )
+
+
+def fit_rule(policy: Policy, trace: Trace, tolerance: float | None = None) -> Policy:
+    """The policy with its rule fitted to a trace; unchanged if the rule does not learn or is already fitted.
+
+    `tolerance` is for regression, and for a rule that has none of its own.
+    """
+    if policy.rule.is_fitted:
+        return policy
+    assert isinstance(policy.rule, Agreement)  # the only rule that learns
+    some = trace[:: max(1, -(-len(trace) // FITTED_ON))]
+    return replace(policy, rule=Agreement.fit(some, policy.rule.tolerance or tolerance))
+
+
+def default_tolerance(trace: Trace) -> float:
+    """In regression, a tenth of the standard deviation of the predictions, with two digits."""
+    values = trace.logits[:, -1]
+    finite = np.isfinite(values)
+    return float(f"{np.std(values[finite]) / 10:.2g}") if finite.any() else 0.0
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from offramp.guarantees.bounds import BOUNDS
 from offramp.guarantees.certificate import Certificate, Conditions, Guarantee
 from offramp.guarantees.losses import LOSSES, Reference
 from offramp.guarantees.testing import Part, PartResult, first_failure, results_of
-from offramp.measuring.exit_table import build_exit_table
-from offramp.measuring.scores import apply_rule
+from offramp.measuring.exit_table import apply_rule, build_exit_table
 from offramp.measuring.targets import NO_EARLY_EXIT, Candidate
 from offramp.policy import fold
 from offramp.policy.text import class_indices, round_threshold

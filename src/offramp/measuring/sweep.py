@@ -9,9 +9,8 @@ import numpy as np
 from offramp.errors import BadOption
 from offramp.measuring.cost import cost, macs
 from offramp.measuring.curve import Curve, Point, Sweep, needs_labels, parse_rule
-from offramp.measuring.exit_table import ExitTable, build_exit_table, useful_thresholds
-from offramp.measuring.learned_rules import fit_rule
-from offramp.measuring.scores import apply_rule, intervals, metric_names, scores
+from offramp.measuring.exit_table import ExitTable, apply_rule, build_exit_table, fit_rule, useful_thresholds
+from offramp.measuring.scores import intervals, metric_names, scores
 from offramp.numerics import finite_rows
 from offramp.policy import Policy
 from offramp.policy.text import fitted_names

@@ -14,7 +14,7 @@ from typing import Any
 from offramp.files import write_files
 from offramp.measuring import sweep
 from offramp.measuring.curve import needs_labels
-from offramp.measuring.learned_rules import default_tolerance
+from offramp.measuring.exit_table import default_tolerance
 from offramp.measuring.mean_curve import MeanCurve, compare
 from offramp.reports.page import page
 from offramp.reports.sections import Section, charts, comparison_chart, measure_section

@@ -102,7 +102,9 @@ class RetrofitResults:
             f"size: {size.model:.0f} MB{audit}; the original's weights are {size.original:.0f} MB",
         ]
         if self.static_cut is not None:
-            lines.append(f"a static cut at layer {self.static_cut:g} is as good: consider --rule layer")
+            lines.append(
+                f"stopping every text at layer {self.static_cut:g} does just as well; consider --rule layer"
+            )
         if self.full_depth_bit_equal is not None:
             equal = "" if self.full_depth_bit_equal else "NOT "
             lines.append(f"full depth in PyTorch is {equal}bit-equal to {self.original}")

@@ -8,8 +8,8 @@ import numpy as np
 
 from offramp.measuring import Point, Sweep, sweep
 from offramp.measuring.curve import parse_rule
+from offramp.measuring.exit_table import apply_rule
 from offramp.measuring.mean_curve import MeanCurve
-from offramp.measuring.scores import apply_rule
 from offramp.policy.text import rule_in_text
 from offramp.reports.chart import (
     FRONT,
