@@ -145,7 +145,7 @@ def test_trace_adds_the_prediction_of_every_exit(
 ) -> None:
     model = make_model(labels=["red", "green", "blue"])
     for text in TEXTS:
-        prediction, plain = classifier.predict(text, trace=True), classifier.predict(text)
+        prediction, plain = classifier.predict(text, every_exit=True), classifier.predict(text)
         assert (prediction.label, prediction.layer) == (plain.label, plain.layer)
         assert [exit.layer for exit in prediction.exits] == [0, 1, 2, 3, 4]
         taken = prediction.exits[prediction.layer]
@@ -262,7 +262,7 @@ def test_load_errors_give_the_reason(tiny_encoder: Callable[..., Any], tmp_path:
         ({"policy": "layer:9"}, Incompatible, "exits are at"),
         ({"max_layer": 7}, Incompatible, "max_layer=7"),
         ({"policy": "gate:0.5"}, Incompatible, "gate"),
-        ({"trace": True, "deadline_ms": 5}, BadOption, "deadline"),
+        ({"every_exit": True, "deadline_ms": 5}, BadOption, "deadline"),
     ],
 )
 def test_bad_options_are_named(

@@ -62,7 +62,7 @@ def test_the_first_exit_does_not_train_the_embeddings(
 def test_every_text_can_leave_before_the_first_layer(policy: str, any_runtime: Path) -> None:
     classifier = Classifier.from_pretrained(any_runtime, policy)
     predictions = classifier.predict(TEXTS)
-    traced = classifier.predict(TEXTS, trace=True)
+    traced = classifier.predict(TEXTS, every_exit=True)
     assert {prediction.layer for prediction in predictions} == {0}
     assert [each.label for each in predictions] == [each.exits[0].label for each in traced]
 

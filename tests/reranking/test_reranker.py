@@ -39,12 +39,13 @@ def offline(reranker: Reranker, query: str, documents: list[str], top_k: int, ex
     ranking = Ranking(reranker.rule, np.array([len(documents)]), np.array([top_k]), exact)
     decision = ranking.decide(logits)
     layers = np.asarray(classifier.runtime.info.exits)[decision.exits]
-    return best_first(ranking.scores(decision), layers)[:top_k]
+    return best_first(ranking.scores(decision), layers, documents)[:top_k]
 
 
 def assert_same(found: list[Ranked], expected: list[Ranked]) -> None:
     assert [each.index for each in found] == [each.index for each in expected]
     assert [each.layer for each in found] == [each.layer for each in expected]
+    assert [each.document for each in found] == [each.document for each in expected]
     assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
 
 
@@ -124,7 +125,7 @@ def test_past_its_deadline_a_list_without_a_rule_has_the_order_of_the_last_exit(
     classifier = reranker.classifier
     logits, _ = classifier.engine.trace(classifier.tokenizer([(QUERY, document) for document in DOCUMENTS]))
     found = Reranker(classifier).rank(QUERY, DOCUMENTS, top_k=99, deadline_ms=0)
-    assert_same(found, best_first(relevance(logits[:, 0]), np.zeros(len(logits), int)))
+    assert_same(found, best_first(relevance(logits[:, 0]), np.zeros(len(logits), int), DOCUMENTS))
 
 
 @pytest.mark.parametrize(

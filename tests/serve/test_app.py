@@ -63,7 +63,7 @@ def test_a_text_a_list_and_pairs_get_the_classifiers_predictions(serve: Serve, a
 
 def test_probabilities_and_a_trace_are_optional(server: Any, classifier: Classifier) -> None:
     found = server.ask("good film", probabilities=True, trace=True).json()["predictions"][0]
-    expected = classifier.predict("good film", trace=True)
+    expected = classifier.predict("good film", every_exit=True)
     assert found["probabilities"] == pytest.approx(expected.probabilities)
     assert [each["layer"] for each in found["exits"]] == [0, 1, 2, 3, 4]
     for exit, wanted in zip(found["exits"], expected.exits, strict=True):

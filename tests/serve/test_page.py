@@ -46,7 +46,7 @@ def test_the_page_shows_the_prediction_its_layer_and_every_exit(
     browser.find_element(By.ID, "text").send_keys("good film")
     browser.find_element(By.ID, "send").click()
     wait.until(lambda _: text(browser, "label"))
-    expected = classifier.predict("good film", trace=True)
+    expected = classifier.predict("good film", every_exit=True)
     assert text(browser, "label").startswith(f"{expected.label}, ")
     assert text(browser, "depth") == f"exit at layer {expected.layer} of 4"
     assert len(browser.find_elements(By.CSS_SELECTOR, "#steps .run")) == expected.layer - 1

@@ -12,11 +12,13 @@ reference/         the model whose predictions the certificate protects, if it i
 
 from offramp.folder.folder import (
     check_reachable,
+    copy_model,
     find_model,
     is_exported,
     load_model,
     load_tokenizer,
     megabytes,
+    push_model,
 )
 from offramp.folder.manifest import Manifest, SavedTokenizer
 
@@ -24,9 +26,11 @@ __all__ = [
     "Manifest",
     "SavedTokenizer",
     "check_reachable",
+    "copy_model",
     "find_model",
     "is_exported",
     "load_model",
     "load_tokenizer",
     "megabytes",
+    "push_model",
 ]

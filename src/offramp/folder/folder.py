@@ -1,13 +1,14 @@
 """Finding, reading and loading a model folder."""
 
 import os
+import shutil
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from offramp.errors import CannotLoad
-from offramp.files import explain_damage
+from offramp.errors import BadOption, CannotLoad
+from offramp.files import atomic_folder, explain_damage
 from offramp.folder.manifest import MANIFEST, usable_tokenizer
 from offramp.model_info import CONFIG, ModelInfo
 from offramp.row_hashes import FILE
@@ -62,6 +63,38 @@ def download(name: str, revision: str | None = None, files: Sequence[str] = DOWN
     except Exception as error:  # huggingface_hub raises many types
         reason = str(error).strip().partition("\n")[0]
         raise CannotLoad(f"{name} is not a folder here and could not be downloaded ({reason}).") from error
+
+
+def copy_model(source: Path | None, path: str | PathLike[str]) -> None:
+    """Copies a model folder; the new one is written completely or not at all."""
+    source = require_folder(source)
+    with atomic_folder(Path(path)) as draft:
+        shutil.copytree(source, draft, dirs_exist_ok=True)
+
+
+def push_model(source: Path | None, repo_id: str, **options: Any) -> str:
+    """Uploads a model folder to the Hugging Face Hub, and returns the address of the commit."""
+    from huggingface_hub import HfApi
+
+    source, token, private = require_folder(source), options.pop("token", None), options.pop("private", None)
+    api = HfApi(token=token)
+    try:
+        repo = api.create_repo(repo_id, private=private, exist_ok=True)
+        return str(api.upload_folder(repo_id=repo.repo_id, folder_path=source, **options).commit_url)
+    except Exception as error:  # huggingface_hub raises many types
+        reason = str(error).strip().partition("\n")[0]
+        raise BadOption(
+            f"{repo_id} could not be uploaded ({reason}); log in with `hf auth login`, or pass token=..."
+        ) from error
+
+
+def require_folder(source: Path | None) -> Path:
+    if source is None:
+        raise BadOption(
+            "this model was not loaded from a folder; save the ExitModel and its tokenizer with their own "
+            "save_pretrained, and load that folder."
+        )
+    return source
 
 
 def load_model(path: str | PathLike[str], tokenizer: Any = None, **options: Any) -> tuple["ExitModel", Any]:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import replace
 from os import PathLike
+from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack, overload
 
 import numpy as np
 
 from offramp.engine import WINDOW, Engine
 from offramp.errors import BadOption
-from offramp.folder import SavedTokenizer, find_model, is_exported, load_model
+from offramp.folder import SavedTokenizer, copy_model, find_model, is_exported, load_model, push_model
 from offramp.inference.prediction import Prediction, predictions
 from offramp.inference.texts import BatchTokenizer, Text, check_texts, chunks, is_single
 from offramp.policy import Decision, Policy, check_certificate, fold
@@ -32,7 +33,7 @@ class PredictOptions(TypedDict, total=False):
     policy: Policy | str | None
     max_layer: int | None
     deadline_ms: float | None
-    trace: bool
+    every_exit: bool
 
 
 class Classifier:
@@ -53,10 +54,13 @@ class Classifier:
         batch_tokens: int | None = None,
         max_length: int | None = None,
         training_rows: Array | None = None,
+        folder: Path | None = None,
     ) -> None:
         if max_length is not None and max_length < MIN_LENGTH:
             raise BadOption(f"max_length={max_length} must be at least {MIN_LENGTH} tokens.")
         self.runtime = runtime_of(model)
+        self.folder = folder
+        """The folder that the model was loaded from, if any."""
         self.training_rows = training_rows  # hashes, sorted; see `offramp.row_hashes`
         self.engine = Engine(self.runtime, window, batch_tokens)
         self.tokenizer = BatchTokenizer(tokenizer, text_length(self.runtime, max_length))
@@ -117,7 +121,7 @@ class Classifier:
             model, tokenizer = load_model(folder, **options)
             runtime = TorchRuntime(model, device, autocast, threads)
         sizes: dict[str, Any] = {"window": window, "batch_tokens": batch_tokens, "max_length": max_length}
-        return cls(runtime, tokenizer, policy, **sizes, training_rows=load_hashes(folder))
+        return cls(runtime, tokenizer, policy, **sizes, training_rows=load_hashes(folder), folder=folder)
 
     @overload
     def predict(self, texts: Text, **options: Unpack[PredictOptions]) -> Prediction: ...
@@ -133,7 +137,7 @@ class Classifier:
         policy: Policy | str | None = None,
         max_layer: int | None = None,
         deadline_ms: float | None = None,
-        trace: bool = False,
+        every_exit: bool = False,
     ) -> Prediction | list[Prediction] | Iterator[Prediction]:
         """Predict one text, several, or a stream of texts, in order.
 
@@ -147,20 +151,20 @@ class Classifier:
             max_layer: the deepest layer to run; texts that have not left by then leave there.
             deadline_ms: milliseconds after which texts leave with the prediction of the last exit they passed;
                 every text passes the first exit. Counted from the call, or for a stream from reading each window.
-            trace: add the prediction of every exit, which runs all layers.
+            every_exit: add the prediction of every exit, which runs all layers.
         """
-        if trace and deadline_ms is not None:
-            raise BadOption("trace=True runs all layers, so it cannot be combined with deadline_ms.")
+        if every_exit and deadline_ms is not None:
+            raise BadOption("every_exit=True runs all layers, so it cannot be combined with deadline_ms.")
         if policy is not None or max_layer is not None:  # its own is checked already
             policy = self.resolve_policy(policy or self.policy, max_layer)
         policy = policy or self.policy
         if not isinstance(texts, Sized):
-            return self.stream(self.check_texts(texts), policy, deadline_ms, trace)
+            return self.stream(self.check_texts(texts), policy, deadline_ms, every_exit)
         deadline, single = deadline_from_now(deadline_ms), is_single(texts)
         found = [
             prediction
             for part in chunks([*self.check_texts([texts] if single else texts)], self.engine.window)
-            for prediction in self.predict_tokens(self.tokenizer(part), policy, deadline, trace)
+            for prediction in self.predict_tokens(self.tokenizer(part), policy, deadline, every_exit)
         ]
         return found[0] if single else found
 
@@ -185,6 +189,17 @@ class Classifier:
 
         return estimator(self, policy, classes)
 
+    def save_pretrained(self, path: str | PathLike[str]) -> None:
+        """Copy the folder that the model was loaded from; `store_policy` changes the policy of the copy."""
+        copy_model(self.folder, path)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the folder that the model was loaded from, and return the address of the commit.
+
+        `options` are `token`, `private`, and those of `HfApi.upload_folder`, such as `commit_message`.
+        """
+        return push_model(self.folder, repo_id, **options)
+
     def resolve_policy(self, policy: Policy | str, max_layer: int | None = None) -> Policy:
         """Parse a policy, resolve class names, apply `max_layer`, and check it against this model."""
         policy = Policy.resolve(policy, self.runtime.info.policy)
@@ -195,17 +210,21 @@ class Classifier:
         return policy
 
     def stream(
-        self, texts: Iterator[Text], policy: Policy, deadline_ms: float | None, trace: bool
+        self, texts: Iterator[Text], policy: Policy, deadline_ms: float | None, every_exit: bool
     ) -> Iterator[Prediction]:
         for part in chunks(texts, self.engine.window):
             deadline = deadline_from_now(deadline_ms)
-            yield from self.predict_tokens(self.tokenizer(part), policy, deadline, trace)
+            yield from self.predict_tokens(self.tokenizer(part), policy, deadline, every_exit)
 
     def predict_tokens(
-        self, tokens: list[Tokens], policy: Policy, deadline: float | Array = math.inf, trace: bool = False
+        self,
+        tokens: list[Tokens],
+        policy: Policy,
+        deadline: float | Array = math.inf,
+        every_exit: bool = False,
     ) -> Iterator[Prediction]:
         """Like `predict`, for tokens; `policy` comes from `resolve_policy`, `deadline` is as in `Engine.run`."""
-        if trace:
+        if every_exit:
             return self.predict_every_exit(tokens, policy)
         return predictions(self.engine.run(tokens, policy, deadline), self.runtime)
 

@@ -29,7 +29,7 @@ class Prediction:
     finite: bool = True
     """False if an exit on the way returned NaN or infinity; texts never leave early on those."""
     exits: tuple["Prediction", ...] = field(default=(), repr=False)
-    """With `trace=True`, the prediction of every exit."""
+    """With `every_exit=True`, the prediction of every exit."""
     logits: tuple[float, ...] = field(default=(), repr=False)
     """Of every label, in the model's order; in a regression, the value alone."""
 

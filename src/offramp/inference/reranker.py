@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ class Ranked:
     """The logit of being relevant: the last exit's, or an estimate of it from the exit taken."""
     layer: int
     """The layer of that exit; layer 0 is the embeddings."""
+    document: str = field(repr=False)
 
 
 class Reranker:
@@ -52,6 +53,14 @@ class Reranker:
         """Load a model and the rank rule stored with it; `options` are those of `Classifier.from_pretrained`."""
         folder = find_model(fspath(path), options.pop("revision", None))
         return cls(Classifier.from_pretrained(folder, NEVER, **options), ModelInfo.read(folder).rank_rule)
+
+    def save_pretrained(self, path: str | PathLike[str]) -> None:
+        """Like `Classifier.save_pretrained`."""
+        self.classifier.save_pretrained(path)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Like `Classifier.push_to_hub`."""
+        return self.classifier.push_to_hub(repo_id, **options)
 
     def rank(
         self,
@@ -116,7 +125,8 @@ class Reranker:
         found = []
         for query, (size, end) in enumerate(zip(sizes.tolist(), ends.tolist(), strict=True)):
             with naming(query, len(pairs)):
-                found.append(best_first(scores[end - size : end], layers[end - size : end]))
+                documents = [document for _, document in pairs[query]]
+                found.append(best_first(scores[end - size : end], layers[end - size : end], documents))
         return found
 
 
@@ -161,10 +171,10 @@ def check_text(value: Any, name: str) -> str:
     return clean(value)
 
 
-def best_first(scores: Array, layers: Array) -> list[Ranked]:
+def best_first(scores: Array, layers: Array, documents: Sequence[str]) -> list[Ranked]:
     """The documents of one list; of equal ones, the first is better."""
     bad = np.flatnonzero(~np.isfinite(scores))
     if len(bad):
         raise NotFinite(f"the model returned NaN or infinity for document {', '.join(map(str, bad[:5]))}.")
     order = np.argsort(-scores, kind="stable").tolist()
-    return [Ranked(index, float(scores[index]), int(layers[index])) for index in order]
+    return [Ranked(index, float(scores[index]), int(layers[index]), documents[index]) for index in order]

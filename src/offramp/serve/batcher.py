@@ -396,7 +396,7 @@ class Batcher:
         if not self._finite:
             return False
         try:
-            prediction = next(self.classifier.predict_tokens(self._test, NEVER, trace=True))
+            prediction = next(self.classifier.predict_tokens(self._test, NEVER, every_exit=True))
         except Exception:
             log.exception("the model failed on a test")
             return False
