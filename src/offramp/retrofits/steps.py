@@ -13,7 +13,6 @@ import numpy as np
 from datasets import Dataset
 from transformers import TrainerCallback, set_seed
 
-from offramp.data import Task
 from offramp.data.checks import has_default_names
 from offramp.errors import NoSafeThreshold
 from offramp.files import atomic_file, atomic_folder, write_files
@@ -110,7 +109,7 @@ class Steps:
         }
         done = train(
             model,
-            unlabelled_task(self.split.learn, model),
+            Dataset.from_dict(replace(self.split.learn, labels=None).columns()),
             mixed(fine_tune=False) if tune else frozen(),
             arguments,
             tokenizer=self.original.tokenizer,
@@ -324,20 +323,6 @@ class Steps:
                     model.save_pretrained(draft)
                     self.original.tokenizer.save_pretrained(draft)
         return folder
-
-
-def unlabelled_task(part: TextSet, model: ExitModel) -> Task:
-    rows = Dataset.from_dict(replace(part, labels=None).columns())
-    problem = model.config.problem
-    return Task.from_dataset(
-        rows,
-        text="text",
-        text_pair="text_pair" if "text_pair" in rows.column_names else None,
-        labels=model.config.label_names if problem.has_classes else None,
-        problem_type=problem,
-        unlabelled=["train"],
-        name="texts",
-    )
 
 
 def predictor(folder: Path, policy: Policy) -> Predict:
