@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-from shared import processor, read_texts
+from shared import about, read_texts
 from soak import workers
 
 from serve import (
@@ -69,8 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     allow_many_connections()
     load = [to_body(text) for text in read_texts(options.texts)]
-    about = {"date": str(date.today()), "processor": processor()}
-    print(json.dumps(about))
+    print(json.dumps(about()))
     for name in options.only:
         print(json.dumps({name: ATTACKS[name](options.model, load)}), flush=True)
 

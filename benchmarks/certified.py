@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from recipes import measured
+from shared import markdown
 
 from offramp import Guarantee, NoSafeThreshold, Trace
 from offramp.measuring.calibrate import calibrate
@@ -27,20 +28,25 @@ def main() -> None:
     calibration = Trace.load(options.calibration)
     traces = {path.stem: Trace.load(path) for path in options.traces}
     columns = [f"{name}: {what}" for name in traces for what in ("mean layer", "changed", "lost")]
-    print(f"| epsilon | rule | {' | '.join(columns)} |\n{'|---' * (2 + len(columns))}|")
+    rows = []
     for epsilon in options.epsilon:
         for rule in options.rule:
             target = Guarantee(epsilon, tolerance=options.tolerance)
             try:
                 policy = calibrate(calibration, rule, target).policy
             except NoSafeThreshold as refusal:
-                print(f"| {100 * epsilon:g} % | {rule} | {refusal} |")
+                rows.append([f"{100 * epsilon:g}%", rule, str(refusal)])
                 continue
-            found = [measured(policy, trace, options.tolerance) for trace in traces.values()]
-            cells = [
-                f"{each['mean_layer']:.2f} | {each['changed']:.1f} % | {each['lost']:.1f}" for each in found
-            ]
-            print(f"| {100 * epsilon:g} % | {rule} | {' | '.join(cells)} |")
+            cells = []
+            for trace in traces.values():
+                outcome = measured(policy, trace, options.tolerance)
+                cells += [
+                    f"{outcome['mean_layer']:.2f}",
+                    f"{outcome['changed']:.1f}%",
+                    f"{outcome['lost']:.1f}",
+                ]
+            rows.append([f"{100 * epsilon:g}%", rule, *cells])
+    print(markdown(["epsilon", "rule", *columns], rows))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import argparse
 import copy
 import gc
 import json
-import platform
 import resource
 import sys
 import time
@@ -26,7 +25,7 @@ from unittest import mock
 import numpy as np
 import torch
 import transformers
-from shared import last_exit_only, processor, read_texts
+from shared import about, last_exit_only, read_texts
 
 from offramp.engine import Engine
 from offramp.inference import Classifier
@@ -52,7 +51,10 @@ def main() -> None:
         "sizes": lambda: bench.sizes([512, 1024, 2048, 4096], [0, 16, 64]),
         "growth": lambda: bench.growth([100, 1000] if args.quick else [100, 1000, 10_000, 100_000]),
     }
-    report = {"machine": machine(), "workload": bench.workload()}
+    report = {
+        "machine": about("torch", "transformers", threads=torch.get_num_threads()),
+        "workload": bench.workload(),
+    }
     for name, part in parts.items():
         if not args.only or name.split()[0] in args.only:
             print(f"{name} ...", file=sys.stderr)
@@ -318,16 +320,6 @@ def ratio(left: list[float], right: list[float]) -> np.ndarray:
 def summary(values: np.ndarray) -> dict[str, float]:
     low, middle, high = np.percentile(values, [25, 50, 75])
     return {"median": float(middle), "low": float(low), "high": float(high)}
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "processor": processor(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
 
 
 def show(report: dict[str, Any], indent: str = "") -> None:

@@ -13,12 +13,11 @@ import resource
 import tempfile
 import threading
 import time
-from datetime import date
 from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
-from shared import processor
+from shared import about
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
 
@@ -58,8 +57,7 @@ def main() -> None:
         largest = LargestFile(folder / "run")
         train(model, task, frozen(epochs=options.epochs), arguments, tokenizer=word_tokenizer())
         found = {
-            "date": str(date.today()),
-            "processor": processor(),
+            **about(),
             "texts": options.texts,
             "gigabytes_on_disk": round(largest.stop() / 1e9, 2),
             "gigabytes_of_memory": round(peak_memory(), 2),

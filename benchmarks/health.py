@@ -11,13 +11,12 @@ import argparse
 import json
 import sys
 import time
-from datetime import date
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from shared import processor, read_texts
+from shared import about, read_texts
 
 from serve import (
     allow_many_connections,
@@ -51,13 +50,8 @@ def main() -> None:
         client = pool.apply_async(run_client, (open_loop, server.url, load, options.seconds, rate))
         health = ask_until(server.url, client)
         found = client.get()
-    about = {
-        "date": str(date.today()),
-        "processor": processor(),
-        "capacity": capacity,
-        "seconds": options.seconds,
-    }
-    print(json.dumps({**about, "health_ms": health, "requests": found}, indent=1))
+    facts = about(capacity=capacity, seconds=options.seconds)
+    print(json.dumps({**facts, "health_ms": health, "requests": found}, indent=1))
 
 
 def ask_until(url: str, client: Any) -> dict[str, Any]:

@@ -23,7 +23,6 @@ OUT/recipes.md and OUT/recipes.svg:
 """
 
 import argparse
-import csv
 import json
 import time
 from dataclasses import replace
@@ -34,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from shared import processor
+from shared import markdown, processor, read_sst2
 from transformers import AutoTokenizer, set_seed
 
 from offramp import ExitModel, Task, Trace, collect, sweep, train
@@ -204,12 +203,6 @@ def load_task(name: str, options: argparse.Namespace) -> tuple[Task, dict[str, A
     return task, parts
 
 
-def read_sst2(file: Path) -> dict[str, list[Any]]:
-    with file.open(encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-    return {"text": [row["sentence"].strip() for row in rows], "label": [int(row["label"]) for row in rows]}
-
-
 def measure(folder: Path, final: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Everything that the tables show about one model."""
     traces = {file.stem: Trace.load(file) for file in folder.glob("*.trace")}
@@ -319,7 +312,7 @@ def table(results: list[dict[str, Any]]) -> str:
         "2 % changed",
         "last minus final",
     ]
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    rows = []
     seeds = {each["seed"] for each in results}
     for recipe in dict.fromkeys(each["recipe"] for each in results):
         runs = [each for each in results if each["recipe"] == recipe]
@@ -335,11 +328,9 @@ def table(results: list[dict[str, Any]]) -> str:
         ]
         ends = [run["last_minus_final"] for run in runs if run["last_minus_final"]]
         interval = "{:+.1f} to {:+.1f}".format(*np.mean(ends, axis=0)) if ends else ""
-        lines.append(
-            f"| {name} | {' | '.join(cells)} | "
-            f"{numbers[0]:.1f} | {numbers[1]:.2f} | {numbers[2]:.2f} | {interval} |"
-        )
-    return "\n".join(lines) + "\n"
+        summary = [f"{numbers[0]:.1f}", f"{numbers[1]:.2f}", f"{numbers[2]:.2f}", interval]
+        rows.append([name, *cells, *summary])
+    return markdown(header, rows) + "\n"
 
 
 def last_minus_final(trace: Trace, final: Path) -> list[float]:

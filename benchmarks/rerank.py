@@ -15,12 +15,9 @@ import json
 import math
 import random
 import re
-import statistics
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,33 +25,29 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from shared import processor
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    Trainer,
-    TrainingArguments,
-    set_seed,
-)
+from shared import about, export_full_depth, fine_tune, log, markdown
+from transformers import set_seed
 
 from offramp import (
     Classifier,
     ExitModel,
     RankGuarantee,
     Reranker,
+    Task,
     Trace,
     calibrate_ranking,
     collect,
     export,
     store_rank_rule,
+    train,
 )
-from offramp.files import atomic_folder
+from offramp.measuring.comparison import time_in_turns
+from offramp.models.heads import HeadConfig
 from offramp.policy.ranking import RankRule, relevance
 from offramp.problems import Array
 from offramp.reranking.calibrate import QuerySet
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.steps import Steps
-from offramp.retrofits.text_split import TextSet, TextSplit
+from offramp.training.recipes import frozen, mixed
 
 LIST = 100
 LEARN_QUESTIONS, LEARN_DOCUMENTS = 1200, 40
@@ -136,10 +129,14 @@ def main() -> None:
         contenders.insert(2, in_one_graph(f"{options.half} layers, retrained, {precision}", half))
     results = [measure(each, test, scores, full_depth) for each in contenders]
     if options.time:
-        seconds = time_in_turns([each.rank for each in contenders], test[:: len(test) // TIMED])
-        results = [row | {"milliseconds": 1000 * each} for row, each in zip(results, seconds, strict=True)]
-    about = {"date": str(date.today()), "processor": processor(), "threads": options.threads}
-    record = {**about, "certificate": rule.certificate.to_json(), "results": results}
+        timed = test[:: len(test) // TIMED]
+        for each in contenders:
+            each.rank(timed[0])  # warm-up
+        seconds = time_in_turns(
+            {each.name: partial(rank_next, each.rank, iter(timed)) for each in contenders}, len(timed)
+        )
+        results = [row | {"milliseconds": 1000 * seconds[row["name"]]} for row in results]
+    record = {**about(threads=options.threads), "certificate": rule.certificate.to_json(), "results": results}
     (options.out / "rerank.json").write_text(json.dumps(record, indent=1))
     print(f"{table(results)}\n\n{rule.certificate.summary}")
 
@@ -253,46 +250,21 @@ def fine_tuned(
     epochs: float,
     layers: int | None = None,
 ) -> Original:
-    """A plain cross-encoder, trained unless its folder exists."""
-    if not out.exists():
-        fine_tune(options, pairs, out, epochs, layers)
-    return load_original(out)
-
-
-def fine_tune(
-    options: argparse.Namespace, pairs: Sequence[TrainingPair], out: Path, epochs: float, layers: int | None
-) -> None:
-    """With transformers alone; the logit of the only output is trained to be that of being relevant."""
-    set_seed(options.seed)
-    tokenizer = AutoTokenizer.from_pretrained(options.encoder)
-    cut = {} if layers is None else {"num_hidden_layers": layers}
-    model = AutoModelForSequenceClassification.from_pretrained(
-        options.encoder, num_labels=1, dtype="float32", **cut
-    )
-    queries, documents, labels = zip(*pairs, strict=True)
-    data = Dataset.from_dict({**tokenizer([*queries], [*documents], truncation=True), "labels": [*labels]})
-    arguments = TrainingArguments(
-        str(options.out / "fine-tuning"),
-        num_train_epochs=epochs,
-        learning_rate=1e-4,
-        per_device_train_batch_size=16,
-        train_sampling_strategy="group_by_length",
-        warmup_steps=0.06,
-        weight_decay=0.01,
-        bf16=options.bf16,
-        use_cpu=True,
-        save_strategy="no",
-        report_to="none",
-        logging_steps=20,
-        disable_tqdm=True,
+    """A plain cross-encoder; the logit of the only output is trained to be that of being relevant."""
+    *texts, labels = zip(*pairs, strict=True)
+    config = {"num_labels": 1} | ({} if layers is None else {"num_hidden_layers": layers})
+    fine_tune(
+        options.encoder,
+        texts,
+        labels,
+        out,
         seed=options.seed,
+        epochs=epochs,
+        bf16=options.bf16,
+        loss=binary_loss,
+        config=config,
     )
-    trainer = Trainer(
-        model, arguments, train_dataset=data, processing_class=tokenizer, compute_loss_func=binary_loss
-    )
-    trainer.train()
-    with atomic_folder(out) as half:
-        trainer.save_model(str(half))
+    return load_original(out)
 
 
 def binary_loss(outputs: Any, labels: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -301,17 +273,33 @@ def binary_loss(outputs: Any, labels: torch.Tensor, **_: Any) -> torch.Tensor:
 
 
 def with_exits(options: argparse.Namespace, original: Original, learn: Sequence[Question]) -> Path:
-    """The folder of the cross-encoder with exits, learned and exported by the steps of `offramp retrofit`."""
+    """The folder of the cross-encoder with exits, learned and exported as by `offramp retrofit`."""
     folder: Path = options.out / variant(options)
     if not folder.exists():
-        nothing = TextSet([])
-        split = TextSplit(TextSet(pairs_of(learn)), calibration=nothing, test=nothing)
-        steps = Steps(
-            options.out / f"work-{variant(options)}", original, split, "", options.seed, False, log, ()
+        set_seed(options.seed)
+        texts = pairs_of(learn)
+        arguments = {
+            "output_dir": options.out / f"work-{variant(options)}",
+            "seed": options.seed,
+            "eval_strategy": "no",
+            "load_best_model_at_end": False,
+            "report_to": "none",
+            "logging_strategy": "no",
+            "disable_tqdm": True,
+            **({"num_train_epochs": 1} if options.tune else {}),
+        }
+        trained = train(
+            ExitModel.from_encoder(original.model, head=HeadConfig(pooling="pair")),
+            Task.from_dataset(
+                pair_columns(texts), problem_type="regression", unlabelled=["train"], name="pairs"
+            ),
+            mixed(fine_tune=False) if options.tune else frozen(),
+            arguments,
+            tokenizer=original.tokenizer,
+            max_length=original.max_length,
         )
-        trained = steps.train_exits(None, options.tune, epochs=1)
         log(f"exporting in {options.precision}")
-        export(trained, folder, options.precision, texts=split.learn.texts)
+        export(trained.folder, folder, options.precision, texts=texts)
     return folder
 
 
@@ -322,15 +310,18 @@ def variant(options: argparse.Namespace) -> str:
 def exported(options: argparse.Namespace, model: Original, learn: Sequence[Question]) -> Path:
     """The folder of a rival, exported as one graph."""
     layers = model.model.config.num_hidden_layers
-    folder: Path = options.out / f"rival-{layers}-{options.precision}"
-    if not folder.exists():
-        plain = ExitModel.from_encoder(model.model, exits=[layers])
-        export(plain, folder, options.precision, model.tokenizer, texts=pairs_of(learn))
-    return folder
+    folder = options.out / f"rival-{layers}-{options.precision}"
+    return export_full_depth(model, folder, options.precision, pairs_of(learn))
 
 
 def pairs_of(questions: Sequence[Question]) -> list[Any]:
     return [pair for each in questions for pair in each.pairs]
+
+
+def pair_columns(pairs: Sequence[tuple[str, str]]) -> Dataset:
+    return Dataset.from_dict(
+        {"text": [query for query, _ in pairs], "text_pair": [document for _, document in pairs]}
+    )
 
 
 def queries_of(questions: Sequence[Question]) -> list[str]:
@@ -342,9 +333,11 @@ def traced(folder: Path, questions: Sequence[Question], file: Path) -> Trace:
     if not file.exists():
         log(f"running every exit for {file.stem}")
         classifier = Classifier.from_pretrained(folder, "never", threads=torch.get_num_threads())
-        data = Dataset.from_dict(TextSet(pairs_of(questions)).columns())
         collect(
-            classifier, data, data=f"WikiQA {file.stem.partition('-')[0]} questions", progress=False
+            classifier,
+            pair_columns(pairs_of(questions)),
+            data=f"WikiQA {file.stem.partition('-')[0]} questions",
+            progress=False,
         ).save(file)
     return Trace.load(file)
 
@@ -408,31 +401,19 @@ def overlap(scores: Array, reference: Array) -> float:
     return len(set.intersection(*tops)) / 10
 
 
-def time_in_turns(rankers: Sequence[Callable[[Question], Any]], questions: Sequence[Question]) -> list[float]:
-    """Seconds for a query, the median of each ranker; the first question is the warm-up."""
-    seconds: list[list[float]] = [[] for _ in rankers]
-    for question in (questions[0], *questions):
-        for rank, found in zip(rankers, seconds, strict=True):
-            begin = time.perf_counter()
-            rank(question)
-            found.append(time.perf_counter() - begin)
-    return [statistics.median(found[1:]) for found in seconds]
+def rank_next(rank: Callable[[Question], Any], questions: Iterator[Question]) -> None:
+    rank(next(questions))
 
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     header = ["", "MRR@10", "MAP", "nDCG@10", "overlap@10 with transformers", "with offramp at full depth"]
-    header += ["mean layer", "ms per query"]
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    for each in results:
-        cells = [f"{100 * each[key]:.1f}" for key in ("mrr", "map", "ndcg")]
-        time = f"{each['milliseconds']:.0f}" if "milliseconds" in each else ""
-        cells += [f"{each['overlap']:.3f}", f"{each['own_overlap']:.3f}", f"{each['layer']:.2f}", time]
-        lines.append(f"| {each['name']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def log(line: str) -> None:
-    print(time.strftime("%H:%M:%S"), line, flush=True)
+    rows = []
+    for row in results:
+        scores = [f"{100 * row[key]:.1f}" for key in ("mrr", "map", "ndcg")]
+        overlaps = [f"{row['overlap']:.3f}", f"{row['own_overlap']:.3f}"]
+        time = f"{row['milliseconds']:.0f}" if "milliseconds" in row else ""
+        rows.append([row["name"], *scores, *overlaps, f"{row['layer']:.2f}", time])
+    return markdown([*header, "mean layer", "ms per query"], rows)
 
 
 if __name__ == "__main__":

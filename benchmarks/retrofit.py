@@ -12,25 +12,16 @@ in --out are reused. Writes retrofit.json and retrofit.svg, and prints Markdown.
 
 import argparse
 import json
-from collections.abc import Sequence
-from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
-from recipes import SST2, read_sst2
-from shared import processor
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    Trainer,
-    TrainingArguments,
-    set_seed,
-)
+from recipes import SST2
+from shared import about, export_full_depth, fine_tune, markdown, read_sst2
 
-from offramp import Classifier, ExitModel, NoSafeThreshold, export, retrofit
+from offramp import Classifier, NoSafeThreshold, retrofit
 from offramp.measuring.comparison import compare_speed
 from offramp.retrofits.original import Original, load_original
 
@@ -45,38 +36,41 @@ def main() -> None:
     labelled = [(rows["text"][row], rows["label"][row]) for row in order[: SST2["train"]]]
     others = [rows["text"][row] for row in order[SST2["train"] :][-options.texts :]]
 
-    original = fine_tuned(options.out / "gte-sst2", options.encoder, labelled, options.seed)
-    done = retrofit(
-        original.folder, others, options.out / "fast", options.guarantee, data="SST-2 phrases", log=print
-    )
-    contenders: dict[str, Any] = {"transformers": original.loaded.logits}
+    def fine_tuned(name: str, encoder: Path, **config: Any) -> Original:
+        texts, labels = zip(*labelled, strict=True)
+        config |= {"id2label": dict(enumerate(LABELS)), "label2id": {"negative": 0, "positive": 1}}
+        fine_tune(encoder, [texts], labels, options.out / name, seed=options.seed, config=config)
+        return load_original(options.out / name)
+
+    def exported(model: Original) -> Any:
+        folder = options.out / f"{model.name}-{precision}"
+        return predictor(export_full_depth(model, folder, precision, others[:400]), "never")
+
+    original = fine_tuned("gte-sst2", options.encoder)
+    retrofitted = partial(retrofit, options.out / original.name, others, data="SST-2 phrases", log=print)
+    done = retrofitted(options.out / "fast", options.guarantee)
+    contenders: dict[str, Any] = {"transformers": original.logits}
     precision = done.results.precision
     for name in ("fp32", "int8"):
         contenders[f"ONNX {name}, full depth"] = predictor(
             options.out / "fast" / "work" / f"plain-{name}", "never"
         )
     for layers in options.cut:
-        cut = fine_tuned(
-            options.out / f"cut-{layers}", options.encoder, labelled, options.seed, num_hidden_layers=layers
-        )
-        contenders[f"cut at layer {layers}, retrained, {precision}"] = cut.exported(precision, others)
+        cut = fine_tuned(f"cut-{layers}", options.encoder, num_hidden_layers=layers)
+        contenders[f"cut at layer {layers}, retrained, {precision}"] = exported(cut)
     if options.small:
-        small = fine_tuned(options.out / "small", options.small, labelled, options.seed)
-        contenders[f"{options.small.name}, {precision}"] = small.exported(precision, others)
+        contenders[f"{options.small.name}, {precision}"] = exported(fine_tuned("small", options.small))
     contenders[f"offramp, {precision}"] = predictor(done.folder, None)
     tuned = None
     if options.tune:
-        out = options.out / "tuned"
         try:
-            tuned = retrofit(
-                original.folder, others, out, options.guarantee, tune=True, data="SST-2 phrases", log=print
-            )
+            tuned = retrofitted(options.out / "tuned", options.guarantee, tune=True)
             contenders[f"offramp --tune, {tuned.results.precision}"] = predictor(tuned.folder, None)
         except NoSafeThreshold as refusal:
             print(f"--tune: {refusal}")
 
     dev = read_sst2(options.glue / "SST-2" / "dev.tsv")
-    reference = original.loaded.logits(dev["text"]).argmax(-1)
+    reference = original.logits(dev["text"]).argmax(-1)
     speeds = compare_speed(contenders, dev["text"])
     results = []
     for name, predict in contenders.items():
@@ -97,8 +91,12 @@ def main() -> None:
         name: layer_scores(options.out / "fast" / "work" / name, dev["text"], dev["label"], reference)
         for name in ("fp32", "int8")
     }
-    about = {"date": str(date.today()), "processor": processor(), "threads": options.threads}
-    record = {**about, "retrofit": done.to_json(), "tuned": tuned and tuned.to_json(), "dev": results}
+    record = {
+        **about(threads=options.threads),
+        "retrofit": done.to_json(),
+        "tuned": tuned and tuned.to_json(),
+        "dev": results,
+    }
     record["every_layer"] = every_layer
     (options.out / "retrofit.json").write_text(json.dumps(record, indent=1))
     plot(results, options.out / "retrofit.svg")
@@ -125,58 +123,6 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class fine_tuned:
-    """A plain classifier, fine-tuned unless its folder exists."""
-
-    def __init__(self, folder: Path, encoder: Path, rows: Any, seed: int, **config: Any) -> None:
-        self.folder = folder
-        if not folder.exists():
-            fine_tune(encoder, rows, folder, seed, **config)
-        self.loaded: Original = load_original(folder)
-
-    def exported(self, precision: str, texts: list[str]) -> Any:
-        """At full depth in ONNX Runtime."""
-        target = self.folder.with_name(f"{self.folder.name}-{precision}")
-        if not target.exists():
-            layers = self.loaded.model.config.num_hidden_layers
-            model = ExitModel.from_encoder(self.loaded.model, exits=[layers])
-            export(model, target, precision, self.loaded.tokenizer, texts=texts[:400])
-        return predictor(target, "never")
-
-
-def fine_tune(encoder: Path, rows: Sequence[tuple[str, int]], out: Path, seed: int, **config: Any) -> None:
-    """With transformers alone, as anybody would; `config` changes the encoder's config."""
-    set_seed(seed)
-    tokenizer = AutoTokenizer.from_pretrained(encoder)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        encoder,
-        id2label=dict(enumerate(LABELS)),
-        label2id={name: index for index, name in enumerate(LABELS)},
-        dtype="float32",
-        **config,
-    )
-    texts, labels = zip(*rows, strict=True)
-    data = Dataset.from_dict({**tokenizer([*texts], truncation=True), "labels": [*labels]})
-    arguments = TrainingArguments(
-        str(out.with_name("fine-tuning")),
-        num_train_epochs=2,
-        learning_rate=1e-4,
-        per_device_train_batch_size=16,
-        train_sampling_strategy="group_by_length",
-        warmup_steps=0.06,
-        weight_decay=0.01,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        seed=seed,
-    )
-    trainer = Trainer(model, arguments, train_dataset=data, processing_class=tokenizer)
-    trainer.train()
-    draft = out.with_name(f"{out.name}.draft")
-    trainer.save_model(str(draft))
-    draft.rename(out)
-
-
 def predictor(folder: Path, policy: str | None) -> Any:
     return Classifier.from_pretrained(folder, policy).predict
 
@@ -201,25 +147,30 @@ def layer_scores(folder: Path, texts: list[str], labels: list[int], reference: A
     }
 
 
-def layer_table(found: dict[str, dict[str, list[float]]]) -> str:
-    layers = range(len(next(iter(found.values()))["accuracy"]))
-    lines = [f"| layer | {' | '.join(map(str, layers))} |", "|---" * (1 + len(layers)) + "|"]
-    for precision, scores in found.items():
-        for name, values in scores.items():
-            lines.append(f"| {precision}, {name} | {' | '.join(f'{value:.1f}' for value in values)} |")
-    return "\n".join(lines)
+def layer_table(scores: dict[str, dict[str, list[float]]]) -> str:
+    layers = range(len(next(iter(scores.values()))["accuracy"]))
+    rows = [
+        [f"{precision}, {name}", *(f"{value:.1f}" for value in values)]
+        for precision, by_name in scores.items()
+        for name, values in by_name.items()
+    ]
+    return markdown(["layer", *map(str, layers)], rows)
 
 
 def table(results: list[dict[str, Any]]) -> str:
+    rows = [
+        [
+            row["name"],
+            f"{row['accuracy']:.1f}",
+            f"{row['changed']:.1f}%",
+            "" if np.isnan(row["mean_layer"]) else f"{row['mean_layer']:.2f}",
+            f"{row['times_one_text']:.1f}",
+            f"{row['times_in_batches']:.1f}",
+        ]
+        for row in results
+    ]
     header = ["SST-2 dev", "accuracy", "changed", "mean layer", "times faster, one text", "in batches"]
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    for each in results:
-        layer = "" if np.isnan(each["mean_layer"]) else f"{each['mean_layer']:.2f}"
-        lines.append(
-            f"| {each['name']} | {each['accuracy']:.1f} | {each['changed']:.1f} % | {layer} | "
-            f"{each['times_one_text']:.1f} | {each['times_in_batches']:.1f} |"
-        )
-    return "\n".join(lines)
+    return markdown(header, rows)
 
 
 def plot(results: list[dict[str, Any]], file: Path) -> None:

@@ -11,11 +11,8 @@ the same layers. Writes runtimes.json and runtimes.md.
 """
 
 import argparse
-import csv
-import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -26,7 +23,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import numpy as np
-from shared import processor
+from shared import about, markdown, read_rows
 
 RULE = "entropy"
 CHANGED = 0.02
@@ -58,7 +55,10 @@ def main() -> None:
     target = MaxLoss(100 * CHANGED) if args.quick else Guarantee(CHANGED)  # a guarantee needs more texts
     with TemporaryDirectory() as place:
         trained = measure(prepare(args.model, rows, Path(place) / "trained", target), args)
-        results = {"machine": machine(args.threads), "trained": trained}
+        results = {
+            "machine": about("torch", "transformers", "onnxruntime", threads=args.threads),
+            "trained": trained,
+        }
         if args.width:
             # its predictions mean nothing, so only the mean layer is set
             budget = Budget(trained["runtimes"]["offramp onnx int8"]["mean layer"])
@@ -90,11 +90,6 @@ def arguments() -> argparse.Namespace:
     args.repeats = args.repeats or (2 if args.quick else 15)
     args.limit = args.limit or (120 if args.quick else None)
     return args
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def random_model(width: int, like: str, folder: Path) -> str:
@@ -342,22 +337,6 @@ def ratios(found: dict[str, Any], times: dict[str, dict[str, list[Any]]]) -> dic
     return found
 
 
-def machine(threads: int) -> dict[str, Any]:
-    import onnxruntime
-    import torch
-    import transformers
-
-    return {
-        "date": datetime.date.today().isoformat(),
-        "processor": processor(),
-        "threads": threads,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "onnxruntime": onnxruntime.__version__,
-    }
-
-
 def table(name: str, results: dict[str, Any]) -> str:
     head = [
         "runtime",
@@ -373,7 +352,7 @@ def table(name: str, results: dict[str, Any]) -> str:
         "times best full depth (one, window)",
         "load, s",
     ]
-    lines = [f"{name}, {results['texts']} texts", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = []
     for runtime, each in results["runtimes"].items():
         one, one_text = each["one"], each["one, tokenizing"]
         window, window_text = each["window"], each["window, tokenizing"]
@@ -389,7 +368,8 @@ def table(name: str, results: dict[str, Any]) -> str:
             f"{one_text['times best']:.2f}, {window_text['times best']:.2f}",
             f"{each['seconds to load']:.1f}",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
+    lines = [f"{name}, {results['texts']} texts", "", markdown(head, rows)]
     for runtime, each in results["runtimes"].items():
         if "never / full" in each["one"]:
             one, window = each["one"]["never / full"], each["window"]["never / full"]

@@ -8,10 +8,8 @@ new process; the difference gives the throughput without the start-up time, and 
 """
 
 import argparse
-import datetime
 import json
 import math
-import platform
 import subprocess
 import sys
 import time
@@ -19,6 +17,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from shared import about, markdown, read_texts
 
 CONFIGURATIONS = {
     "one process, 1 thread": {"workers": 0, "threads": 1},
@@ -63,14 +63,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--price-per-core-hour", type=float, default=0.05, help="made up: give your own")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def read_texts(file: Path) -> list[str]:
-    from offramp.data.files import ColumnMap, guess_columns, read_file
-
-    found = read_file(file)
-    columns = guess_columns(str(file), found.column_names, label="")
-    return found.select(ColumnMap(columns.text)).cells["text"]
 
 
 def measure(
@@ -126,31 +118,19 @@ def project(row: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
 
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:
-    import ray
-    import torch
-
     names = ("policy", "project", "hours", "cores_per_machine", "price_per_core_hour")
-    return {
-        "date": datetime.date.today().isoformat(),
-        "machine": platform.machine(),
-        "model": args.model.name,
-        "texts": f"{args.count} of {args.texts.name}",
-        **{name: getattr(args, name) for name in names},
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "ray": ray.__version__,
-    }
+    facts = {name: getattr(args, name) for name in names}
+    return about("torch", "ray", model=args.model.name, texts=f"{args.count} of {args.texts.name}", **facts)
 
 
 def table(rows: dict[str, Any]) -> str:
     projected = ["core-hours", "machines", "cost"] if "projection" in next(iter(rows.values())) else []
-    header = ["", "texts/s", "times one process", "seconds to start", *projected]
-    lines = [header, ["---"] * len(header)]
+    body = []
     for name, row in rows.items():
         figures = [f"{row['texts_per_second']:.0f}", f"{row['times_one_process']:.2f}"]
         estimates = [f"{value:,.0f}" for value in row.get("projection", {}).values()]
-        lines.append([name, *figures, f"{row['seconds_to_start']:.1f}", *estimates])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        body.append([name, *figures, f"{row['seconds_to_start']:.1f}", *estimates])
+    return markdown(["", "texts/s", "times one process", "seconds to start", *projected], body)
 
 
 if __name__ == "__main__":

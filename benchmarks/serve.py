@@ -15,7 +15,6 @@ import asyncio
 import json
 import multiprocessing
 import os
-import platform
 import queue
 import resource
 import signal
@@ -29,13 +28,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
-from shared import last_exit_only, processor, read_texts
+from shared import about, last_exit_only, log, read_texts
 
 TIMES = (0.5, 1.0, 3.0)
 BATCH = 32
@@ -403,13 +401,10 @@ def serve_pipeline(model: str, port: int, threads: int) -> None:
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:
     return {
-        "date": date.today().isoformat(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
+        **about(cores=os.cpu_count()),
         "threads per server": args.threads,
         "seconds per run": args.seconds,
         "max waiting": args.max_waiting,
-        "python": platform.python_version(),
     }
 
 
@@ -424,10 +419,6 @@ def show(found: dict[str, Any]) -> None:
             cells += [str(lost), str(run["double"]), f"{run['mean layer'] or 0:.2f}"]
             cells += [f"{value:.0f}" for value in (run["ms"] or {}).values()]
             log("  ".join(f"{cell:>10}" for cell in cells))
-
-
-def log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

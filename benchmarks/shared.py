@@ -2,17 +2,55 @@
 
 import csv
 import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 
 def read_texts(path: Path) -> list[str]:
-    """One text per line, or the column `sentence` or `text` of a .tsv."""
+    """One text per line, or the column `sentence` or `text` of a .tsv or .csv."""
+    if path.suffix in (".tsv", ".csv"):
+        return [row.get("sentence") or row["text"] for row in read_rows(path)]
     with path.open(encoding="utf-8", newline="") as file:
-        if path.suffix != ".tsv":
-            return [line.strip() for line in file if line.strip()]
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [row.get("sentence") or row["text"] for row in rows]
+        return [line.strip() for line in file if line.strip()]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a .csv, or of a .tsv as in GLUE, whose quotes are ordinary characters."""
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix == ".csv":
+            return list(csv.DictReader(file))
+        return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def read_sst2(path: Path) -> dict[str, list[Any]]:
+    rows = read_rows(path)
+    return {"text": [row["sentence"].strip() for row in rows], "label": [int(row["label"]) for row in rows]}
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def about(*packages: str, **facts: Any) -> dict[str, Any]:
+    """What a measurement belongs to: the day, the processor, versions, and further facts."""
+    versions = {package: version(package) for package in packages}
+    return {
+        "date": str(date.today()),
+        "processor": processor(),
+        **facts,
+        "python": platform.python_version(),
+        **versions,
+    }
 
 
 def processor() -> str:
@@ -40,3 +78,73 @@ def last_exit_only(model: Any) -> Any:
     plain.heads.classifiers[0] = last.classifier
     plain.train(False)
     return plain
+
+
+def fine_tune(
+    encoder: Path,
+    texts: Sequence[Sequence[str]],
+    labels: Sequence[float],
+    out: Path,
+    *,
+    seed: int,
+    epochs: float = 2,
+    bf16: bool = False,
+    loss: Callable[..., Any] | None = None,
+    config: Mapping[str, Any],
+) -> None:
+    """A plain classifier, fine-tuned by transformers alone unless its folder exists.
+
+    `texts` is one column, or two for pairs; `config` changes the encoder's config.
+    """
+    from datasets import Dataset
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        Trainer,
+        TrainingArguments,
+        set_seed,
+    )
+
+    if out.exists():
+        return
+    set_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    model = AutoModelForSequenceClassification.from_pretrained(encoder, dtype="float32", **config)
+    tokens = tokenizer(*map(list, texts), truncation=True)
+    arguments = TrainingArguments(
+        str(out.with_name("fine-tuning")),
+        num_train_epochs=epochs,
+        learning_rate=1e-4,
+        per_device_train_batch_size=16,
+        train_sampling_strategy="group_by_length",
+        warmup_steps=0.06,
+        weight_decay=0.01,
+        bf16=bf16,
+        use_cpu=True,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=seed,
+    )
+    trainer = Trainer(
+        model,
+        arguments,
+        train_dataset=Dataset.from_dict({**tokens, "labels": [*labels]}),
+        processing_class=tokenizer,
+        compute_loss_func=loss,
+    )
+    trainer.train()
+    draft = out.with_name(f"{out.name}.draft")
+    trainer.save_model(str(draft))
+    draft.rename(out)
+
+
+def export_full_depth(original: Any, folder: Path, precision: str, texts: Sequence[Any]) -> Path:
+    """A plain classifier (`load_original`) as one graph in ONNX Runtime, unless its folder exists."""
+    from offramp import ExitModel, export
+
+    if not folder.exists():
+        layers = original.model.config.num_hidden_layers
+        model = ExitModel.from_encoder(original.model, exits=[layers])
+        export(model, folder, precision, original.tokenizer, texts=texts)
+    return folder

@@ -22,12 +22,11 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from shared import processor, read_texts
+from shared import about, log, markdown, read_texts
 
 from serve import (
     GRACE,
@@ -36,7 +35,6 @@ from serve import (
     allow_many_connections,
     calibrate_ladder,
     closed_loop,
-    log,
     memory,
     run_client,
     servers,
@@ -76,9 +74,7 @@ def main() -> int:
             exchanges, doubled = run_client(open_loop, server.url, load, args.minutes * 60, LOAD * capacity)
             watcher.join()
     report = {
-        "date": date.today().isoformat(),
-        "processor": processor(),
-        "cores": os.cpu_count(),
+        **about(cores=os.cpu_count()),
         "threads per worker": args.threads,
         "capacity": capacity,
         "load": LOAD,
@@ -221,10 +217,7 @@ def minutes(exchanges: list[Exchange], watcher: Watcher) -> list[dict[str, Any]]
 
 def table(rows: list[dict[str, Any]]) -> str:
     total = {"minute": "all"} | {name: sum(row[name] for row in rows) for name in COUNTED}
-    lines = [[*rows[0]], ["---"] * len(rows[0])]
-    for row in [*rows, total]:
-        lines.append([cell(name, row.get(name)) for name in rows[0]])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown([*rows[0]], [[cell(name, row.get(name)) for name in rows[0]] for row in [*rows, total]])
 
 
 def cell(name: str, value: Any) -> str:

@@ -8,18 +8,16 @@ that load on the machine affects all of them. Prints medians and ratios as a Mar
 
 import argparse
 import json
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
-from datetime import date
 from typing import Any
 
 import torch
+from shared import about, markdown
 from transformers import AutoModelForSequenceClassification, TrainingArguments, set_seed
 
 from offramp import RECIPES, ExitModel
-from offramp.training.preflight import add_needs
+from offramp.measuring.comparison import time_in_turns
 from offramp.training.trainer import PhaseTrainer
 
 JOINT = ["pabee", "elbert", "elasticbert", "berxit", "romebert"]
@@ -44,19 +42,13 @@ def main() -> None:
     }
     steps = {"plain": plain_step(options.encoder, inputs)}
     steps |= {name: recipe_step(options.encoder, name, inputs) for name in JOINT}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(options.repeats + 2):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(times[2:]) for name, times in seconds.items()}
-    print("| recipe | seconds per step | times plain |\n|---|---|---|")
-    for name, median in medians.items():
-        print(f"| {name} | {median:.3f} | {median / medians['plain']:.2f} |")
-    settings = {name: getattr(options, name) for name in ("batch", "length", "repeats", "threads")}
+    time_in_turns(steps, repeats=2)  # warm-up
+    medians = time_in_turns(steps, options.repeats)
     ratios = {name: round(median / medians["plain"], 3) for name, median in medians.items()}
-    print(json.dumps({"date": str(date.today()), **settings, "seconds": medians, "ratio": ratios}))
+    rows = [[name, f"{median:.3f}", f"{ratios[name]:.2f}"] for name, median in medians.items()]
+    print(markdown(["recipe", "seconds per step", "times plain"], rows))
+    settings = {name: getattr(options, name) for name in ("batch", "length", "repeats", "threads")}
+    print(json.dumps({**about("torch", "transformers"), **settings, "seconds": medians, "ratio": ratios}))
 
 
 def plain_step(encoder: str, inputs: dict[str, Any]) -> Callable[[], None]:
@@ -67,7 +59,10 @@ def plain_step(encoder: str, inputs: dict[str, Any]) -> Callable[[], None]:
 def recipe_step(encoder: str, name: str, inputs: dict[str, Any]) -> Callable[[], None]:
     recipe = RECIPES[name]()
     model = ExitModel.from_encoder(encoder, num_labels=2)
-    add_needs(model, recipe)
+    if "weights" in recipe.needs:
+        model.add_exit_weights()
+    if "gate" in recipe.needs:
+        model.add_gate()
     args = TrainingArguments(tempfile.mkdtemp(), report_to="none", use_cpu=True)
     trainer = PhaseTrainer(model, recipe.phases[0], "cola", args=args)
     trainer.current_gradient_accumulation_steps = 1
