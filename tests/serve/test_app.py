@@ -385,6 +385,13 @@ def test_the_key_is_required_for_all_but_the_open_endpoints(serve: Serve) -> Non
     assert server.client.post("/predict", json={"texts": "good"}, headers=right).status_code == 200
 
 
+def test_clients_may_know_the_model_by_another_name(serve: Callable[..., Any]) -> None:
+    client = serve(model_name="films").client
+    assert client.get("/info").json()["model"] == "films"
+    for name, status in {"films": 200, "colours": 404}.items():
+        assert client.post("/classify", json={"model": name, "input": "good"}).status_code == status
+
+
 def test_info_describes_what_is_served(serve: Serve, classifier: Classifier) -> None:
     info = serve(audit_share=0.5).client.get("/info").json()
     assert info["model"] == "colours"

@@ -46,14 +46,12 @@ class ServerOptions:
     ] = None
     ladder: Annotated[
         list[Path] | None,
-        Option(help="Certified policy or rank rule for high load, as JSON; repeatable, strictest first."),
+        Option(help="Certified policy for high load, as JSON; repeatable, strictest first."),
     ] = None
     allow: Annotated[list[str] | None, Option(help="Further policy that requests may name; repeatable.")] = (
         None
     )
-    device: Annotated[
-        str | None, Option(help="Where PyTorch runs the model: cpu, cuda, cuda:1, mps; by default cpu.")
-    ] = None
+    device: Annotated[str | None, Option(help="PyTorch device: cpu (default), cuda, cuda:1, mps.")] = None
     threads: Annotated[
         int | None, Option(min=1, help="CPU threads of each worker; by default workers share the cores.")
     ] = None
@@ -62,7 +60,7 @@ class ServerOptions:
         int, Option(min=1, help="Tokens that may wait in each worker, padding included.")
     ] = Limits.tokens
     max_documents: Annotated[
-        int, Option(min=1, help="Documents that may wait or run in lists that are ranked by a rule.")
+        int, Option(min=1, help="Documents that may wait or run in lists, with the rule rank.")
     ] = Limits.documents
     window: Annotated[int, Option(min=1, help="Texts that run together in one window.")] = Limits.window
     max_length: Annotated[
