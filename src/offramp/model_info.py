@@ -36,8 +36,8 @@ class ModelInfo:
     encoder: Mapping[str, Any]
     """The config of the encoder."""
     policy: Policy | None
-    policy_target: str | None = None
-    """The flags of `offramp calibrate` that the policy was found with; None if unknown."""
+    policy_target: Mapping[str, Any] | None = None
+    """The target that the policy was calibrated for, such as {"max_loss": 0.5}; None if unknown."""
     rank_rule: RankRule | None = None
     """Of a reranker."""
     trained_length: int | None = None
@@ -104,6 +104,8 @@ class ModelInfo:
             raise BadConfig(f"trained_length={length!r} is not a number of tokens")
         if self.trained_on_pairs not in (None, True, False):
             raise BadConfig(f"trained_on_pairs={self.trained_on_pairs!r} is neither true nor false")
+        if not isinstance(self.policy_target, Mapping | None):
+            raise BadConfig(f"policy_target={self.policy_target!r} is not a target")
         if self.rank_rule is not None:
             self.rank_rule.check(self.exits, self.labels, self.problem)
 

@@ -65,7 +65,7 @@ def calibrate(
     measured = {} if found is None else measure(policy, found)
     warn_about_loss(measured)
     if not dry_run:
-        store_policy(folder, policy, found, target.flags())
+        store_policy(folder, policy, found, target.to_json())
     record, proof = policy.to_json(), policy.certificate
     values = {
         "policy": str(policy),

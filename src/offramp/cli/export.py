@@ -69,7 +69,7 @@ def export(
     values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]
     if calibrates:
-        store_policy(out, policy, trace, target.flags())
+        store_policy(out, policy, trace, target.to_json())
         values |= {
             "policy": str(policy),
             "certificate": policy.to_json()["certificate"],
@@ -107,7 +107,10 @@ def target_flags(info: "ModelInfo") -> str:
     """The target that the stored policy was calibrated for, if that is known."""
     proof = None if info.policy is None else info.policy.certificate
     if proof is None:
-        return info.policy_target or "--max-loss 0.5  # or another target"
+        target = info.policy_target or {"max_loss": 0.5}
+        values = {name: value if isinstance(value, str) else f"{value:g}" for name, value in target.items()}
+        flags = (f"--{name.replace('_', '-')} {value}" for name, value in values.items())
+        return " ".join(flags) + ("" if info.policy_target else "  # or another target")
     epsilon = proof.epsilon if isinstance(proof.epsilon, Mapping) else {"": proof.epsilon}
     bounds = ",".join(f"{name}={bound:g}".removeprefix("=") for name, bound in epsilon.items())
     tolerance = [] if proof.tolerance is None else [f"--tolerance {proof.tolerance:g}"]

@@ -75,15 +75,12 @@ class TargetOptions:
     def given(self) -> list[str]:
         return [name for name in TARGETS if getattr(self, name) is not None]
 
-    def flags(self) -> str | None:
-        """The target as it is typed; None for a policy."""
+    def to_json(self) -> dict[str, Any] | None:
+        """The target and its options by name; None for a policy."""
         if self.policy is not None:
             return None
-        (name,) = self.given()
-        value = getattr(self, name)
-        flag = f"--{name.replace('_', '-')} {value if isinstance(value, str) else f'{value:g}'}"
-        options = {"risk": self.risk, "cost": self.cost}
-        return " ".join([flag, *(f"--{key} {text}" for key, text in options.items() if text is not None)])
+        named = {name: getattr(self, name) for name in [*self.given(), "risk", "cost"]}
+        return {name: value for name, value in named.items() if value is not None}
 
     def check(self) -> None:
         if len(self.given()) != 1:

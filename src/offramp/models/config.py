@@ -35,8 +35,8 @@ class ExitConfig(PreTrainedConfig):
     """The fields of `HeadConfig`."""
     policy: dict[str, Any] | None = None
     """The default policy of predictions, as JSON."""
-    policy_target: str | None = None
-    """The flags of `offramp calibrate` that the policy was found with, to calibrate it again; None if unknown."""
+    policy_target: dict[str, Any] | None = None
+    """The target that the policy was calibrated for, such as {"max_loss": 0.5}; None if unknown."""
     rank_rule: dict[str, Any] | None = None
     """How documents are ranked, as JSON: `RankRule`."""
     fine_tuned: bool = False

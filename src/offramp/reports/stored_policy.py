@@ -1,6 +1,7 @@
 """Storing a policy in a model folder, with the model card that describes it."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -23,12 +24,15 @@ POINTS = 9
 
 
 def store_policy(
-    folder: str | PathLike[str], policy: Policy | str, trace: Trace | None = None, target: str | None = None
+    folder: str | PathLike[str],
+    policy: Policy | str,
+    trace: Trace | None = None,
+    target: Mapping[str, Any] | None = None,
 ) -> Policy:
     """Store a policy in a model folder, saved or exported: `Classifier.from_pretrained` then uses it by default.
 
     The model card is updated too; with the trace that the policy was calibrated on, it shows the rule's curve.
-    `target`, the flags of `offramp calibrate` that it was found with, is kept for hints to calibrate it again.
+    `target`, such as {"max_loss": 0.5}, is what it was calibrated for, kept for hints to calibrate it again.
     Either all files are updated or none. Returns the policy as stored: in an exported folder, a certificate that was
     issued for another model or precision is left out.
     """
