@@ -41,9 +41,7 @@ def main() -> None:
             policy = calibrate(population[rows], options.rule, target).policy
         except NoSafeThreshold:
             continue
-        decision = policy.decide(
-            population.logits, population.gates, population.layers, population.problem_type
-        )
+        decision = policy.decide(population.logits, population.gates, population.layers, population.problem)
         risks.append(risk(population, decision.logits.argmax(-1), options.risk))
         layers.append(np.asarray(population.layers)[decision.exits].mean())
     broken = int(np.sum(np.array(risks) > options.epsilon))

@@ -289,7 +289,7 @@ def applied(calibration: Trace, test: Trace, target: str) -> dict[str, float]:
 
 
 def measured(policy: Policy, trace: Trace, tolerance: float | None) -> dict[str, float]:
-    decision = policy.decide(trace.logits, layers=trace.layers, problem_type=trace.problem_type)
+    decision = policy.decide(trace.logits, layers=trace.layers, problem_type=trace.problem)
     reached = score(trace, trace.problem.decode(decision.logits))
     return {
         "mean_layer": float(np.asarray(trace.layers)[decision.exits].mean()),

@@ -51,12 +51,12 @@ def same(one: Trace, other: Trace) -> None:
         {},
         {"labels": None, "gates": None},
         {"ids": np.array(["a", "bß", ""] + ["c" * 99] * 2)},
-        {"labels": np.eye(5, 2, dtype=int), "problem_type": "multi_label_classification"},
+        {"labels": np.eye(5, 2, dtype=int), "problem": "multi_label_classification"},
         {
             "logits": np.full((5, 3, 1), np.nan, np.float32),
             "labels": np.linspace(0, 5, 5),
             "label_names": (),
-            "problem_type": "regression",
+            "problem": "regression",
         },
         {"shape": {}, "metrics": (), "data": ""},
         {"layers": (0, 1, 2)},
@@ -140,7 +140,7 @@ def test_files_that_are_not_traces_are_refused(tmp_path: Path) -> None:
 
 
 def metadata(**changes: Any) -> dict[str, str]:
-    fields = {"text_ids": False, "layers": [1, 2], "problem_type": "single_label_classification"}
+    fields = {"text_ids": False, "layers": [1, 2], "problem": "single_label_classification"}
     return {"offramp_trace": "1", "fields": json.dumps(fields | changes)}
 
 
@@ -209,8 +209,8 @@ def test_newer_and_damaged_files_are_refused(
         ({"ids": np.zeros(6)}, "ids must have shape"),
         ({"gates": np.zeros((5, 2))}, "gates must have shape"),
         ({"label_names": ("spam",)}, "label_names must have shape"),
-        ({"problem_type": "regression"}, "one output"),
-        ({"problem_type": "multi_label_classification"}, r"labels must have shape \(5, 2\)"),
+        ({"problem": "regression"}, "one output"),
+        ({"problem": "multi_label_classification"}, r"labels must have shape \(5, 2\)"),
         ({"shape": {"hidden": 16}}, "hidden, intermediate, heads, layers"),
     ],
 )
@@ -221,4 +221,4 @@ def test_inconsistent_fields_are_refused(changes: dict[str, Any], message: str) 
 
 def test_an_unknown_problem_is_refused() -> None:
     with pytest.raises(UnknownName, match="'ranking' is not one of"):
-        trace(problem_type="ranking")
+        trace(problem="ranking")

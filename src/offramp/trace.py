@@ -71,8 +71,8 @@ class Trace:
     """(examples,) whether the model was trained on this text; None if unknown."""
     sizes: Array | None = None
     """(examples,) the number of consecutive rows of each example; None for one."""
-    problem_type: str = SINGLE_LABEL
-    """Transformers' name of the `problem`."""
+    problem: Problem = SINGLE_LABEL
+    """Or its name."""
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     """Names of the task's metrics, the headline first."""
@@ -93,6 +93,7 @@ class Trace:
         for name, dtype in ARRAYS.items():
             if name not in OPTIONAL or getattr(self, name) is not None:
                 object.__setattr__(self, name, np.asarray(getattr(self, name), dtype))
+        object.__setattr__(self, "problem", problem_named(self.problem))
         for name in ("layers", "label_names", "metrics"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_shapes(self)
@@ -122,10 +123,6 @@ class Trace:
         first: dict[Any, int] = {}
         numbers = np.array([first.setdefault(query, len(first)) for query in queries], int)
         return replace(self[np.argsort(numbers, kind="stable")], sizes=np.bincount(numbers))
-
-    @property
-    def problem(self) -> Problem:
-        return problem_named(self.problem_type)
 
     def reference_predictions(self) -> Array:
         """(examples,) or (examples, labels): the predictions to be kept, the reference's or else full depth's."""

@@ -34,10 +34,8 @@ def many_labels(make_trace: Make) -> Trace:
     labels = rng.integers(2, size=(2000, 3))
     noise = rng.normal(0, 1, (2000, 4, 3)).cumsum(1) / np.arange(1, 5)[:, None]
     logits = (2 * labels[:, None] - 1) * rng.gamma(2, 1, (2000, 1, 3)) + 2 * noise
-    made = make_trace(2000, exits=4, problem_type="multi_label_classification", labels=labels, metrics=())
-    return Trace(
-        logits.astype(np.float32), made.layers, labels, made.lengths, made.ids, problem_type=made.problem_type
-    )
+    made = make_trace(2000, exits=4, problem="multi_label_classification", labels=labels, metrics=())
+    return Trace(logits.astype(np.float32), made.layers, labels, made.lengths, made.ids, problem=made.problem)
 
 
 def digits(_: Make) -> Trace:
@@ -54,8 +52,8 @@ def digits(_: Make) -> Trace:
 
 def is_broken(policy: Policy, target: Guarantee, population: Trace) -> bool:
     """Whether the policy loses more of the population than it promised; by class, of any class."""
-    many = population.problem_type == "multi_label_classification"
-    given = policy.decide(population.logits, problem_type=population.problem_type).logits
+    many = population.problem == "multi_label_classification"
+    given = policy.decide(population.logits, problem_type=population.problem).logits
     answers, full = (part > 0 if many else part.argmax(-1) for part in (given, population.logits[:, -1]))
     if target.risk == "changed":
         lost = (answers != full).any(-1) if many else answers != full

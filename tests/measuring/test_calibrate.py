@@ -32,7 +32,7 @@ def _warnings_are_errors() -> Iterator[None]:
 
 def outcome(policy: Policy, trace: Trace) -> tuple[float, float, float]:
     """Mean layers, accuracy, and the share of predictions that differ from full depth."""
-    done = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem_type)
+    done = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem)
     predictions = done.logits.argmax(-1)
     return (
         float(np.asarray(trace.layers)[done.exits].mean()),
@@ -178,7 +178,7 @@ def test_the_thresholds_tested_depend_on_the_shape_alone(
 ) -> None:
     def rungs(seed: int) -> np.ndarray:
         gates = np.random.default_rng(seed).random((50, 6))
-        trace = make_trace(50, seed=seed, labels=None, problem_type=problem_type, gates=gates)
+        trace = make_trace(50, seed=seed, labels=None, problem=problem_type, gates=gates)
         return threshold_grid(RULES[rule](), trace)
 
     assert len(rungs(0)) > 1
@@ -211,7 +211,7 @@ def test_regression_agrees_within_a_tolerance(make_trace: Make) -> None:
     rng = np.random.default_rng(0)
     truth = rng.normal(size=1500)
     logits = (truth[:, None] + rng.normal(size=(1500, 4)) * [0.5, 0.1, 0.05, 0.02])[..., None]
-    trace = make_trace(1500, exits=4, classes=1, labels=truth, problem_type="regression", metrics=())
+    trace = make_trace(1500, exits=4, classes=1, labels=truth, problem="regression", metrics=())
     trace = replace(trace, logits=logits.astype(np.float32))
     rule = "patience:1,tolerance=0.2"
     with pytest.raises(BadOption, match="tolerance"):
@@ -223,13 +223,11 @@ def test_regression_agrees_within_a_tolerance(make_trace: Make) -> None:
 
 def test_many_labels_lose_accuracy_by_the_share(make_trace: Make) -> None:
     rng = np.random.default_rng(0)
-    trace = make_trace(
-        2000, problem_type="multi_label_classification", labels=rng.integers(2, size=(2000, 3))
-    )
+    trace = make_trace(2000, problem="multi_label_classification", labels=rng.integers(2, size=(2000, 3)))
     policy = calibrate(trace, "confidence", Guarantee(0.1, risk="accuracy")).policy
     assert policy.certificate.bound == "betting"  # whatever the losses happen to be
     assert calibrate(trace, "confidence", Guarantee(0.2)).policy.certificate.bound == "exact binomial"
-    early = policy.decide(trace.logits, problem_type=trace.problem_type).logits > 0
+    early = policy.decide(trace.logits, problem_type=trace.problem).logits > 0
     lost = ((trace.logits[:, -1] > 0) == trace.labels) & (early != trace.labels)
     assert policy.certificate.observed_risk == pytest.approx(lost.mean())
 
@@ -332,7 +330,7 @@ def test_the_examples_needed_are_those_of_the_class_that_lacks_them(make_trace: 
 def test_the_examples_needed_for_many_labels_are_those_of_their_own_bound(make_trace: Make) -> None:
     logits = np.full((40, 2, 3), 3.0, np.float32)
     logits[0, 0, 0] = -3  # the first exit is wrong about one label of 120
-    trace = make_trace(40, exits=2, problem_type="multi_label_classification", labels=np.ones((40, 3), int))
+    trace = make_trace(40, exits=2, problem="multi_label_classification", labels=np.ones((40, 3), int))
     with pytest.raises(NoSafeThreshold) as too_few:
         calibrate(replace(trace, logits=logits), "confidence", Guarantee(0.04, risk="accuracy"))
     losses = [1 / 3] + [0] * 39
@@ -347,7 +345,7 @@ def test_a_bound_out_of_reach_is_refused_and_does_not_crash(epsilon: float, make
 
 
 def test_a_rule_that_never_leaves_is_not_certified(make_trace: Make) -> None:
-    trace = make_trace(500, classes=1, problem_type="regression", labels=None, metrics=())
+    trace = make_trace(500, classes=1, problem="regression", labels=None, metrics=())
     with pytest.raises(NoSafeThreshold, match="lets any example exit early"):
         calibrate(trace, "patience:1,tolerance=0", Guarantee(0.1, tolerance=0.5))
     with pytest.raises(NoSafeThreshold, match="lets any example exit early"):

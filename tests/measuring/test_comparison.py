@@ -81,7 +81,7 @@ def test_changed_predictions_are_counted_against_the_reference() -> None:
         ids=np.arange(4),
         layers=(1, 2),
         labels=np.array([0, 0, 1, 1]),
-        problem_type="single_label_classification",
+        problem="single_label_classification",
         metrics=("acc",),
         reference=reference,
     )

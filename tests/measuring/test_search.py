@@ -24,7 +24,7 @@ def numbers(make_trace: Make, examples: int = 900) -> Trace:
     rng = np.random.default_rng(0)
     truth = rng.normal(size=examples)
     noise = rng.normal(size=(examples, 4)) * rng.gamma(1, 1, (examples, 1)) * [0.5, 0.3, 0.1, 0.02]
-    trace = make_trace(examples, exits=4, classes=1, labels=truth, problem_type="regression", metrics=())
+    trace = make_trace(examples, exits=4, classes=1, labels=truth, problem="regression", metrics=())
     return replace(trace, logits=(truth[:, None] + noise)[..., None])
 
 

@@ -79,7 +79,7 @@ def test_a_curve_of_a_rule_that_learns_gives_policies_fitted_on_the_whole_trace(
 
 def test_in_regression_a_rule_that_learns_needs_a_tolerance(make_trace: Make) -> None:
     truth = np.random.default_rng(0).normal(size=200)
-    trace = make_trace(200, classes=1, labels=truth, problem_type="regression", metrics=())
+    trace = make_trace(200, classes=1, labels=truth, problem="regression", metrics=())
     rule = "agreement:0,tolerance=0.5"
     curve = sweep(trace, rule, points=5).curves[rule]
     assert curve.policy(curve.points[1]).rule == Agreement.fit(trace, tolerance=0.5)
@@ -193,9 +193,7 @@ def test_no_rule_beats_the_oracle_in_score_or_in_layers_for_the_same_score(
     logits = (
         rng.normal(size=(40, 4, classes)) + (right - 0.5)[:, None] * np.array([2.0, 2.0, 1.0, 0.0])[:, None]
     )
-    trace = make_trace(
-        40, exits=4, classes=classes, labels=labels, problem_type=problem_type, metrics=(metric,)
-    )
+    trace = make_trace(40, exits=4, classes=classes, labels=labels, problem=problem_type, metrics=(metric,))
     trace = replace(trace, logits=logits.astype(np.float32))
     rules = ["entropy", "confidence", "patience", "window:2,shape=side", "layer"]
     found = sweep(trace, [*rules, "oracle"], points=10)
@@ -212,7 +210,7 @@ def test_the_oracle_finds_the_best_of_all_choices_of_exits(metric: str, make_tra
     for seed in range(5):
         rng = np.random.default_rng(seed)
         trace = make_trace(
-            5, exits=3, labels=rng.integers(2, size=(5, 3)), problem_type=MULTI_LABEL, metrics=(metric,)
+            5, exits=3, labels=rng.integers(2, size=(5, 3)), problem=MULTI_LABEL, metrics=(metric,)
         )
         trace = replace(trace, logits=rng.normal(size=(5, 3, 3)).astype(np.float32))
         scores = [
@@ -258,7 +256,7 @@ def test_regression_is_scored_from_predictions(make_trace: Make) -> None:
     truth = rng.normal(size=60)
     logits = (truth[:, None] + rng.normal(size=(60, 4)) / [1, 2, 4, 8])[..., None].astype(np.float32)
     metrics = ("pearson", "spearmanr")
-    trace = make_trace(60, exits=4, classes=1, labels=truth, problem_type="regression", metrics=metrics)
+    trace = make_trace(60, exits=4, classes=1, labels=truth, problem="regression", metrics=metrics)
     rule = "patience:1,tolerance=0.3"
     curve = sweep(replace(trace, logits=logits), rule, bootstrap=20).curves[rule]
     for point in curve.points:
@@ -270,11 +268,11 @@ def test_regression_is_scored_from_predictions(make_trace: Make) -> None:
 def test_many_labels_are_scored_from_predictions(make_trace: Make) -> None:
     rng = np.random.default_rng(0)
     trace = make_trace(
-        50, labels=rng.integers(2, size=(50, 3)), problem_type="multi_label_classification", metrics=()
+        50, labels=rng.integers(2, size=(50, 3)), problem="multi_label_classification", metrics=()
     )
     curve = sweep(trace, "confidence", points=5, bootstrap=10).curves["confidence"]
     for point in curve.points:
-        done = curve.policy(point).decide(trace.logits, problem_type=trace.problem_type)
+        done = curve.policy(point).decide(trace.logits, problem_type=trace.problem)
         assert point.exits == tuple(np.bincount(done.exits, minlength=6))
         predictions = done.logits > 0
         assert point.scores["micro_f1"] == pytest.approx(
@@ -316,7 +314,7 @@ def test_what_cannot_be_swept_is_refused(make_trace: Make) -> None:
     with pytest.raises(BadOption, match="oracle needs labels"):
         sweep(make_trace(20, labels=None), "oracle")
     with pytest.raises(BadOption, match="labelled data"):
-        sweep(make_trace(20, classes=1, labels=None, problem_type="regression"), "patience")
+        sweep(make_trace(20, classes=1, labels=None, problem="regression"), "patience")
     with pytest.raises(BadOption, match="macro_f1"):
         sweep(make_trace(20, metrics=("f1",)), "entropy")
     with pytest.raises(BadOption, match="auto"):

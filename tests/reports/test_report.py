@@ -184,9 +184,9 @@ def test_traces_without_labels_and_of_every_problem_type_are_reported(
     rng = np.random.default_rng(0)
     blind = make_trace(60, labels=None)
     many = make_trace(
-        60, labels=rng.integers(2, size=(60, 3)), problem_type="multi_label_classification", metrics=()
+        60, labels=rng.integers(2, size=(60, 3)), problem="multi_label_classification", metrics=()
     )
-    numbers = make_trace(60, classes=1, labels=rng.normal(size=60), problem_type="regression", metrics=())
+    numbers = make_trace(60, classes=1, labels=rng.normal(size=60), problem="regression", metrics=())
     both = report({"blind": blind, "many": many}, ["confidence", "oracle"], bootstrap=5, points=5)
     assert list(both.sections[0].sweep.curves) == ["confidence"]
     assert list(both.sections[1].sweep.curves) == ["confidence", "oracle"]
@@ -206,7 +206,7 @@ def test_every_problem_type_has_default_rules(problem_type: str, gates: bool, ma
         60,
         classes=1 if problem_type == "regression" else 3,
         labels=labels.get(problem_type, rng.integers(3, size=60)),
-        problem_type=problem_type,
+        problem=problem_type,
         metrics=(),
         gates=rng.random((60, 6)) if gates else None,
     )

@@ -64,7 +64,7 @@ def with_rule(classifier: Classifier, threshold: float = 0.2, top_k: int = 3) ->
         None,
         numbers,
         numbers,
-        problem_type=classifier.runtime.info.problem,
+        problem=classifier.runtime.info.problem,
     )
     fitted = fit(QuerySet(trace, np.array([len(documents) for _, documents in queries])), top_k)
     return Reranker(classifier, replace(fitted, threshold=threshold))

@@ -28,7 +28,7 @@ def made_up(queries: int, documents: int = 20, seed: int = 0, **fields: Any) -> 
     last = rng.normal(0, 2, (rows, 1))
     noise = rng.normal(0, 1, (rows, 4)) * [3, 1, 0.3, 0]
     logits = ((last + noise) * [0.2, 0.5, 1.5, 1] + [1, 2, -1, 0]).astype(np.float32)[..., None]
-    basics = {"labels": None, "lengths": np.ones(rows), "ids": np.arange(rows), "problem_type": "regression"}
+    basics = {"labels": None, "lengths": np.ones(rows), "ids": np.arange(rows), "problem": "regression"}
     trace = Trace(logits, (0, 2, 4, 6), **{**basics, "data": "made up", "fingerprint": "no model", **fields})
     return trace, rng.permutation(np.repeat(np.arange(queries), documents))
 
@@ -128,7 +128,7 @@ def test_not_a_number_in_a_trace_is_named() -> None:
     trace, queries = made_up(9)
     logits = trace.logits.copy()
     logits[:, 1] = np.nan
-    bad = Trace(logits, trace.layers, None, trace.lengths, trace.ids, problem_type="regression")
+    bad = Trace(logits, trace.layers, None, trace.lengths, trace.ids, problem="regression")
     with pytest.raises(BadData, match="NaN or infinity for row"):
         calibrate_ranking(bad, queries, RankGuarantee(0.1))
 

@@ -35,12 +35,12 @@ def trace_of(problem_type: str, examples: int, seed: int) -> Trace:
         labels=None,
         lengths=np.full(examples, 7),
         ids=np.arange(examples),
-        problem_type=problem_type,
+        problem=problem_type,
     )
 
 
 def estimates(rule: Agreement, trace: Trace) -> np.ndarray:
-    return fold(rule, trace.logits, layers=trace.layers, problem_type=trace.problem_type).readiness
+    return fold(rule, trace.logits, layers=trace.layers, problem_type=trace.problem).readiness
 
 
 @pytest.mark.parametrize("problem_type", PROBLEMS)

@@ -128,12 +128,12 @@ def problem(make_trace: Make, kind: str) -> tuple[Trace, Guarantee, str]:
         rng = np.random.default_rng(3)
         logits = rng.normal(0, 1, (500, 1, 1)) + rng.normal(0, 0.3, (500, 4, 1)) / np.arange(1, 5)[:, None]
         rows = np.arange(500)
-        trace = Trace(logits.astype(np.float32), LAYERS, None, rows + 1, rows, problem_type=kind)
+        trace = Trace(logits.astype(np.float32), LAYERS, None, rows + 1, rows, problem=kind)
         return trace, Guarantee(0.2, tolerance=0.3), "patience"
     made = make_trace(500, exits=4, seed=2, label_names=("a", "b", "c"))
     if kind == "multi_label_classification":
         labels = np.random.default_rng(0).integers(2, size=(500, 3))
-        return replace(made, problem_type=kind, labels=labels, metrics=()), Guarantee(0.3), "confidence"
+        return replace(made, problem=kind, labels=labels, metrics=()), Guarantee(0.3), "confidence"
     return made, Guarantee({"a": 0.2, "1": 0.3, "c": 0.2} if kind == "by class" else 0.2), "ensemble"
 
 
@@ -149,7 +149,7 @@ def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -
         exits=trace.layers,
     )
     runtime: Any = SimpleNamespace(info=info)
-    given = predictions(policy.decide(trace.logits, None, trace.layers, trace.problem_type), runtime)
+    given = predictions(policy.decide(trace.logits, None, trace.layers, trace.problem), runtime)
     last = Decision(np.full(len(trace), 3), trace.logits[:, -1], np.ones(len(trace), bool))
     full = [*predictions(last, runtime)]
     audit = Audit([policy], trace.layers, share=1, keep=len(trace))

@@ -64,7 +64,7 @@ def collect(
     return Trace(
         **arrays,
         layers=runtime.info.exits,
-        problem_type=runtime.info.problem,
+        problem=runtime.info.problem,
         label_names=runtime.info.labels,
         metrics=metrics,
         data=data,

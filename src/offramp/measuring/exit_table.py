@@ -36,7 +36,7 @@ def apply_rule(trace: Trace, policy: Policy, seed: int = 0) -> RuleOutput:
     """The output of a rule; one that is not fitted is fitted here, see `cross_fit`."""
     if not policy.rule.is_fitted:
         return cross_fit(trace, policy, seed)
-    folded = fold(policy.rule, trace.logits, trace.gates, trace.layers, trace.problem_type)
+    folded = fold(policy.rule, trace.logits, trace.gates, trace.layers, trace.problem)
     predictions = np.moveaxis(trace.problem.decode(folded.logits), 1, 0)
     return RuleOutput(folded.readiness, np.ascontiguousarray(predictions))
 

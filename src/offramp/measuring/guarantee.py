@@ -20,7 +20,7 @@ from offramp.measuring.exit_table import apply_rule, build_exit_table
 from offramp.measuring.targets import NO_EARLY_EXIT, Candidate
 from offramp.policy import fold
 from offramp.policy.text import class_indices, round_threshold
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array
+from offramp.problems import SINGLE_LABEL, Array
 from offramp.rules.base import Rule
 from offramp.trace import Trace
 from offramp.wording import count
@@ -52,14 +52,13 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     """The target, with the loss that it means for this problem."""
     if target.loss.unit != "example":
         raise BadOption(f"risk={target.risk!r} is for rankings; choose 'changed' or 'accuracy'")
-    regression = trace.problem_type == REGRESSION
-    if regression and target.tolerance is None:
+    if not trace.problem.has_classes and target.tolerance is None:
         raise BadOption("regression needs tolerance=..., within which two numbers count as equal")
-    if not regression and target.tolerance is not None:
+    if trace.problem.has_classes and target.tolerance is not None:
         raise BadOption("a tolerance is for regression only; leave it out")
     if target.loss.needs_labels and trace.labels is None:
         raise BadOption("accuracy needs labels and the trace has none; pass risk='changed'")
-    if target.risk == "accuracy" and trace.problem_type == MULTI_LABEL:
+    if target.risk == "accuracy" and trace.problem.multi_label:
         return replace(target, risk="label_accuracy")
     return target
 
@@ -115,11 +114,11 @@ def threshold_grid(rule: Rule, trace: Trace) -> Array:
         return np.unique([round_threshold(value) for value in probabilities.tolist()])
     logits = np.zeros((GRID_SIZE, 1, classes))
     lead = np.linspace(0, LARGEST_LEAD, GRID_SIZE)[:, None]
-    if trace.problem_type == MULTI_LABEL:
+    if trace.problem.multi_label:
         logits[:] = lead[..., None]  # the least confident label decides
     else:
         logits[..., 0] = lead
-    readiness = fold(rule, logits, problem_type=trace.problem_type).readiness[:, 0]
+    readiness = fold(rule, logits, problem_type=trace.problem).readiness[:, 0]
     return np.unique([round_threshold(value) for value in (rule.sign * readiness).tolist()])
 
 
@@ -131,7 +130,7 @@ def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
     """All examples, or one part per class: by the reference's prediction, or for accuracy by label."""
     if not isinstance(target.epsilon, Mapping):
         return [Part(target.epsilon, np.ones(len(trace), bool))]
-    if trace.problem_type != SINGLE_LABEL:
+    if trace.problem != SINGLE_LABEL:
         raise BadOption("bounds by class need a single-label problem; give one bound for all")
     names = trace.label_names or tuple(map(str, range(trace.logits.shape[-1])))
     belongs = trace.labels if target.loss.needs_labels else trace.reference_predictions()

@@ -102,7 +102,7 @@ def calibrate_ranking(
         allow_training_rows: accept a trace of pairs that the model was trained on.
     """
     check_held_out(trace, allow_training_rows)
-    check_reranker(trace.label_names or [""] * trace.logits.shape[-1], trace.problem_type)
+    check_reranker(trace.label_names or [""] * trace.logits.shape[-1], trace.problem)
     every = QuerySet.group(trace, queries)
     fit_on, test_on = split(every, seed)
     rule = fit(fit_on, target.top_k)
