@@ -6,7 +6,7 @@ The steps; an interrupted run resumes at the one where it stopped:
 2. the model is exported, in one precision or in both (`offramp.onnx_export`);
 3. the predictions of the original model on the others are the reference (`original.py`);
 4. a policy is calibrated for each, and the faster is kept (`offramp.measuring`);
-5. it is compared with the original on texts that nothing was chosen on (`comparison.py`).
+5. it is compared with the original on texts that nothing was chosen on (`offramp.measuring.comparison`).
 """
 
 from collections.abc import Mapping, Sequence
