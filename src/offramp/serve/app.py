@@ -146,10 +146,10 @@ class Endpoints:
             await asyncio.sleep(1)
 
     async def check_key(
-        self, given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+        self, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
     ) -> None:
         # starlette decodes headers as Latin-1, whatever bytes were sent
-        if given is None or not hmac.compare_digest(given.credentials.encode("latin-1"), self.api_key):
+        if sent is None or not hmac.compare_digest(sent.credentials.encode("latin-1"), self.api_key):
             raise HTTPException(
                 401,
                 "send the server's key in the header `Authorization: Bearer KEY`.",
@@ -228,7 +228,9 @@ class Endpoints:
             raise Draining(STOPPED) from None
         self.metrics.count_texts(reply)
         log_fields |= {
-            "layers": round(sum(each.layer for each in reply.predictions) / len(reply.predictions), 2),
+            "layers": round(
+                sum(prediction.layer for prediction in reply.predictions) / len(reply.predictions), 2
+            ),
             "policy": reply.policy,
             "rung": reply.rung,
             "waited_ms": round(reply.waited_ms, 2),

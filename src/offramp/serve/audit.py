@@ -95,7 +95,7 @@ class Example:
     """What is compared: a text, or a query with its documents."""
 
     tokens: Sequence[Tokens]
-    """Of the text, or of each document."""
+    """Those of the text, or of each document."""
     predictions: Sequence[Prediction]
 
 
@@ -276,7 +276,7 @@ class RungAudit:
         conditions = certificate and certificate.conditions
         exits = conditions.exits if conditions else ()
         self.calibrated = exits if len(exits) == len(self.layers) else None
-        """The fraction that left at each exit at calibration, if known."""
+        """The fraction that took each exit at calibration, if known."""
         self.latest: deque[int] = deque()
         """The layers of the latest predictions."""
         self.exits = Counter[int]()
@@ -328,7 +328,7 @@ class RungAudit:
     def is_full_depth(self, example: Example) -> bool:
         """Whether its predictions are the last exit's own, not made from other exits."""
         own_logits = type(self.policy.rule).output is Rule.output
-        return own_logits and all(each.layer == self.layers[-1] for each in example.predictions)
+        return own_logits and all(prediction.layer == self.layers[-1] for prediction in example.predictions)
 
     def compare(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> None:
         """Counts the loss of an example, and checks the certificate."""

@@ -47,7 +47,7 @@ class Failure:
     status: int
     message: str
     id: str
-    """Of the request."""
+    """The id of the request."""
     error: Exception | None = None
 
 

@@ -134,7 +134,7 @@ class LimitedConnection(H11Protocol):
 
     def make_room(self) -> None:
         if len(self.by_age) > self.most:
-            oldest = next((each for each in self.by_age if each.waits_for_client), None)
+            oldest = next((other for other in self.by_age if other.waits_for_client), None)
             if oldest:
                 oldest.transport.abort()
                 del self.by_age[oldest]  # now: `connection_lost` comes later

@@ -49,11 +49,11 @@ class Reply:
     policy: str
     """The policy that ran, the same for all texts of a request."""
     rung: int | None
-    """Of the ladder; -1 is full depth, when every rung is forbidden; None if the request named its policy."""
+    """On the ladder; -1 is full depth, when every rung is forbidden; None if the request named its policy."""
     waited_ms: float
     """From its arrival until the first of its texts ran."""
     tokens: int
-    """Of all texts, without padding."""
+    """The tokens of all texts, without padding."""
 
     @property
     def layers(self) -> int:

@@ -60,10 +60,10 @@ def parse_json(body: bytes) -> Any:
         raise MalformedJson(f"the body is not JSON ({error}).") from None
 
 
-def validate(kind: type[Model], found: Any, strict: bool | None = None) -> Model:
-    """`found` as a model of this kind; a `BadOption` names the first bad field."""
+def validate(kind: type[Model], value: Any, strict: bool | None = None) -> Model:
+    """`value` as a model of this kind; a `BadOption` names the first bad field."""
     try:
-        return kind.model_validate(found, strict=strict)
+        return kind.model_validate(value, strict=strict)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = first["loc"][0] if first["loc"] else "the body"

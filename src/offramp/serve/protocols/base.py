@@ -104,11 +104,11 @@ class Body:
 
     def exit_options(self) -> ExitOptions:
         """From headers, for protocols with no place for them in the body."""
-        found = {
+        headers = {
             name: self.headers.get(f"x-offramp-{name.replace('_', '-')}") for name in ExitOptions.model_fields
         }
-        given = {name: unquote(value) for name, value in found.items() if value is not None}
-        return validate(ExitOptions, given, strict=False)  # a header is text
+        options = {name: unquote(value) for name, value in headers.items() if value is not None}
+        return validate(ExitOptions, options, strict=False)  # a header is text
 
 
 @dataclass(frozen=True)

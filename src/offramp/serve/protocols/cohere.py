@@ -41,16 +41,16 @@ def rerank_documents(model: ServedModel, body: Body) -> Call:
     ]
 
     def respond(ranked: list[RankedText], reply: Reply) -> Response:
-        def result(each: RankedText) -> dict[str, Any]:
-            document = {"document": {"text": each.document}} if request.return_documents else {}
-            return {"index": each.index, **document, "relevance_score": each.score}
+        def result(text: RankedText) -> dict[str, Any]:
+            document = {"document": {"text": text.document}} if request.return_documents else {}
+            return {"index": text.index, **document, "relevance_score": text.score}
 
         return json_response(
             {
                 "id": f"rerank-{body.id}",
                 "object": "list",
                 "model": model.name,
-                "results": [result(each) for each in ranked[: request.top_n or None]],
+                "results": [result(text) for text in ranked[: request.top_n or None]],
                 "usage": usage(reply),
             },
             reply,

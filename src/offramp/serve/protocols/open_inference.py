@@ -37,9 +37,9 @@ class TensorParameters(BaseModel):
     model_config = ConfigDict(strict=True)
 
     binary_data: bool = False
-    """Of an output: send it as bytes."""
+    """Whether to send an output as bytes."""
     binary_data_size: int | None = Field(default=None, ge=0)
-    """Of an input that is sent as bytes."""
+    """The size of an input that is sent as bytes."""
 
 
 class InputTensor(BaseModel):
@@ -60,7 +60,7 @@ class RequestedOutput(BaseModel):
 
 
 class Parameters(ExitOptions):
-    """Of a request; those of other servers are ignored."""
+    """The parameters of a request; those of other servers are ignored."""
 
     binary_data_output: bool = False
 
@@ -126,32 +126,32 @@ def check_path(model: ServedModel, parts: Mapping[str, str]) -> None:
 
 def json_length(body: Body) -> int:
     whole = str(len(body.content))
-    given = body.headers.get(JSON_LENGTH, whole)
+    length = body.headers.get(JSON_LENGTH, whole)
     # int() refuses thousands of digits in its own way
-    short = given.isascii() and given.isdigit() and len(given) <= len(whole)
-    if not (short and int(given) <= len(body.content)):
-        raise BadOption(f"{JSON_LENGTH}: {given[:20]!r} is not a length within the body.")
-    return int(given)
+    short = length.isascii() and length.isdigit() and len(length) <= len(whole)
+    if not (short and int(length) <= len(body.content)):
+        raise BadOption(f"{JSON_LENGTH}: {length[:20]!r} is not a length within the body.")
+    return int(length)
 
 
 def read_texts(inputs: Sequence[InputTensor], data: bytes) -> list[Any]:
     """Texts, or pairs; `data` holds the binary tensors one after the other."""
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for tensor in inputs:
-        if tensor.name not in INPUTS or tensor.name in found:
+        if tensor.name not in INPUTS or tensor.name in texts:
             raise BadOption(f"unexpected input {tensor.name!r}; send `text` and, for pairs, `text_pair`.")
         size = tensor.parameters.binary_data_size
-        found[tensor.name] = read_tensor(tensor, data[:size])
+        texts[tensor.name] = read_tensor(tensor, data[:size])
         data = data[size or 0 :]
     if data:
         raise BadData(f"{len(data)} bytes follow the last input.")
-    if "text" not in found:
+    if "text" not in texts:
         raise BadData("the input `text` is missing.")
-    if "text_pair" not in found:
-        return found["text"]
-    if len(found["text"]) != len(found["text_pair"]):
+    if "text_pair" not in texts:
+        return texts["text"]
+    if len(texts["text"]) != len(texts["text_pair"]):
         raise BadData("the inputs `text` and `text_pair` differ in length.")
-    return [*zip(found["text"], found["text_pair"], strict=True)]
+    return [*zip(texts["text"], texts["text_pair"], strict=True)]
 
 
 def read_tensor(tensor: InputTensor, data: bytes) -> list[str]:
@@ -282,8 +282,8 @@ def metadata(model: ServedModel) -> APIRouter:
                 "platform": f"offramp_{platform}",
                 "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in INPUTS],
                 "outputs": [
-                    {"name": each.name, "datatype": each.datatype, "shape": [-1, *each.shape]}
-                    for each in output_tensors(model)
+                    {"name": tensor.name, "datatype": tensor.datatype, "shape": [-1, *tensor.shape]}
+                    for tensor in output_tensors(model)
                 ],
                 "parameters": {"labels": json.dumps(model.labels)},
             }

@@ -17,7 +17,7 @@ from offramp.serve.protocols.base import Body, Call, ServedModel, check_finite
 @dataclass(frozen=True)
 class RankedText:
     index: int
-    """Of the document in the request."""
+    """The place of the document in the request."""
     document: str
     score: float
 

@@ -56,7 +56,7 @@ class Options(BaseModel):
 
 
 class Parameters(BaseModel):
-    """Of the Hugging Face Inference API."""
+    """The parameters of the Hugging Face Inference API."""
 
     model_config = ConfigDict(strict=True)
 
@@ -86,13 +86,13 @@ def predict(model: ServedModel, body: Body) -> Call:
 
     def labels(prediction: Prediction) -> list[dict[str, Any]]:
         scores = zip(model.scores(prediction, activation), model.labels, strict=True)
-        best = sorted(scores, key=lambda each: each[0], reverse=True)[: parameters.top_k]
+        best = sorted(scores, key=lambda pair: pair[0], reverse=True)[: parameters.top_k]
         return [{"score": score, "label": label} for score, label in best]
 
     def respond(reply: Reply) -> Response:
         check_finite(reply)
-        found = [labels(prediction) for prediction in reply.predictions]
-        return json_response(found[0] if single else found, reply)
+        lists = [labels(prediction) for prediction in reply.predictions]
+        return json_response(lists[0] if single else lists, reply)
 
     options = {"truncate": truncates(model, request), "mixed": True}
     return Call(model.request(texts, body, body.exit_options(), **options), respond)
@@ -107,7 +107,7 @@ def read_inputs(inputs: Any) -> tuple[list[Any], bool]:
         raise BadData(f"inputs: {describe(inputs)} is not a text, a pair or a batch.")
     if isinstance(inputs[0], str):
         return [read_text(inputs, "inputs")], True
-    return [read_text(each, f"item {index}") for index, each in enumerate(inputs)], False
+    return [read_text(parts, f"item {index}") for index, parts in enumerate(inputs)], False
 
 
 def read_text(parts: Any, place: str) -> Any:
@@ -125,11 +125,11 @@ def rerank_texts(model: ServedModel, body: Body) -> Call:
         return json_response(
             [
                 {
-                    "index": each.index,
-                    **({"text": each.document} if request.return_text else {}),
-                    "score": each.score,
+                    "index": text.index,
+                    **({"text": text.document} if request.return_text else {}),
+                    "score": text.score,
                 }
-                for each in ranked
+                for text in ranked
             ],
             reply,
         )

@@ -59,11 +59,11 @@ def classify(model: ServedModel, body: Body) -> Call:
                 "data": [
                     {
                         "index": index,
-                        "label": model.labels[int(np.argmax(each))],
-                        "probs": each,
-                        "num_classes": len(each),
+                        "label": model.labels[int(np.argmax(probabilities))],
+                        "probs": probabilities,
+                        "num_classes": len(probabilities),
                     }
-                    for index, each in enumerate(scores)
+                    for index, probabilities in enumerate(scores)
                 ],
                 "usage": usage(reply),
             },
