@@ -3,7 +3,7 @@
 import json
 import shutil
 import threading
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from offramp.serve.options import ServerOptions
 from offramp.serve.queue import Request
 from offramp.serve.server import load, load_reference, make_app
 from offramp.trace import Trace
+
+Until = Callable[[Callable[[], bool]], None]
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,9 @@ def retrofitted(learned: Learned, tmp_path: Path) -> Path:
     return model
 
 
-def audited(batcher: Batcher, count: int) -> RungReport:
-    """What the audit reports once it has compared this many predictions; it gets a minute."""
-    deadline = time.monotonic() + 60
-    while batcher.audit.reports()[0].examined < count and time.monotonic() < deadline:  # type: ignore[union-attr]
-        time.sleep(0.01)
+def audited(batcher: Batcher, count: int, until: Until) -> RungReport:
+    """The report of the audit once it has compared this many predictions."""
+    until(lambda: batcher.audit.reports()[0].examined >= count)  # type: ignore[union-attr]
     batcher.drain(10)
     [report] = batcher.audit.reports()  # type: ignore[union-attr]
     return report
@@ -143,7 +143,7 @@ def differences(model: Path, texts: list[str]) -> int:
 
 @pytest.mark.parametrize("is_replacement", [False, True])
 def test_the_audit_of_a_retrofitted_model_runs_the_original(
-    learned: Learned, retrofitted: Path, is_replacement: bool
+    learned: Learned, retrofitted: Path, is_replacement: bool, until: Until
 ) -> None:
     options = ServerOptions(str(retrofitted), audit_share=1.0)
     batcher, _ = load(options, is_replacement=is_replacement)
@@ -153,12 +153,12 @@ def test_the_audit_of_a_retrofitted_model_runs_the_original(
             break
         batcher.submit(Request([text])).result(60)
         sent += 1
-    report = audited(batcher, sent - 1)  # the last may have run after the rung was forbidden
+    report = audited(batcher, sent - 1, until)  # the last may have run after the rung was forbidden
     assert report.disagreed == differences(retrofitted, learned.texts[: report.examined]) > 0
 
 
 def test_a_replacement_serves_before_the_original_is_loaded_and_audits_after_it(
-    learned: Learned, retrofitted: Path, monkeypatch: pytest.MonkeyPatch
+    learned: Learned, retrofitted: Path, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     attempts, may_load = [], threading.Event()
 
@@ -179,7 +179,7 @@ def test_a_replacement_serves_before_the_original_is_loaded_and_audits_after_it(
         assert (batcher.loading, batcher.audit.pending, batcher.audit.reports()[0].examined) == (True, 50, 0)
     finally:
         may_load.set()
-    assert audited(batcher, 50).disagreed == differences(retrofitted, learned.texts[:50])
+    assert audited(batcher, 50, until).disagreed == differences(retrofitted, learned.texts[:50])
     assert not batcher.loading
 
 

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from offramp.serve.ladder import FULL_DEPTH, Ladder
 from offramp.serve.options import ServerOptions
 from offramp.serve.server import load
 
+Until = Callable[[Callable[[], bool]], None]
 QUERY = "good film"
 DOCUMENTS = ["bad bad", "a good film", "b c", "good good good film", "a", "d e f", "film", "g h"]
 RULE = Rank(2, slopes=(0.5, 0.6, 0.8, 0.9, 1), intercepts=(0,) * 5, coefficients=((0, 3, -2),) * 4)
@@ -81,13 +81,6 @@ def ranked(documents: Sequence[str] = DOCUMENTS, **options: Any) -> Request:
     return Request([(QUERY, document) for document in documents], is_list=True, **options)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def shuffled(seed: int) -> list[str]:
     chance = np.random.default_rng(seed)
     return [" ".join(chance.permutation("a b c good bad film".split())[:4]) for _ in range(10)]
@@ -124,7 +117,7 @@ def test_a_rung_that_is_not_certified_or_exits_later_is_refused() -> None:
 
 
 def test_the_audit_compares_lists_with_the_top_k_of_full_depth(
-    start: Callable[..., Batcher], reranker: Classifier
+    start: Callable[..., Batcher], reranker: Classifier, until: Until
 ) -> None:
     policy = Policy(RULE, 0.49)
     batcher, lost = start([policy], share=1.0), 0.0
@@ -135,7 +128,7 @@ def test_the_audit_compares_lists_with_the_top_k_of_full_depth(
         batcher.submit(ranked(documents)).result(30)
     assert batcher.audit is not None
     audit = batcher.audit
-    wait_for(lambda: audit.reports()[0].examined == 6)
+    until(lambda: audit.reports()[0].examined == 6)
     (report,) = audit.reports()
     assert report.disagreed == pytest.approx(lost)
     assert lost > 0
@@ -149,14 +142,16 @@ def top_two(reranker: Classifier, documents: Sequence[str], policy: Policy) -> s
     return {*np.argsort(-relevance(decision.logits), kind="stable")[:2].tolist()}
 
 
-def test_a_rule_that_loses_more_than_certified_is_not_used_any_more(start: Callable[..., Batcher]) -> None:
+def test_a_rule_that_loses_more_than_certified_is_not_used_any_more(
+    start: Callable[..., Batcher], until: Until
+) -> None:
     batcher = start([certified(epsilon=0.0001)], share=1.0)
     ladder = batcher.ladder
     for seed in range(200):
         batcher.submit(ranked(shuffled(seed))).result(30)
         if ladder.broken:
             break
-    wait_for(lambda: bool(ladder.broken))
+    until(lambda: bool(ladder.broken))
     reply = batcher.submit(ranked()).result(30)
     assert reply.rung == FULL_DEPTH
     assert {each.layer for each in reply.predictions} == {4}

@@ -15,7 +15,7 @@ import numpy as np
 from offramp.errors import BadPolicy, Incompatible
 from offramp.guarantees.certificate import Certificate
 from offramp.policy.decide import Decision, Exits, replay
-from offramp.problems import SINGLE_LABEL, Array
+from offramp.problems import SINGLE_LABEL, Array, Problem
 from offramp.wording import count
 
 
@@ -30,9 +30,9 @@ def relevance(logits: Array) -> Array:
     return single if logits.shape[-1] == 1 else single - logits[..., 0]
 
 
-def check_reranker(labels: Sequence[str], problem_type: str) -> None:
+def check_reranker(labels: Sequence[str], problem: Problem) -> None:
     """Refuse a model whose outputs are not the relevance of a document."""
-    if not (len(labels) == 1 or (len(labels) == 2 and problem_type == SINGLE_LABEL)):
+    if not (len(labels) == 1 or (len(labels) == 2 and problem == SINGLE_LABEL)):
         raise Incompatible(
             f"the model has {len(labels)} labels; reranking needs one output, or two classes of which one is right."
         )
@@ -103,9 +103,9 @@ class RankRule:
         limit = np.log(self.threshold / (1 - self.threshold))
         return Settled(log_odds < limit, log_odds > -limit)
 
-    def check(self, layers: Sequence[int], labels: Sequence[str], problem_type: str) -> None:
+    def check(self, layers: Sequence[int], labels: Sequence[str], problem: Problem) -> None:
         """Raise `Incompatible` if this rule cannot run on a model with these exits and labels."""
-        check_reranker(labels, problem_type)
+        check_reranker(labels, problem)
         if len(self.slopes) != len(layers):
             raise Incompatible(
                 f"the rank rule is for {count(len(self.slopes), 'exit')}, but the model has {len(layers)}."

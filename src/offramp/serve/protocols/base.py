@@ -41,7 +41,7 @@ class ServedModel:
         return self.classifier.runtime.info.labels
 
     @property
-    def problem_type(self) -> Problem:
+    def problem(self) -> Problem:
         return self.classifier.runtime.info.problem
 
     def check_name(self, name: str | None) -> None:
@@ -75,7 +75,7 @@ class ServedModel:
         right, a sigmoid of every label otherwise."""
         if activation == "none":
             return [*prediction.logits]
-        one_is_right = self.problem_type == SINGLE_LABEL and len(self.labels) > 1
+        one_is_right = self.problem == SINGLE_LABEL and len(self.labels) > 1
         softmax = activation == "softmax" if activation else one_is_right
         logits = np.array([prediction.logits])
         problem = SINGLE_LABEL if softmax else MULTI_LABEL

@@ -198,10 +198,10 @@ def output_tensors(model: ServedModel) -> list[OutputTensor]:
     """A label only where there is just one; the probabilities tell the others apart."""
     layer = OutputTensor("layer", "INT32", [], lambda prediction: [prediction.layer])
     score = OutputTensor("score", "FP32", [], lambda prediction: [prediction.score])
-    if not model.problem_type.has_classes:
+    if not model.problem.has_classes:
         return [score, layer]
     scores = OutputTensor("probabilities", "FP32", [len(model.labels)], model.scores)
-    if model.problem_type.multi_label:
+    if model.problem.multi_label:
         return [scores, layer]
     label = OutputTensor("label", "BYTES", [], lambda prediction: [prediction.label])
     return [label, score, scores, layer]

@@ -38,7 +38,7 @@ def rerank(
     A score is the sigmoid of the `relevance`; with `raw`, that itself. The rule `rank` finds the best `top_k`, by
     default as many as it was calibrated for; beyond them the order is a guess.
     """
-    check_reranker(model.labels, model.problem_type)
+    check_reranker(model.labels, model.problem)
     pairs = make_pairs(query, documents)
 
     def rank(reply: Reply) -> Response:
