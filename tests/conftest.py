@@ -5,7 +5,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes import make_certificate
 from hypothesis import HealthCheck, settings
 from onnx import ModelProto
 from tokenizers import Tokenizer
@@ -29,7 +29,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from offramp.guarantees import Certificate, Conditions
+from offramp.guarantees import Certificate
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
 from offramp.policy import Policy
@@ -245,28 +245,6 @@ def make_trace() -> Callable[..., Trace]:
     return make
 
 
-@pytest.fixture(scope="session")
-def make_certificate() -> Callable[..., Certificate]:
-    """A complete certificate, for tests that are about a few of its fields, or of its conditions."""
-    claim: dict[str, Any] = {
-        "risk": "changed",
-        "epsilon": 0.1,
-        "delta": 0.05,
-        "bound": "exact binomial",
-        "examples": 500,
-        "observed_risk": 0.02,
-    }
-    issued_for: dict[str, Any] = {
-        "policy": "entropy:0.3",
-        "mean_layer": 2.0,
-        "fingerprint": "abc",
-        "precision": "fp32",
-    }
-    names = {each.name for each in fields(Conditions)}
-
-    def make(**changes: Any) -> Certificate:
-        conditions = {name: value for name, value in changes.items() if name in names}
-        others = {name: value for name, value in changes.items() if name not in names}
-        return Certificate(**claim | {"conditions": Conditions(**issued_for | conditions)} | others)
-
-    return make
+@pytest.fixture(scope="session", name="make_certificate")
+def make_certificate_fixture() -> Callable[..., Certificate]:
+    return make_certificate

@@ -1,11 +1,12 @@
-"""A runtime without a model: `FakeRuntime`."""
+"""A runtime without a model, `FakeRuntime`, and a certificate of no calibration."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from offramp.guarantees.certificate import Certificate, Conditions
 from offramp.model_info import ModelInfo
 from offramp.problems import SINGLE_LABEL, Problem
 from offramp.runtimes import Tokens
@@ -69,3 +70,27 @@ class FakeRuntime:
 
     def fingerprint(self) -> str:
         return "fake"
+
+
+CLAIM: dict[str, Any] = {
+    "risk": "changed",
+    "epsilon": 0.1,
+    "delta": 0.05,
+    "bound": "exact binomial",
+    "examples": 500,
+    "observed_risk": 0.02,
+}
+CONDITIONS: dict[str, Any] = {
+    "policy": "entropy:0.3",
+    "mean_layer": 2.0,
+    "fingerprint": "abc",
+    "precision": "fp32",
+}
+
+
+def make_certificate(**changes: Any) -> Certificate:
+    """A complete certificate, for tests that are about a few of its fields, or of its conditions."""
+    names = {each.name for each in fields(Conditions)}
+    conditions = CONDITIONS | {name: value for name, value in changes.items() if name in names}
+    others = {name: value for name, value in changes.items() if name not in names}
+    return Certificate(**CLAIM | {"conditions": Conditions(**conditions)} | others)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import make_certificate
 from scipy.stats import binom
 
-from offramp.guarantees import Certificate, Conditions
+from offramp.guarantees import Conditions
 from offramp.inference import Prediction
 from offramp.inference.prediction import predictions
 from offramp.measuring import Guarantee, calibrate
@@ -36,7 +37,7 @@ LAYERS = (1, 2, 3, 4)
 DELTA = 0.1
 
 
-PROOF = Certificate("changed", 0.05, 0.05, "exact binomial", 100, 0.0)
+PROOF = make_certificate(epsilon=0.05, examples=100, observed_risk=0.0, conditions=None)
 
 
 def certified(text: str = "entropy:0.2", **fields: Any) -> Policy:

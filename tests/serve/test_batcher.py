@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import FakeRuntime
+from fakes import FakeRuntime, make_certificate
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import (
@@ -26,7 +26,7 @@ from offramp.errors import (
     TooLarge,
 )
 from offramp.inference import Classifier
-from offramp.policy import Certificate, Policy
+from offramp.policy import Policy
 from offramp.runtimes import Tokens
 from offramp.serve import audit as audit_module
 from offramp.serve import batcher as module
@@ -37,7 +37,7 @@ from offramp.serve.queue import Ticket
 
 WAIT = 20
 """Seconds that nothing here takes."""
-PROOF = Certificate("changed", 0.1, 0.05, "exact binomial", 100, 0.0)
+PROOF = make_certificate(examples=100, observed_risk=0.0, conditions=None)
 NORMAL, LOOSER, LOOSEST = (Policy.parse(text) for text in ("confidence:0.9", "confidence:0.7", "layer:2"))
 
 
@@ -161,7 +161,8 @@ def test_every_request_of_every_thread_gets_the_classifiers_predictions_once(mak
         thread.join()
     assert len(found) == 8 * 12
     for texts, options, future, replies in found:
-        assert predictions(future) == bench.classifier.predict(texts, **options)
+        every_exit = options.pop("trace", False)
+        assert predictions(future) == bench.classifier.predict(texts, every_exit=every_exit, **options)
         assert len(replies) == 1
         assert future.result().rung == (None if "policy" in options else 0)
     assert (bench.batcher.waiting.items, bench.batcher.waiting.tokens) == (0, 0)

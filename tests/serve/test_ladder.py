@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import make_certificate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp.errors import BadPolicy
-from offramp.guarantees import Certificate, Conditions
+from offramp.guarantees import Conditions
 from offramp.policy import Policy
 from offramp.serve.ladder import FULL_DEPTH, Ladder, sync_broken
 
-PROOF = Certificate("changed", 0.1, 0.05, "exact binomial", 100, 0.0)
+PROOF = make_certificate(examples=100, observed_risk=0.0, conditions=None)
 
 
 def certified(text: str, mean_layer: float = 2.0, **fields: Any) -> Policy:
