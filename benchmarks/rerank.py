@@ -31,22 +31,22 @@ from transformers import set_seed
 from offramp import (
     Classifier,
     ExitModel,
-    RankGuarantee,
+    Guarantee,
     Reranker,
     Task,
     Trace,
-    calibrate_ranking,
+    calibrate,
     collect,
     export,
-    store_rank_rule,
+    store_policy,
     train,
 )
 from offramp.measuring.comparison import time_in_turns
+from offramp.measuring.rankings import Rankings
 from offramp.models.heads import HeadConfig
-from offramp.policy.ranking import RankRule, relevance
 from offramp.problems import Array
-from offramp.reranking.calibrate import QuerySet
 from offramp.retrofits.original import Original, load_original
+from offramp.rules.rank import relevance
 from offramp.training.recipes import frozen, mixed
 
 LIST = 100
@@ -93,14 +93,15 @@ def main() -> None:
     original = fine_tuned(options, pairs, options.out / "cross-encoder", options.epochs)
     folder = with_exits(options, original, learn)
     calibration = traced(folder, dev, options.out / f"dev-{variant(options)}.trace")
-    rule = calibrate_ranking(calibration, queries_of(dev), RankGuarantee(options.guarantee))
-    store_rank_rule(folder, rule)
-    assert rule.certificate is not None
-    log(rule.certificate.summary)
+    target = Guarantee(options.guarantee, risk="overlap")
+    policy = calibrate(calibration.grouped(queries_of(dev)), "rank", target).policy
+    store_policy(folder, policy)
+    assert policy.certificate is not None
+    log(policy.certificate.summary)
 
     trace = traced(folder, test, options.out / f"test-{variant(options)}.trace")
     full_depth = relevance(trace.logits[:, -1])
-    queries = QuerySet.group(trace, queries_of(test))
+    rankings = Rankings(trace.grouped(queries_of(test)), target.top_k)
     scores = relevance(stored(options.out / "original.npy", lambda: original.logits(pairs_of(test))))
     precision, layers = options.precision, trace.layers[-1]
 
@@ -110,17 +111,14 @@ def main() -> None:
         return Contender(name, found, model.model.config.num_hidden_layers, ranker(graph))
 
     def with_rule(name: str, exact_top: bool) -> Contender:
-        ranking = queries.ranking(rule, exact_top)
-        decision = ranking.decide(trace.logits)
+        decision = rankings.decide(policy.with_exact_top() if exact_top else policy)
         layer = float(np.asarray(trace.layers)[decision.exits].mean())
-        return Contender(name, ranking.scores(decision), layer, ranker(folder, exact_top=exact_top))
+        return Contender(name, relevance(decision.logits), layer, ranker(folder, exact_top=exact_top))
 
     contenders = [
         Contender("transformers", scores, layers, lambda each: original.logits(each.pairs)),
         in_one_graph(f"ONNX Runtime {precision}", original),
-        Contender(
-            f"offramp {precision}, full depth", full_depth, layers, ranker(folder, RankRule.full_depth)
-        ),
+        Contender(f"offramp {precision}, full depth", full_depth, layers, ranker(folder, "never")),
         with_rule(f"offramp {precision}", exact_top=False),
         with_rule(f"offramp {precision}, `exact_top`", exact_top=True),
     ]
@@ -136,9 +134,13 @@ def main() -> None:
             {each.name: partial(rank_next, each.rank, iter(timed)) for each in contenders}, len(timed)
         )
         results = [row | {"milliseconds": 1000 * seconds[row["name"]]} for row in results]
-    record = {**about(threads=options.threads), "certificate": rule.certificate.to_json(), "results": results}
+    record = {
+        **about(threads=options.threads),
+        "certificate": policy.certificate.to_json(),
+        "results": results,
+    }
     (options.out / "rerank.json").write_text(json.dumps(record, indent=1))
-    print(f"{table(results)}\n\n{rule.certificate.summary}")
+    print(f"{table(results)}\n\n{policy.certificate.summary}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -356,13 +358,9 @@ def stored(file: Path, compute: Callable[[], Array]) -> Array:
     return found
 
 
-def ranker(
-    folder: Path, rule: Callable[[int], RankRule] | None = None, exact_top: bool = False
-) -> Callable[[Question], Any]:
-    """Ranks with the rule stored in the folder, or with that for the number of its exits."""
-    reranker = Reranker.from_pretrained(folder, threads=torch.get_num_threads())
-    if rule is not None:
-        reranker = Reranker(reranker.classifier, rule(len(reranker.classifier.runtime.info.exits)))
+def ranker(folder: Path, policy: str | None = None, exact_top: bool = False) -> Callable[[Question], Any]:
+    """Ranks with the policy stored in the folder, or with this one."""
+    reranker = Reranker.from_pretrained(folder, policy, threads=torch.get_num_threads())
     return lambda each: reranker.rank(each.text, each.documents, exact_top=exact_top)
 
 

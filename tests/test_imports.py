@@ -16,15 +16,14 @@ ORDER = """
 errors wording numerics problems files cpus lists row_hashes
 data guarantees trace rules policy
 model_info models measuring
-folder training runtimes engine inference reranking reports
+folder training runtimes engine inference reports
 onnx_export retrofits serve cluster cli
 """.split()
 
 EDGES = {"cli", "onnx_export", "retrofits", "serve", "cluster"}
 FOLDERS_OF_EQUALS = {"models/backbones", "rules"}
 WITHOUT_TORCH = (
-    "guarantees trace rules policy model_info measuring folder runtimes engine inference reports "
-    "reranking".split()
+    "guarantees trace rules policy model_info measuring folder runtimes engine inference reports".split()
 )
 
 

@@ -28,9 +28,6 @@ from offramp.onnx_export import export as export
 from offramp.policy import Policy as Policy
 from offramp.reports import report as report
 from offramp.reports.stored_policy import store_policy as store_policy
-from offramp.reports.stored_policy import store_rank_rule as store_rank_rule
-from offramp.reranking.calibrate import RankGuarantee as RankGuarantee
-from offramp.reranking.calibrate import calibrate_ranking as calibrate_ranking
 from offramp.retrofits import Retrofit as Retrofit
 from offramp.retrofits import retrofit as retrofit
 from offramp.retrofits import retrofit_reranker as retrofit_reranker

@@ -17,7 +17,6 @@ import numpy as np
 from offramp.errors import BadOption
 from offramp.lists import Lists
 from offramp.policy import Decider, Decision, Policy
-from offramp.policy.ranking import RankDecider, Ranking
 from offramp.problems import Array
 from offramp.runtimes import Runtime, Tokens
 
@@ -91,25 +90,6 @@ class Engine:
                 yield decision
         yield decision
 
-    def run_lists(
-        self, examples: Sequence[Tokens], ranking: Ranking, deadline: float | Array = math.inf
-    ) -> Iterator[Decision]:
-        """Like `run`, for examples that are documents in lists, all of a list in the same window.
-
-        Yields the decision after every micro-batch, complete after the last one, so that a caller may do other work
-        in between.
-        """
-        decision, deadlines = self.undecided(len(examples)), np.full(len(examples), deadline)
-        skipped = ranking.skippable_exits(self.runtime.info.exits)
-        for rows in self.windows(examples, ranking.sizes.tolist()):
-            batches = []
-            for batch in self.embed(examples, rows):
-                batches.append(batch)
-                yield decision
-            for _ in self.run_window(batches, ranking.begin, skipped, deadlines, decision):
-                yield decision
-        yield decision
-
     def undecided(self, examples: int) -> Decision:
         """A decision to be filled in."""
         return Decision(
@@ -161,7 +141,7 @@ class Engine:
     def run_window(
         self,
         batches: list[MicroBatch],
-        begin: Callable[[Array], Decider | RankDecider],
+        begin: Callable[[Array], Decider],
         skipped: int,
         deadlines: Array,
         decision: Decision,

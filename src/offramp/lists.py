@@ -46,6 +46,16 @@ class Lists:
         top_k = None if self.top_k is None else self.top_k[lists]
         return type(self)(self.sizes[lists], numbers, self.columns[rows], top_k)
 
+    def ranks(self, scores: Array) -> Array:
+        """(lists, longest) the rank of each row in its list, from 0; of equal scores, the first is better.
+
+        >>> Lists.consecutive([3, 1]).ranks(np.array([0.5, 0.7, 0.5, 0.9]))
+        array([[1, 0, 2],
+               [0, 1, 2]])
+        """
+        order = np.argsort(-self.padded(scores), axis=1, kind="stable")
+        return np.argsort(order, axis=1, kind="stable")
+
     def padded(self, values: Array) -> Array:
         """(rows,) as (lists, longest), -infinity where a list has fewer."""
         table = np.full((len(self.sizes), self.sizes.max(initial=0)), -np.inf)

@@ -10,7 +10,6 @@ from typing import Any, Self
 from offramp.errors import BadConfig, BadPolicy, CannotLoad, Incompatible, UnknownName
 from offramp.files import finish_writes, read_json
 from offramp.policy import Policy
-from offramp.policy.ranking import RankRule
 from offramp.problems import Problem, problem_named
 
 CONFIG = "config.json"
@@ -38,8 +37,6 @@ class ModelInfo:
     policy: Policy | None
     policy_target: Mapping[str, Any] | None = None
     """The target that the policy was calibrated for, such as {"max_loss": 0.5}; None if unknown."""
-    rank_rule: RankRule | None = None
-    """Of a reranker."""
     trained_length: int | None = None
     """The number of tokens that texts were truncated to in training; None if unknown."""
     trained_on_pairs: bool | None = None
@@ -67,7 +64,6 @@ class ModelInfo:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """The info in the fields of an `ExitConfig`; an error if they contradict each other."""
-        rule = config.get("rank_rule")
         info = cls(
             exits=tuple(config["exits"]),
             labels=read_labels(config),
@@ -76,7 +72,6 @@ class ModelInfo:
             encoder=config["encoder_config"],
             policy=None,
             policy_target=config.get("policy_target"),
-            rank_rule=None if rule is None else RankRule.from_json(rule),
             trained_length=config.get("trained_length"),
             trained_on_pairs=config.get("trained_on_pairs"),
         )
@@ -106,8 +101,6 @@ class ModelInfo:
             raise BadConfig(f"trained_on_pairs={self.trained_on_pairs!r} is neither true nor false")
         if not isinstance(self.policy_target, Mapping | None):
             raise BadConfig(f"policy_target={self.policy_target!r} is not a target")
-        if self.rank_rule is not None:
-            self.rank_rule.check(self.exits, self.labels, self.problem)
 
     def with_policy(self, record: Mapping[str, Any] | None) -> Self:
         """With a stored policy; an error if the model cannot run it."""
@@ -158,7 +151,7 @@ class ModelInfo:
         A policy that this model cannot run is an error.
         """
         policy = Policy.resolve(policy, self.policy)
-        policy.check(self.exits, self.problem, self.has_gate)
+        policy.check(self.exits, self.problem, self.has_gate, len(self.labels))
         return policy
 
 
@@ -169,8 +162,6 @@ def explain_config(file: Path) -> Iterator[None]:
         yield
     except KeyError as missing:
         raise CannotLoad(f"{file} has no {missing}; save or export the model again.") from None
-    except (BadPolicy, Incompatible) as error:
-        raise CannotLoad(f"{file}: the stored rank rule: {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise CannotLoad(f"{file}: {error}; save or export the model again.") from error
 

@@ -126,7 +126,12 @@ class Trace:
 
     def reference_predictions(self) -> Array:
         """(examples,) or (examples, labels): the predictions to be kept, the reference's or else full depth's."""
-        return self.problem.decode(self.logits[:, -1] if self.reference is None else self.reference)
+        return self.problem.decode(self.reference_logits)
+
+    @property
+    def reference_logits(self) -> Array:
+        """(examples, classes) the reference's, or else full depth's."""
+        return self.logits[:, -1] if self.reference is None else self.reference
 
     def agrees(self, logits: Array, tolerance: float | None = None) -> Array:
         """(examples,) whether logits (examples, classes) give the reference's prediction, in every label."""

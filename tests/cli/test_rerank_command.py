@@ -1,4 +1,4 @@
-"""offramp rerank on a tiny cross-encoder, and the rank rule in `offramp info`."""
+"""offramp rerank on a tiny cross-encoder, and its policy in `offramp info`."""
 
 import csv
 import json
@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from offramp import Reranker, store_rank_rule
-from offramp.policy.ranking import RankRule
+from offramp import Policy, Reranker, store_policy
+from offramp.rules.rank import Rank
 
 Run = Callable[..., Any]
 Ask = Callable[..., Any]
-RULE = RankRule(2, 0.2, (0.5, 0.6, 0.8, 0.9, 1), (0,) * 5, ((0, 3, -2),) * 4)
+RULE = Policy(Rank(2, False, (0.5, 0.6, 0.8, 0.9, 1), (0,) * 5, ((0, 3, -2),) * 4), 0.2)
 
 
 @pytest.fixture(scope="module")
 def workplace(
     make_model: Callable[..., Any], tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A cross-encoder with a rank rule, and candidates of two queries in no order."""
+    """A cross-encoder with the rule rank, and candidates of two queries in no order."""
     home = tmp_path_factory.mktemp("rerank")
     make_model(num_labels=1).save_pretrained(home / "mine")
     tokenizer.save_pretrained(home / "mine")
-    store_rank_rule(home / "mine", RULE)
+    store_policy(home / "mine", RULE)
     rows = [
         ("good film", "a bad film", 1),
         ("bad", "c", 2),
@@ -97,19 +97,21 @@ def test_info_shows_the_rule_and_its_certificate(
 ) -> None:
     folder = Path(shutil.copytree(workplace / "mine", tmp_path / "mine"))
     proof = make_certificate(policy=str(RULE), risk="overlap", top_k=2, epsilon=0.05)
-    store_rank_rule(folder, replace(RULE, certificate=proof))
-    assert ask("info", folder)["ranking"] == "rank:0.2,top_k=2"
+    store_policy(folder, replace(RULE, certificate=proof))
+    assert ask("info", folder)["policy"] == "rank:0.2,top_k=2"
     summary = "With 95% confidence, at most 5% of the top 2 of full depth are missed on average"
-    assert f"rank certificate  {summary}" in run("info", folder).stdout
+    assert summary in run("info", folder).stdout
     assert summary in (folder / "README.md").read_text()
     with pytest.warns(UserWarning, match="issued for fingerprint abc"):
-        assert Reranker.from_pretrained(folder).rule.certificate is None
+        assert Reranker.from_pretrained(folder).classifier.policy.certificate is None
 
 
 def test_a_damaged_rule_is_named(run: Run, workplace: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(workplace / "mine", tmp_path / "mine"))
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"rank_rule": {"top_k": 0}}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"policy": config["policy"] | {"options": {"top_k": 0}}})
+    )
     done = run("info", folder)
     assert done.exit_code == 1
-    assert "rank rule" in done.stderr
+    assert "rank needs a top_k of 1 or more" in done.stderr

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from offramp import RankGuarantee, Reranker
+from offramp import Guarantee, Policy, Reranker
 from offramp.cli import app
 from offramp.errors import BadData, BadOption, Incompatible
-from offramp.policy.ranking import RankRule
 from offramp.retrofits import retrofit_reranker
 from offramp.retrofits.text_split import split_queries
 
 WORDS = ["good", "bad", "film", *"abcdefgh"]
-TARGET = RankGuarantee(0.3, top_k=2)
+TARGET = Guarantee(0.3, risk="overlap", top_k=2)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def test_a_reranker_gets_exits_and_a_certificate_about_its_own_top_k(
 ) -> None:
     done = retrofit_reranker(original, pairs, tmp_path / "out", TARGET, runtime="torch", data="pairs.csv")
     reranker = Reranker.from_pretrained(done.folder)
-    proof = reranker.rule.certificate
+    proof = reranker.classifier.policy.certificate
     assert proof is not None
     assert (proof.risk, proof.top_k, proof.reference, proof.data) == ("overlap", 2, "mine", "pairs.csv")
     assert proof.observed_risk <= 0.3
@@ -141,9 +140,9 @@ def test_the_command_line_takes_a_table_of_pairs(
     assert "--rule is not used with --rank" in refused.stderr
     done = run(*command)
     assert done.exit_code == 0, done.output
-    assert "at most 30 % of nDCG@2 against the order of mine are lost" in done.stdout
+    assert "nDCG@2 against mine's order drops by at most 30%" in done.stdout
     assert f"offramp rerank {tmp_path / 'fast'} new.csv" in done.stdout
-    rungs = [RankRule.from_json(json.loads((tmp_path / "fast" / "rung-1.json").read_text()))]
+    rungs = [Policy.from_json(json.loads((tmp_path / "fast" / "rung-1.json").read_text()))]
     assert [rule.certificate and rule.certificate.epsilon for rule in rungs] == [0.5]
     ranked = run("rerank", tmp_path / "fast", file, *columns, "--json")
     assert json.loads(ranked.stdout.splitlines()[0])["rank"] == 1

@@ -42,9 +42,6 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
     if (policy := found.policy) is not None:
         values |= {"policy": str(policy), "certificate": policy.to_json()["certificate"]}
         shown |= {"policy": short(policy), "certificate": policy.certificate and policy.certificate.summary}
-    if (rule := found.rank_rule) is not None:
-        values |= {"ranking": str(rule), "rank_certificate": rule.to_json()["certificate"]}
-        shown |= {"ranking": str(rule), "rank certificate": rule.certificate and rule.certificate.summary}
     width = max(map(len, shown)) + 2
     return Result(values, "\n".join(f"{name:{width}}{format_value(value)}" for name, value in shown.items()))
 

@@ -41,7 +41,7 @@ def rerank(
 
     Rows with the same query belong together, wherever they are in the file. Prints rank, score, layer, query and
     document separated by tabs, best first, or with --json one object per line. Files and --json also have the other
-    columns of the input; if one is called rank, score or layer, it becomes input_rank and so on. Without a rank rule,
+    columns of the input; if one is called rank, score or layer, it becomes input_rank and so on. Without a policy,
     which `offramp retrofit --rank` stores, every document runs to full depth.
 
     \b
@@ -51,15 +51,14 @@ def rerank(
     """
     from offramp.folder import find_model
     from offramp.inference.reranker import Reranker
-    from offramp.model_info import ModelInfo
 
     folder = find_model(model)
     if out is not None:
         check_output(out, force, file)
         check_format(out)
     lists = read_lists(file, query, text)
-    reranker = Reranker(runtime.load(folder, "never"), ModelInfo.read(folder).rank_rule)
-    ranked = rank_records(reranker, lists, top_k or reranker.rule.top_k, exact_top)
+    reranker = Reranker(runtime.load(folder, None))
+    ranked = rank_records(reranker, lists, top_k or reranker.top_k, exact_top)
     if out is not None:
         return write_records((record for _, record in ranked), out, ())
     lines = (

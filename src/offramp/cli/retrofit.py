@@ -93,7 +93,6 @@ def retrofit(
         offramp retrofit my-reranker --texts candidates.csv --rank --out fast-reranker
     """
     from offramp.measuring import Guarantee
-    from offramp.reranking.calibrate import RankGuarantee
     from offramp.retrofits import retrofit as run
     from offramp.retrofits import retrofit_reranker
 
@@ -113,7 +112,7 @@ def retrofit(
         for flag, value in {**classifier_flags, "rule": rule}.items():
             if value:
                 raise BadOption(f"--{flag} is not used with --rank; leave it out.")
-        ranked = RankGuarantee(parse_bound(guarantee or "0.05"), delta, risk, top_k)
+        ranked = Guarantee(parse_bound(guarantee or "0.05"), delta, risk, top_k=top_k)
         pairs = [row.text for rows in read_lists(texts, query, text or "text").values() for row in rows]
         with training_progress() as callbacks:
             done = retrofit_reranker(

@@ -1,6 +1,6 @@
 """Model folders, saved or exported: find and read them, load them, store a policy in them.
 
-config.json        backbone, exits, head, labels, policy and rank rule; in every model folder (`ModelInfo`)
+config.json        backbone, exits, head, labels and policy; in every model folder (`ModelInfo`)
 stages.json        the ONNX graphs of an exported model (`Manifest`)
 README.md          the model card, written from the other files (`card.py`)
 training_rows.npy  hashes of the texts it was trained on (`offramp.row_hashes`)

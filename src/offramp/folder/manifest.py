@@ -18,7 +18,7 @@ FORMAT = 3
 MANIFEST, TOKENIZER = "stages.json", "tokenizer.json"
 EMBEDDING, STAGES, WEIGHTS = "embedding.onnx", "stages.onnx", "weights.bin"
 NEEDED = (MANIFEST, CONFIG, TOKENIZER, EMBEDDING, STAGES)
-NOT_HASHED = {CONFIG: ("policy", "policy_target", "rank_rule"), MANIFEST: ("digests",)}
+NOT_HASHED = {CONFIG: ("policy", "policy_target"), MANIFEST: ("digests",)}
 """The parts of a JSON file that may change after the export."""
 
 

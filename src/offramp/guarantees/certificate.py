@@ -246,7 +246,7 @@ def percent(fraction: float) -> str:
 def check_certificate(
     policy: Certified, fingerprint: str, precision: str, max_length: int | None = None
 ) -> Certified:
-    """The policy or rank rule; without its certificate, and with a warning, if that was issued for something else."""
+    """The policy; without its certificate, and with a warning, if that was issued for something else."""
     if policy.certificate is None:
         return policy
     different = policy.certificate.mismatches(str(policy), fingerprint, precision, max_length)

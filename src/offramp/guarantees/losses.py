@@ -16,7 +16,7 @@ class Reference:
     """What predictions are compared with."""
 
     predictions: Array
-    """(examples,) classes or numbers; (examples, labels) 0 or 1; for lists, their `ranks` (lists, longest)."""
+    """(examples,) classes or numbers; (examples, labels) 0 or 1; (lists, longest) ranks of documents, from 0."""
     labels: Array | None = None
     """The correct ones, of the same shape."""
     problem: Problem = SINGLE_LABEL
@@ -68,11 +68,6 @@ def lost(predictions: Array, reference: Reference) -> Array:
 def lost_labels(predictions: Array, reference: Reference) -> Array:
     """The share of the labels that are lost."""
     return np.asarray(lost(predictions, reference).mean(-1))
-
-
-def ranks(scores: Array) -> Array:
-    """(lists, longest) ranks from 0, best first; of equal scores, the first document is better."""
-    return np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1, kind="stable")
 
 
 def overlap(predictions: Array, reference: Reference) -> Array:

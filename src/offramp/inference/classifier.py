@@ -206,7 +206,8 @@ class Classifier:
         if max_layer is not None:
             own = max_layer if policy.max_layer is None else policy.max_layer
             policy = replace(policy, max_layer=min(max_layer, own))
-        policy.check(self.runtime.info.exits, self.runtime.info.problem, self.runtime.info.has_gate)
+        info = self.runtime.info
+        policy.check(info.exits, info.problem, info.has_gate, len(info.labels))
         return policy
 
     def stream(

@@ -3,20 +3,20 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, Self
 
 import numpy as np
 
 from offramp.errors import BadData, BadOption, NotFinite
-from offramp.folder import find_model
 from offramp.inference import Classifier
-from offramp.inference.classifier import NEVER, deadline_from_now
+from offramp.inference.classifier import deadline_from_now
 from offramp.inference.texts import clean, describe
-from offramp.model_info import ModelInfo
-from offramp.policy import check_certificate
-from offramp.policy.ranking import Ranking, RankRule, check_reranker
+from offramp.lists import Lists
+from offramp.policy import Policy
+from offramp.policy.decide import check_reranker
 from offramp.problems import Array
+from offramp.rules.rank import Rank, relevance
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +33,27 @@ class Ranked:
 
 
 class Reranker:
-    """A classifier of pairs (query, document) with one output or two classes, and the rule that it ranks by.
+    """A classifier of pairs (query, document) with one output or two classes; documents exit by its policy.
 
-    Without a rule every document runs to full depth. Threads may share a reranker.
+    `rank` is the rule that compares the documents of a query. Threads may share a reranker.
     """
 
-    def __init__(self, classifier: Classifier, rule: RankRule | None = None) -> None:
+    def __init__(self, classifier: Classifier) -> None:
         self.classifier = classifier
-        runtime = classifier.runtime
-        check_reranker(runtime.info.labels, runtime.info.problem)
-        self.rule = rule or RankRule.full_depth(len(runtime.info.exits))
-        self.rule.check(runtime.info.exits, runtime.info.labels, runtime.info.problem)
-        if self.rule.certificate is not None:  # computing a fingerprint is slow
-            length = classifier.tokenizer.max_length
-            self.rule = check_certificate(self.rule, runtime.fingerprint(), runtime.precision, length)
+        check_reranker(len(classifier.runtime.info.labels), classifier.runtime.info.problem)
 
     @classmethod
-    def from_pretrained(cls, path: str | PathLike[str], **options: Any) -> Self:
-        """Load a model and the rank rule stored with it; `options` are those of `Classifier.from_pretrained`."""
-        folder = find_model(fspath(path), options.pop("revision", None))
-        return cls(Classifier.from_pretrained(folder, NEVER, **options), ModelInfo.read(folder).rank_rule)
+    def from_pretrained(
+        cls, path: str | PathLike[str], policy: Policy | str | None = None, **options: Any
+    ) -> Self:
+        """Load a model and the policy stored with it; arguments are those of `Classifier.from_pretrained`."""
+        return cls(Classifier.from_pretrained(path, policy, **options))
+
+    @property
+    def top_k(self) -> int:
+        """How many documents are found by default: as many as the rule was calibrated for, or 10."""
+        rule = self.classifier.policy.rule
+        return rule.top_k if isinstance(rule, Rank) else Rank.top_k
 
     def save_pretrained(self, path: str | PathLike[str]) -> None:
         """Like `Classifier.save_pretrained`."""
@@ -93,7 +94,7 @@ class Reranker:
         deadline_ms: float | None = None,
     ) -> list[list[Ranked]]:
         """Like `rank` for several queries, each with its documents; they share windows and micro-batches."""
-        wanted = self.rule.top_k if top_k is None else top_k
+        wanted = self.top_k if top_k is None else top_k
         options: dict[str, Any] = {"exact_top": exact_top, "deadline_ms": deadline_ms}
         return [ranked[:wanted] for ranked in self.rank_all(queries, wanted, **options)]
 
@@ -115,15 +116,13 @@ class Reranker:
         sizes = np.array([len(each) for each in pairs])
         texts = self.classifier.check_texts([pair for each in pairs for pair in each])
         tokens = self.classifier.tokenizer([*texts])
-        ranking = Ranking(self.rule, sizes, np.minimum(sizes, min(top_k, int(sizes.max()))), exact_top)
-        *_, decision = self.classifier.engine.run_lists(tokens, ranking, deadline)
-        scores, layers = (
-            ranking.scores(decision),
-            np.asarray(self.classifier.runtime.info.exits)[decision.exits],
-        )
-        ends = ranking.sizes.cumsum()
+        policy = self.classifier.policy.with_exact_top() if exact_top else self.classifier.policy
+        lists = Lists.consecutive(sizes, np.minimum(sizes, min(top_k, int(sizes.max()))))
+        decision = self.classifier.engine.run(tokens, policy, deadline, lists)
+        scores = relevance(decision.logits)
+        layers = np.asarray(self.classifier.runtime.info.exits)[decision.exits]
         found = []
-        for query, (size, end) in enumerate(zip(sizes.tolist(), ends.tolist(), strict=True)):
+        for query, (size, end) in enumerate(zip(sizes.tolist(), sizes.cumsum().tolist(), strict=True)):
             with naming(query, len(pairs)):
                 documents = [document for _, document in pairs[query]]
                 found.append(best_first(scores[end - size : end], layers[end - size : end], documents))

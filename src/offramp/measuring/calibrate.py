@@ -22,16 +22,19 @@ from offramp.measuring.targets import (
     Target,
 )
 from offramp.policy import Policy
-from offramp.policy.text import fitted_names
+from offramp.policy.text import fitted_names, rule_name
 from offramp.problems import Problem
 from offramp.rules import RULES
 from offramp.rules.base import Rule
+from offramp.rules.rank import Rank
 from offramp.trace import Trace
 from offramp.wording import count
 
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "layer")
 FIT_SHARE, FIT_MOST = 3, 2000
 """A rule that learns is fitted on a third of the examples, at most this many: it has few coefficients."""
+RANK_FIT_SHARE = 5
+"""A fifth of the queries: each has many documents."""
 TRAINING_SHARE = 0.01
 """The share of texts that may also be in the training data: short texts recur by chance."""
 POINTS = 400
@@ -57,7 +60,8 @@ def calibrate(
     A rule that learns is fitted on a third of the examples, and its threshold is calibrated on the others.
 
     Args:
-        trace: the calibration examples.
+        trace: the calibration examples; if they are lists (`Trace.grouped`), the target is a guarantee about
+            rankings, and the rule is by default `rank`.
         rule: a name, or a policy or its text, whose threshold is replaced; None tries those of agreement, entropy,
             confidence, margin and layer that work for this problem. Of several rules the best for the target is
             chosen; a guarantee pays for that choice by splitting delta among them, other targets warn. A policy whose
@@ -90,11 +94,13 @@ def calibrate(
     if chosen_on is not None and reuses(trace, chosen_on):
         warn(f"the rule was chosen on {name_of(chosen_on)!r} and the threshold is calibrated on it")
 
+    if trace.sizes is not None and not isinstance(target, Guarantee):
+        raise BadOption("a trace of lists takes a Guarantee with risk='overlap' or 'ndcg'")
     tolerance = None
     if isinstance(target, Guarantee):
         target = check_target(trace, target)
         tolerance = target.tolerance
-        policies = [replace(policy, rule=unfitted(policy.rule)) for policy in policies]
+        policies = [replace(policy, rule=unfitted(policy.rule, target)) for policy in policies]
     candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
     if isinstance(target, Guarantee):
         reached = certify(candidates, target, name_of(chosen_on), choices)
@@ -142,8 +148,8 @@ def check_held_out(trace: Trace, allow_training_rows: bool) -> None:
     known = 0 if trace.trained_on is None else int(trace.trained_on.sum())
     if not known:
         return
-    message = f"the model was trained on {known} of the {len(trace)} rows of the trace"
-    if allow_training_rows or known <= TRAINING_SHARE * len(trace):
+    message = f"the model was trained on {known} of the {len(trace.logits)} rows of the trace"
+    if allow_training_rows or known <= TRAINING_SHARE * len(trace.logits):
         warn(message)
     else:
         raise BadOption(f"{message}; calibrate on others, or pass allow_training_rows=True.")
@@ -160,6 +166,8 @@ def rules_to_try(trace: Trace, rule: Rules, target: Target) -> Sequence[str | Po
 
 def default_rules(trace: Trace, target: Target) -> list[str]:
     """Those of this problem; agreement also needs a tolerance in regression, and examples to be fitted on."""
+    if trace.sizes is not None:
+        return ["rank"]
     rules = rules_of(trace.problem)
     if len(trace) < 2 * FIT_SHARE:
         rules.remove("agreement")
@@ -180,18 +188,21 @@ def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Can
     if policy.rule.is_fitted:
         return Candidate(policy, trace)
     order = np.random.default_rng(seed).permutation(len(trace))
-    number = min(len(trace) // FIT_SHARE, FIT_MOST)
+    share, unit = (FIT_SHARE, "example") if trace.sizes is None else (RANK_FIT_SHARE, "query")
+    number = min(len(trace) // share, FIT_MOST)
     if number < 2:
         raise BadOption(
-            f"too few to fit agreement and calibrate its threshold: {count(len(trace), 'example')}, "
-            f"expected at least {2 * FIT_SHARE}"
+            f"too few to fit {rule_name(policy.rule)} and calibrate its threshold: {count(len(trace), unit)}, "
+            f"expected at least {2 * share}"
         )
     fitted = fit_rule(policy, trace[np.sort(order[:number])], tolerance)
     return Candidate(fitted, trace[np.sort(order[number:])], number)
 
 
-def unfitted(rule: Rule) -> Rule:
-    """The rule without what it was fitted to."""
+def unfitted(rule: Rule, target: Guarantee) -> Rule:
+    """The rule without what it was fitted to; `rank` for the target's top k."""
+    if isinstance(rule, Rank):
+        return Rank(target.top_k or rule.top_k)
     learned = fitted_names(type(rule))
     return replace(cast(Any, rule), **dict.fromkeys(learned)) if learned else rule
 

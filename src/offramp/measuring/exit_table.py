@@ -14,6 +14,7 @@ from offramp.policy import Policy, fold
 from offramp.problems import Array
 from offramp.rules.agreement import Agreement
 from offramp.rules.base import Rule
+from offramp.rules.rank import Rank
 from offramp.trace import Trace
 
 FITTED_ON = 20_000
@@ -62,8 +63,10 @@ def fit_rule(policy: Policy, trace: Trace, tolerance: float | None = None) -> Po
     """
     if policy.rule.is_fitted:
         return policy
-    assert isinstance(policy.rule, Agreement)  # the only rule that learns
     some = trace[:: max(1, -(-len(trace) // FITTED_ON))]
+    if isinstance(policy.rule, Rank):
+        return replace(policy, rule=Rank.fit(some, policy.rule.top_k))
+    assert isinstance(policy.rule, Agreement)  # no other rule learns
     return replace(policy, rule=Agreement.fit(some, policy.rule.tolerance or tolerance))
 
 

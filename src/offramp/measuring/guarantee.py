@@ -6,8 +6,8 @@ Thresholds are tested from the safest down (see `offramp.guarantees.testing`), i
 data are seen: `threshold_grid`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,17 +17,22 @@ from offramp.guarantees.certificate import Certificate, Conditions, Guarantee
 from offramp.guarantees.losses import LOSSES, Reference
 from offramp.guarantees.testing import Part, PartResult, first_failure, results_of
 from offramp.measuring.exit_table import apply_rule, build_exit_table
+from offramp.measuring.rankings import Rankings
 from offramp.measuring.targets import NO_EARLY_EXIT, Candidate
-from offramp.policy import fold
+from offramp.policy import Decision, Policy, fold
 from offramp.policy.text import class_indices, round_threshold
 from offramp.problems import SINGLE_LABEL, Array
 from offramp.rules.base import Rule
+from offramp.rules.rank import Rank
 from offramp.trace import Trace
 from offramp.wording import count
 
 GRID_SIZE = 400
 LOG_ODDS = -6.0, 14.0
 """The range of a grid of probabilities."""
+RANK_GRID_SIZE = 60
+UNLIKELY = 0.0005, 0.25
+"""The range of a grid of probabilities below which a document is dropped."""
 LARGEST_LEAD = 25.0
 """The lead of the top logit at the safest end of the grid: a probability of 1 - 1e-11."""
 
@@ -50,8 +55,16 @@ def certify(
 
 def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     """The target, with the loss that it means for this problem."""
-    if target.loss.unit != "example":
-        raise BadOption(f"risk={target.risk!r} is for rankings; choose 'changed' or 'accuracy'")
+    if target.loss.unit != "example" and trace.sizes is None:
+        raise BadOption(
+            f"risk={target.risk!r} is for rankings; choose 'changed' or 'accuracy', or group the trace by query"
+        )
+    if target.loss.unit == "example" and trace.sizes is not None:
+        raise BadOption(f"risk={target.risk!r} is for single texts; choose 'overlap' or 'ndcg' for lists")
+    if trace.sizes is not None:
+        if isinstance(target.epsilon, Mapping):
+            raise BadOption("bounds by class are for single texts; give one bound for lists")
+        return target
     if not trace.problem.has_classes and target.tolerance is None:
         raise BadOption("regression needs tolerance=..., within which two numbers count as equal")
     if trace.problem.has_classes and target.tolerance is not None:
@@ -70,32 +83,75 @@ def prove(
 
     It is the loosest that is proven, with a certificate; otherwise the safest that saves anything, which failed.
     """
-    trace, policy, loss = candidate.trace, candidate.policy, target.loss
-    output = apply_rule(trace, policy)
-    table = build_exit_table(policy, output.readiness, trace.layers, threshold_grid(policy.rule, trace))
-    losses, examples = loss.values(output.predictions, reference_of(trace, target)), np.arange(len(trace))
-    parts = parts_of(trace, target)
-    exits = table.histogram()
-    mean_layers = exits @ np.asarray(trace.layers) / len(trace)
+    trace, loss, parts = candidate.trace, target.loss, parts_of(candidate.trace, target)
+    trials = (
+        try_on_lists(candidate, target) if trace.sizes is not None else try_on_examples(candidate, target)
+    )
+    grid = range(len(trials.thresholds))
 
-    def losses_at(index: int) -> Array:
-        return np.asarray(losses[table.exits(index), examples])
+    def saves(index: int) -> bool:
+        return bool((trials.exits(index) < len(trace.layers) - 1).any())
 
-    safest_first = range(len(mean_layers))[::-1]
-    passed = first_failure(map(losses_at, safest_first), parts, loss.bound, target.delta / tried)
-    useful = [index for index in safest_first if mean_layers[index] < trace.layers[-1]]
-    proven = [index for index in useful if index in safest_first[:passed]]
-    index = proven[-1] if proven else useful[0] if useful else safest_first[0]
-    results = results_of(losses_at(index), parts, loss.bound)
+    passed = first_failure(map(trials.losses, grid), parts, loss.bound, target.delta / tried)
+    proven = next(filter(saves, grid[:passed][::-1]), None)
+    index = proven if proven is not None else next(filter(saves, grid), 0)
+    results = results_of(trials.losses(index), parts, loss.bound)
+    exits = np.bincount(trials.exits(index), minlength=len(trace.layers)) / len(trace.logits)
     tested = replace(
         candidate,
-        policy=replace(policy, threshold=float(table.thresholds[index])),
-        mean_layer=float(mean_layers[index]),
+        policy=replace(candidate.policy, threshold=float(trials.thresholds[index])),
+        mean_layer=float(exits @ np.asarray(trace.layers)),
     )
-    if not proven:
+    if proven is None:
         return tested, results
-    certificate = issue(tested, target, results, exits[index] / len(trace), tried, chosen_on)
+    certificate = issue(tested, target, results, exits, tried, chosen_on)
     return replace(tested, policy=replace(tested.policy, certificate=certificate)), results
+
+
+@dataclass(frozen=True)
+class Trials:
+    """A rule at each threshold of its grid."""
+
+    thresholds: Array
+    """The safest first."""
+    losses: Callable[[int], Array]
+    """(examples,) at one of them."""
+    exits: Callable[[int], Array]
+    """(rows,) at one of them."""
+
+
+def try_on_examples(candidate: Candidate, target: Guarantee) -> Trials:
+    """From one pass of the rule."""
+    trace, policy = candidate.trace, candidate.policy
+    output = apply_rule(trace, policy)
+    table = build_exit_table(policy, output.readiness, trace.layers, threshold_grid(policy.rule, trace))
+    reference = Reference(trace.reference_predictions(), trace.labels, trace.problem, target.tolerance)
+    losses, examples = target.loss.values(output.predictions, reference), np.arange(len(trace))
+
+    def exits(index: int) -> Array:
+        return table.exits(len(table.thresholds) - 1 - index)
+
+    return Trials(table.thresholds[::-1], lambda index: np.asarray(losses[exits(index), examples]), exits)
+
+
+def try_on_lists(candidate: Candidate, target: Guarantee) -> Trials:
+    """One pass for each threshold: the documents that have exited affect the others."""
+    policy, rankings = candidate.policy, Rankings(candidate.trace, target.top_k)
+    grid = threshold_grid(policy.rule, candidate.trace)
+    thresholds = grid[np.argsort(-policy.rule.level(grid))]
+
+    def decide(policy: Policy, index: int) -> Decision:
+        return rankings.decide(replace(policy, threshold=float(thresholds[index])))
+
+    def losses(index: int) -> Array:
+        """The guarantee covers both ways to rank."""
+        both = (
+            rankings.losses(decide(each, index).logits, target.risk)
+            for each in (policy, policy.with_exact_top())
+        )
+        return np.maximum(*both)
+
+    return Trials(thresholds, losses, lambda index: decide(policy, index).exits)
 
 
 def threshold_grid(rule: Rule, trace: Trace) -> Array:
@@ -109,6 +165,8 @@ def threshold_grid(rule: Rule, trace: Trace) -> Array:
         return np.asarray(trace.layers)
     if rule.counts_exits:
         return np.arange(1, exits + 1)
+    if isinstance(rule, Rank):
+        return np.array([0.0, *np.geomspace(*UNLIKELY, RANK_GRID_SIZE).round(5)])
     if rule.probability:
         probabilities = 1 / (1 + np.exp(-np.linspace(*LOG_ODDS, GRID_SIZE)))
         return np.unique([round_threshold(value) for value in probabilities.tolist()])
@@ -120,10 +178,6 @@ def threshold_grid(rule: Rule, trace: Trace) -> Array:
         logits[..., 0] = lead
     readiness = fold(rule, logits, problem_type=trace.problem).readiness[:, 0]
     return np.unique([round_threshold(value) for value in (rule.sign * readiness).tolist()])
-
-
-def reference_of(trace: Trace, target: Guarantee) -> Reference:
-    return Reference(trace.reference_predictions(), trace.labels, trace.problem, target.tolerance)
 
 
 def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
@@ -209,6 +263,7 @@ def issue(
         reference=trace.reference_name,
         data=trace.data,
         tolerance=target.tolerance,
+        top_k=target.top_k,
         by_class={
             str(result.part.of_class): {"examples": result.examples, "observed_risk": result.risk}
             for result in classes

@@ -16,6 +16,7 @@ from offramp.policy import Policy
 from offramp.policy.text import fitted_names
 from offramp.problems import Array
 from offramp.rules.fixed import Oracle
+from offramp.rules.rank import Rank
 from offramp.trace import Trace
 from offramp.wording import did_you_mean
 
@@ -54,10 +55,14 @@ def sweep(
     """
     if not len(trace):
         raise BadOption("the trace has no examples")
+    if trace.sizes is not None:
+        raise BadOption("a sweep is about single texts, and this is a trace of lists; calibrate it instead")
     metrics = metric_names(trace)
 
     def curve(rule: str | Policy, given: str | Sequence[float]) -> Curve:
         policy = policy_for(rule, trace)
+        if isinstance(policy.rule, Rank):
+            raise BadOption("rank compares the documents of a query; calibrate it with a guarantee instead")
         output = apply_rule(trace, policy, seed)
         policy = fit_rule(policy, trace)
         values = thresholds_for(policy, given, output.readiness, trace, points)

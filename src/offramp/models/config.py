@@ -37,8 +37,6 @@ class ExitConfig(PreTrainedConfig):
     """The default policy of predictions, as JSON."""
     policy_target: dict[str, Any] | None = None
     """The target that the policy was calibrated for, such as {"max_loss": 0.5}; None if unknown."""
-    rank_rule: dict[str, Any] | None = None
-    """How documents are ranked, as JSON: `RankRule`."""
     fine_tuned: bool = False
     """Whether the last exit is a trained classifier, which training keeps unless a recipe is named."""
     inner_exits_trained: bool = False
@@ -67,7 +65,7 @@ class ExitConfig(PreTrainedConfig):
         self.exits = sorted(set(self.exits)) or [*range(self.num_layers + 1)]
         self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
         self.problem_type = cast(Any, str(self.problem))
-        ModelInfo.from_dict(self.to_dict() | {"policy": None, "rank_rule": None})
+        ModelInfo.from_dict(self.to_dict() | {"policy": None})
 
     @property
     def info(self) -> ModelInfo:

@@ -235,7 +235,7 @@ class ExitModel(PreTrainedModel):
         if layers not in self.config.exits:
             raise BadConfig(f"layer {layers} has no exit; there are exits at {self.config.exits}")
         kept = [layer for layer in self.config.exits if layer <= layers]
-        values = self.config.to_dict() | {"exits": kept, "policy": None, "rank_rule": None}
+        values = self.config.to_dict() | {"exits": kept, "policy": None}
         if kept != self.config.exits:
             values["fine_tuned"] = self.config.fine_tuned and self.config.inner_exits_trained
         values["encoder_config"] |= self.adapter.truncation(self.config.encoder_config, layers)

@@ -28,7 +28,6 @@ from offramp.onnx_export.int8 import Arrays, observe, quantize
 from offramp.onnx_export.sample import PAIRS, SENTENCES
 from offramp.onnx_export.weights import WeightsFile
 from offramp.policy import Policy, check_certificate
-from offramp.policy.ranking import RankRule
 from offramp.row_hashes import load_hashes, save_hashes
 from offramp.runtimes import Tokens
 from offramp.runtimes.onnx import OnnxRuntime, embedding_inputs, token_weights
@@ -78,9 +77,6 @@ def export(
     if policy is not None:
         kept = check_certificate(Policy.from_json(policy), fingerprint, precision)
         plain.config.policy = kept.to_json()
-    if plain.config.rank_rule is not None:
-        rule = RankRule.from_json(plain.config.rank_rule)
-        plain.config.rank_rule = check_certificate(rule, fingerprint, precision).to_json()
     runtime = TorchRuntime(plain)
     batch_tokenizer = BatchTokenizer(tokenizer, runtime.max_length)
     sample = sample_tokens(batch_tokenizer, texts) if precision == "int8" else None

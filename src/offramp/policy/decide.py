@@ -236,11 +236,17 @@ def check_rule(rule: Rule, outputs: int, problem: Problem, has_gate: bool) -> No
             f"{type(rule).__name__} compares classes, and this model predicts a number. "
             f"Use a rule for regression ({able}), for example patience:3,tolerance=0.1."
         )
-    if isinstance(rule, Rank) and outputs > (1 if problem.multi_label else 2):
-        raise Incompatible(
-            f"the model has {outputs} labels; reranking needs one output, or two classes of which one is right."
-        )
+    if isinstance(rule, Rank):
+        check_reranker(outputs, problem)
     if rule.reads == "gate" and not has_gate:
         raise Incompatible(
             "the gate rule reads gate scores, and this model has no gate: train one with the recipe berxit."
+        )
+
+
+def check_reranker(outputs: int, problem: Problem) -> None:
+    """Refuse a model whose outputs are not the relevance of a document."""
+    if outputs > (1 if problem.multi_label else 2):
+        raise Incompatible(
+            f"the model has {outputs} labels; reranking needs one output, or two classes of which one is right."
         )

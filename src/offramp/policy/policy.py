@@ -138,6 +138,10 @@ class Policy:
             )
         return replace(self, rule=other.rule)
 
+    def with_exact_top(self) -> Self:
+        """The same policy; under `rank`, documents that may be among the best run to full depth."""
+        return replace(self, rule=replace(self.rule, exact_top=True)) if isinstance(self.rule, Rank) else self
+
     def exits(
         self,
         logits: ArrayLike,

@@ -8,9 +8,9 @@ from offramp.files import SCORES, SUFFIX, read_json, write_files
 from offramp.folder.folder import is_path
 from offramp.model_info import ModelInfo
 from offramp.policy import Certificate, Policy
-from offramp.policy.ranking import RankRule
 from offramp.reports.results import RETROFIT, RetrofitResults
 from offramp.reports.table import layer_rows, percent, short, threshold_text
+from offramp.rules.rank import Rank
 from offramp.wording import count
 
 CARD, CURVE = "README.md", "curve.json"
@@ -27,7 +27,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
-    task = "text-ranking" if info.rank_rule else "text-classification"
+    task = "text-ranking" if ranks(info) else "text-classification"
     metadata = ModelCardData(
         library_name="offramp", pipeline_tag=task, tags=["early-exit", task, info.backbone]
     )
@@ -36,10 +36,14 @@ def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
     parts += [retrofit_section(RetrofitResults.load(folder))] if (folder / RETROFIT).is_file() else []
     parts += [exits_section(scores)] if len(scores) > 1 else []
     parts += [policy_section(info.policy)] if info.policy else []
-    parts += [rank_section(info.rank_rule)] if info.rank_rule else []
     parts += [curve_section(curve)] if "points" in curve else []
-    body = "\n\n".join([*parts, RANK_USAGE if info.rank_rule else USAGE])
+    body = "\n\n".join([*parts, RANK_USAGE if ranks(info) else USAGE])
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
+
+
+def ranks(info: ModelInfo) -> bool:
+    """Whether the policy is for the documents of a query."""
+    return info.policy is not None and isinstance(info.policy.rule, Rank)
 
 
 def title(folder: Path) -> str:
@@ -61,7 +65,7 @@ def summary(info: ModelInfo) -> str:
     }
     what = (
         "A reranker with early exits: documents that cannot be among the best exit early."
-        if info.rank_rule
+        if ranks(info)
         else "A text classifier with early exits: each text stops at the first exit that is sure enough."
     )
     return f"{what}\n\n" + table(["", ""], [[key, value] for key, value in rows.items()])
@@ -80,10 +84,6 @@ def exits_section(scores: Mapping[str, Any]) -> str:
 
 def policy_section(policy: Policy) -> str:
     return f"## Policy\n\nThe default policy is `{short(policy)}`. {promise(policy.certificate)}"
-
-
-def rank_section(rule: RankRule) -> str:
-    return f"## Reranking\n\nDocuments are ranked by the rule `{rule}`. {promise(rule.certificate)}"
 
 
 def promise(certificate: Certificate | None) -> str:

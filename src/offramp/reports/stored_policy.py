@@ -14,7 +14,6 @@ from offramp.measuring import sweep
 from offramp.measuring.scores import measure
 from offramp.model_info import CONFIG, ModelInfo
 from offramp.policy import Policy, check_certificate
-from offramp.policy.ranking import RankRule
 from offramp.policy.text import rule_name
 from offramp.reports.card import CARD, CURVE, card, read_optional
 from offramp.trace import Trace
@@ -43,7 +42,7 @@ def store_policy(
         manifest = Manifest.load(folder)
         policy = check_certificate(policy, manifest.fingerprint, manifest.precision)
     config = read_json(folder / CONFIG) | {"policy": policy.to_json(), "policy_target": target}
-    if trace is None or (trace.labels is None and not trace.problem.has_classes):
+    if trace is None or trace.sizes is not None or (trace.labels is None and not trace.problem.has_classes):
         curve = read_optional(folder / CURVE) | {"policy": None}  # measured for an earlier policy
     else:
         curve = curve_for_card(trace, policy)
@@ -79,18 +78,3 @@ def curve_for_card(trace: Trace, policy: Policy) -> dict[str, Any]:
         ],
         "policy": measure(policy, trace),
     }
-
-
-def store_rank_rule(folder: str | PathLike[str], rule: RankRule) -> None:
-    """Store a rank rule in a model folder, saved or exported: `Reranker.from_pretrained` then ranks by it."""
-    folder = Path(folder)
-    info = ModelInfo.read(folder)
-    rule.check(info.exits, info.labels, info.problem)
-    config = read_json(folder / CONFIG) | {"rank_rule": rule.to_json()}
-    found = replace(info, rank_rule=rule)
-    write_files(
-        {
-            folder / CONFIG: json.dumps(config, indent=2),
-            folder / CARD: card(folder, found, read_optional(folder / CURVE)),
-        }
-    )

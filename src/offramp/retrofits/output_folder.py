@@ -13,7 +13,7 @@ from offramp.files import read_json, write_files
 from offramp.guarantees.certificate import Certificate
 
 SETTINGS, LOCK = "settings.json", ".lock"
-OF_CALIBRATION = ("guarantee", "rules", "rank_guarantee", "ladder")
+OF_CALIBRATION = ("guarantee", "rules", "ladder")
 """Settings that only the last steps depend on."""
 
 

@@ -12,31 +12,27 @@ from functools import partial
 from math import ceil
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from transformers import TrainerCallback
 
 from offramp.errors import BadData, BadOption
 from offramp.files import atomic_folder, write_files
+from offramp.guarantees import Guarantee
 from offramp.guarantees.bounds import betting_examples
-from offramp.guarantees.losses import Reference
+from offramp.inference.classifier import NEVER
 from offramp.inference.reranker import Reranker
 from offramp.inference.texts import check_texts
+from offramp.measuring.calibrate import RANK_FIT_SHARE, calibrate
 from offramp.measuring.comparison import Contender
+from offramp.measuring.rankings import Rankings
 from offramp.models.exit_model import hash_weights
-from offramp.policy.ranking import RankRule, check_reranker
+from offramp.policy import Policy
+from offramp.policy.decide import check_reranker
 from offramp.problems import problem_of
 from offramp.reports.results import RetrofitResults, full_depth_name
-from offramp.reports.stored_policy import store_rank_rule
-from offramp.reranking.calibrate import (
-    FIT_SHARE,
-    QuerySet,
-    RankGuarantee,
-    calibrate_ranking,
-    ranking_losses,
-    reference_ranks,
-)
+from offramp.reports.stored_policy import store_policy
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
 from offramp.retrofits.run import Retrofit, check_seed, choose_runtime, precisions_to_try
@@ -64,7 +60,7 @@ def retrofit_reranker(
     model: str | PathLike[str],
     pairs: Sequence[tuple[str, str]],
     out: str | PathLike[str],
-    guarantee: RankGuarantee | float = 0.05,
+    guarantee: Guarantee | float = 0.05,
     *,
     ladder: Sequence[float] = (),
     tune: bool = False,
@@ -91,7 +87,7 @@ def retrofit_reranker(
 
     The other arguments are those of `retrofit`.
     """
-    target = guarantee if isinstance(guarantee, RankGuarantee) else RankGuarantee(guarantee)
+    target = guarantee if isinstance(guarantee, Guarantee) else Guarantee(guarantee, risk="overlap")
     runtime = choose_runtime(runtime, precision)
     precisions = precisions_to_try(runtime, precision)
     check_seed(seed)
@@ -100,12 +96,12 @@ def retrofit_reranker(
     check_enough_queries(texts, target, len(precisions))
     original = load_original(model)
     outputs = original.model.config.num_labels or 1
-    check_reranker([""] * outputs, problem_of(outputs, original.model.config.problem_type))
+    check_reranker(outputs, problem_of(outputs, original.model.config.problem_type))
     home = Path(out)
     settings = {
         "model": hash_weights(original.model),
         "texts": hash_texts(texts, None),
-        "rank_guarantee": asdict(target),
+        "guarantee": asdict(target),
         "ladder": [*ladder],
         "tune": epochs if tune else False,
         "runtime": runtime,
@@ -131,15 +127,15 @@ def retrofit_reranker(
                 write_files({home / f"rung-{number}.json": json.dumps(looser.to_json(), indent=1)})
             with atomic_folder(home / "model") as draft:
                 steps.write_model(draft, variant, results)
-                store_rank_rule(draft, rule)
+                store_policy(draft, rule)
         results = RetrofitResults.load(home / "model")
         check_same_guarantee(home, results.certificate, target.epsilon, target.delta)
     return Retrofit(home / "model", results)
 
 
-def looser_targets(target: RankGuarantee, ladder: Sequence[float]) -> list[RankGuarantee]:
+def looser_targets(target: Guarantee, ladder: Sequence[float]) -> list[Guarantee]:
     """The guarantees of the rungs of a ladder."""
-    bounds = [target.epsilon, *ladder]
+    bounds = [cast(float, target.epsilon), *ladder]
     if bounds != sorted({*bounds}):
         raise BadOption(
             f"ladder={[*ladder]}: give increasing bounds, all above the guarantee of {target.epsilon:g}."
@@ -147,11 +143,11 @@ def looser_targets(target: RankGuarantee, ladder: Sequence[float]) -> list[RankG
     return [replace(target, epsilon=epsilon) for epsilon in ladder]
 
 
-def check_enough_queries(pairs: Sequence[tuple[str, str]], target: RankGuarantee, choices: int) -> None:
+def check_enough_queries(pairs: Sequence[tuple[str, str]], target: Guarantee, choices: int) -> None:
     """Too few queries to prove the guarantee, even if nothing is missed, are an error."""
     queries = len({query for query, _ in pairs})
-    proof = betting_examples([0.0], target.epsilon, target.delta / choices) or 0
-    needed = ceil((proof + 1) / (1 - FIT_SHARE) / CALIBRATION) + 1
+    proof = betting_examples([0.0], cast(float, target.epsilon), target.delta / choices) or 0
+    needed = ceil((proof + 1) / (1 - 1 / RANK_FIT_SHARE) / CALIBRATION) + 1
     if queries < needed:
         raise BadData(
             f"not enough queries ({queries}): a bound of {target.epsilon:g} takes {proof} to calibrate on, so "
@@ -166,14 +162,14 @@ def by_query(part: TextSet) -> list[Query]:
     return [*found.items()]
 
 
-def rule_for(steps: Steps, variant: Variant, target: RankGuarantee, choices: int) -> RankRule:
+def rule_for(steps: Steps, variant: Variant, target: Guarantee, choices: int) -> Policy:
     queries = [text[0] for text in steps.split.calibration.texts]
-    return calibrate_ranking(variant.trace, queries, target, seed=steps.seed, choices=choices)
+    return calibrate(variant.trace.grouped(queries), "rank", target, seed=steps.seed, choices=choices).policy
 
 
 def choose(
-    steps: Steps, calibrated: Sequence[tuple[Variant, RankRule]], tried: int
-) -> tuple[Variant, RankRule, str]:
+    steps: Steps, calibrated: Sequence[tuple[Variant, Policy]], tried: int
+) -> tuple[Variant, Policy, str]:
     """The faster one on calibration queries, and the reason in words."""
     if len(calibrated) == 1:
         return *calibrated[0], only_one(tried)
@@ -189,8 +185,8 @@ def choose(
 def measure(
     steps: Steps,
     variant: Variant,
-    rule: RankRule,
-    target: RankGuarantee,
+    rule: Policy,
+    target: Guarantee,
     runtime: str,
     tuned: bool,
     kept_because: str,
@@ -198,11 +194,9 @@ def measure(
     """The original, full depth and the rule, on queries that nothing was chosen on."""
     part, original = steps.split.test, steps.original
     trace = steps.trace(variant.folder, variant.precision, "test")
-    queries = QuerySet.group(trace, [text[0] for text in part.texts])
-    reference = Reference(reference_ranks(queries, rule.top_k), sizes=queries.sizes, top_k=rule.top_k)
-    never = RankRule.full_depth(len(trace.layers), rule.top_k)
+    rankings = Rankings(trace.grouped([text[0] for text in part.texts]), target.top_k)
     steps.log("timing the original and the retrofitted model")
-    rules = {ORIGINAL: None, full_depth_name(variant.precision): never, EXITS: rule}
+    rules = {ORIGINAL: None, full_depth_name(variant.precision): NEVER, EXITS: rule}
     speeds = steps.compare_speed(
         {
             name: partial(original_scores, original) if under is None else ranker(variant, under)
@@ -212,14 +206,13 @@ def measure(
         TEST_SECONDS,
     )
 
-    def contender(name: str, under: RankRule | None) -> Contender:
+    def contender(name: str, under: Policy | None) -> Contender:
         losses = dict.fromkeys(("overlap", "ndcg"), 0.0)
         layer = float(trace.layers[-1])
         if under is not None:
-            for risk in losses:
-                losses[risk] = float(ranking_losses(queries, under, reference, risk, exact_top=False).mean())
-            exits = queries.ranking(under).decide(trace.logits).exits
-            layer = float(np.asarray(trace.layers)[exits].mean())
+            decision = rankings.decide(under)
+            losses = {risk: float(rankings.losses(decision.logits, risk).mean()) for risk in losses}
+            layer = float(np.asarray(trace.layers)[decision.exits].mean())
         return Contender(
             name, losses, {}, layer, speeds[name], speeds[name].times_faster_than(speeds[ORIGINAL])
         )
@@ -240,15 +233,15 @@ def measure(
         certificate=rule.certificate,
         static_cut=None,
         layers=tuple(trace.layers),
-        exits=exit_shares(queries.ranking(rule).decide(trace.logits).exits, trace),
+        exits=exit_shares(rankings.decide(rule).exits, trace),
         comparison=tuple(contender(name, under) for name, under in rules.items()),
         full_depth_bit_equal=None,
         megabytes=steps.megabytes(variant, runtime, tuned),
     )
 
 
-def ranker(variant: Variant, rule: RankRule) -> Any:
-    return Reranker(Reranker.from_pretrained(variant.folder).classifier, rule).rank_many
+def ranker(variant: Variant, policy: Policy) -> Any:
+    return Reranker.from_pretrained(variant.folder, policy).rank_many
 
 
 def original_scores(original: Original, queries: Sequence[Query]) -> object:

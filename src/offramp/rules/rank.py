@@ -217,15 +217,9 @@ def fit_standing(trace: Trace, estimates: Array, top_k: int) -> tuple[tuple[floa
         return tuple((0.0, 0.0, 0.0) for _ in trace.layers[1:])
     lists = Lists.consecutive(sizes[sizes > top_k])
     at, k = (lists.numbers, lists.columns), np.full(len(lists.sizes), top_k)
-    reference = trace.logits[:, -1] if trace.reference is None else trace.reference
-    best = ranks(lists.padded(relevance(reference[rows])))[at] < top_k
+    best = lists.ranks(relevance(trace.reference_logits[rows]))[at] < top_k
     coefficients = []
     for values in estimates[rows].T[:-1]:
         margin, place = standing(lists.padded(values), k)
         coefficients.append(fit_exit(np.stack([margin[at], place[at]], axis=-1), best))
     return tuple(coefficients)
-
-
-def ranks(scores: Array) -> Array:
-    """(lists, longest) ranks from 0, best first; of equal scores, the first is better."""
-    return np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1, kind="stable")

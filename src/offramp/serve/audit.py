@@ -27,7 +27,7 @@ from functools import partial
 import numpy as np
 
 from offramp.guarantees.confidence_sequence import bounds, is_above
-from offramp.guarantees.losses import LOSSES, Reference, ranks
+from offramp.guarantees.losses import LOSSES, Reference
 from offramp.inference import Classifier, Prediction
 from offramp.inference.classifier import NEVER
 from offramp.inference.prediction import predictions as predictions_of
@@ -347,8 +347,9 @@ class RungAudit:
         regression any difference counts unless the certificate has a tolerance."""
         if self.top_k is not None:
             risk = self.certificate.risk if self.certificate else "overlap"
-            order, full = (ranks(scores_of(each)[None]) for each in (predictions, reference))
-            truth = Reference(full, sizes=np.array([len(reference)]), top_k=self.top_k)
+            lists = Lists.consecutive([len(reference)])
+            order, full = (lists.ranks(scores_of(each)) for each in (predictions, reference))
+            truth = Reference(full, sizes=lists.sizes, top_k=self.top_k)
         else:
             risk, full = "changed", outcome(reference[0], reference[0])
             order = outcome(predictions[0], reference[0])

@@ -115,7 +115,7 @@ def prepare(model: ExitModel, task: Task, recipe: Recipe) -> Task:
     """Adds what the recipe needs to the model and removes its policy; returns the task in the model's label order."""
     task = match_labels(model, task)
     add_needs(model, recipe)
-    model.config.policy = model.config.rank_rule = None  # chosen for the old weights
+    model.config.policy = None  # chosen for the old weights
     return task
 
 

@@ -340,11 +340,11 @@ def load_weights(model: ExitModel, folder: Path) -> None:
 
 
 def load_finished(model: ExitModel, folder: Path) -> Trained:
-    """The result of a finished run, with the policy and rank rule that were saved with it later."""
+    """The result of a finished run, with the policy that was saved with it later."""
     load_weights(model, folder)
     with explain_damage(folder):
         saved = type(model.config).from_pretrained(folder, trust_remote_code=False)
-        for name in ("policy", "policy_target", "rank_rule", "fine_tuned", "inner_exits_trained"):
+        for name in ("policy", "policy_target", "fine_tuned", "inner_exits_trained"):
             setattr(model.config, name, getattr(saved, name))
     scores = {name: values for name, values in read_json(folder / SCORES).items() if name != "layers"}
     return Trained(model, scores, folder)

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Response
 
 from offramp.inference.reranker import make_pairs
-from offramp.policy.ranking import check_reranker
+from offramp.policy.decide import check_reranker
 from offramp.serve.audit import scores_of
 from offramp.serve.batcher import Reply
 from offramp.serve.protocols.base import Body, Call, ServedModel, check_finite
@@ -38,7 +38,7 @@ def rerank(
     A score is the sigmoid of the `relevance`; with `raw`, that itself. The rule `rank` finds the best `top_k`, by
     default as many as it was calibrated for; beyond them the order is a guess.
     """
-    check_reranker(model.labels, model.problem)
+    check_reranker(len(model.labels), model.problem)
     pairs = make_pairs(query, documents)
 
     def rank(reply: Reply) -> Response:

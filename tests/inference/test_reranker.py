@@ -1,7 +1,9 @@
 """Reranker on tiny models: live equals offline, whatever runs beside it."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,70 @@ from offramp.engine import Engine
 from offramp.errors import BadData, BadOption, Incompatible, NotFinite
 from offramp.inference import Classifier
 from offramp.inference.reranker import Ranked, Reranker, best_first
-from offramp.policy.ranking import Ranking, relevance
+from offramp.lists import Lists
+from offramp.onnx_export import export
+from offramp.policy import Policy
+from offramp.rules.rank import Rank, relevance
+from offramp.trace import Trace
+
+WORDS = ["good", "bad", "film", *"abcdefgh"]
+
+
+def draw_queries(number: int, documents: int = 12, seed: int = 0) -> list[tuple[str, list[str]]]:
+    draw = random.Random(seed)
+
+    def text(longest: int) -> str:
+        return " ".join(draw.choices(WORDS, k=draw.randint(1, longest)))
+
+    return [(text(4), [text(9) for _ in range(draw.randint(1, documents))]) for _ in range(number)]
+
+
+@pytest.fixture(scope="session")
+def reranker_folder(
+    make_model: Callable[..., Any], tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A cross-encoder with one output, without a policy."""
+    folder = tmp_path_factory.mktemp("rerankers") / "torch"
+    make_model(num_labels=1).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session", params=["torch", "fp32", "int8"])
+def reranker(request: pytest.FixtureRequest, reranker_folder: Path) -> Reranker:
+    """With a fitted rule whose threshold drops some documents and keeps others."""
+    folder = reranker_folder
+    if request.param != "torch":
+        pairs = [(query, text) for query, documents in draw_queries(30, seed=8) for text in documents]
+        folder = export(reranker_folder, folder.with_name(request.param), request.param, texts=pairs)
+    return with_rule(Classifier.from_pretrained(folder, "never"))
+
+
+@pytest.fixture(scope="session")
+def two_classes(make_model: Callable[..., Any], tokenizer: Any) -> Reranker:
+    return with_rule(Classifier(make_model(labels=["irrelevant", "relevant"]), tokenizer))
+
+
+def with_rule(classifier: Classifier, threshold: float = 0.2, top_k: int = 3) -> Reranker:
+    queries = draw_queries(30, seed=7)
+    pairs = [(query, document) for query, documents in queries for document in documents]
+    logits, _ = classifier.engine.trace(classifier.tokenizer(pairs))
+    numbers = np.arange(len(pairs))
+    trace = Trace(
+        logits,
+        classifier.runtime.info.exits,
+        None,
+        numbers,
+        numbers,
+        problem=classifier.runtime.info.problem,
+    )
+    sizes = np.array([len(documents) for _, documents in queries])
+    return with_policy(classifier, Policy(Rank.fit(replace(trace, sizes=sizes), top_k), threshold))
+
+
+def with_policy(classifier: Classifier, policy: Policy | str) -> Reranker:
+    return Reranker(Classifier(classifier.runtime, classifier.tokenizer.rust, policy))
+
 
 QUERIES = [
     ("good film", ["a b", "bad", "good good film", "c d e f g", "film", "b", "a good bad film", "h", "e e"]),
@@ -30,16 +95,23 @@ QUERY, DOCUMENTS = QUERIES[3]
 
 
 def with_threshold(reranker: Reranker, threshold: float, top_k: int = 3) -> Reranker:
-    return Reranker(reranker.classifier, replace(reranker.rule, top_k=top_k, threshold=threshold))
+    policy = reranker.classifier.policy
+    rule = replace(policy.rule, top_k=top_k)  # type: ignore[call-arg,type-var]
+    return with_policy(reranker.classifier, replace(policy, rule=rule, threshold=threshold))
+
+
+def at_full_depth(reranker: Reranker) -> Reranker:
+    return with_policy(reranker.classifier, "never")
 
 
 def offline(reranker: Reranker, query: str, documents: list[str], top_k: int, exact: bool) -> list[Ranked]:
     classifier = reranker.classifier
     logits, _ = classifier.engine.trace(classifier.tokenizer([(query, text) for text in documents]))
-    ranking = Ranking(reranker.rule, np.array([len(documents)]), np.array([top_k]), exact)
-    decision = ranking.decide(logits)
-    layers = np.asarray(classifier.runtime.info.exits)[decision.exits]
-    return best_first(ranking.scores(decision), layers, documents)[:top_k]
+    policy = classifier.policy.with_exact_top() if exact else classifier.policy
+    info, lists = classifier.runtime.info, Lists.consecutive([len(documents)], top_k)
+    decision = policy.decide(logits, None, info.exits, info.problem, lists)
+    layers = np.asarray(info.exits)[decision.exits]
+    return best_first(relevance(decision.logits), layers, documents)[:top_k]
 
 
 def assert_same(found: list[Ranked], expected: list[Ranked]) -> None:
@@ -72,7 +144,7 @@ def test_the_rule_saves_layers_and_exact_top_runs_survivors_to_full_depth(rerank
 
 @pytest.mark.parametrize("top_k", [1, 3, 50])
 def test_without_a_rule_the_order_is_that_of_full_depth(reranker: Reranker, top_k: int) -> None:
-    plain = Reranker(reranker.classifier)
+    plain = at_full_depth(reranker)
     pairs = [(QUERY, document) for document in DOCUMENTS]
     scores = relevance(reranker.classifier.decide(pairs, "never").logits)
     found = plain.rank(QUERY, DOCUMENTS, top_k)
@@ -82,7 +154,7 @@ def test_without_a_rule_the_order_is_that_of_full_depth(reranker: Reranker, top_
 
 def test_a_k_beyond_the_list_gives_all_documents_in_the_order_of_full_depth(reranker: Reranker) -> None:
     found = reranker.rank(QUERY, DOCUMENTS, top_k=99)
-    assert_same(found, Reranker(reranker.classifier).rank(QUERY, DOCUMENTS, top_k=99))
+    assert_same(found, at_full_depth(reranker).rank(QUERY, DOCUMENTS, top_k=99))
     assert_same(found, reranker.rank(QUERY, DOCUMENTS, top_k=10**30))
     assert len(found) == len(DOCUMENTS)
 
@@ -91,9 +163,8 @@ def test_a_k_beyond_the_list_gives_all_documents_in_the_order_of_full_depth(rera
 def test_neighbours_and_batches_never_change_a_ranking(
     reranker: Reranker, window: int, batch_tokens: int | None
 ) -> None:
-    classifier = Classifier(reranker.classifier.runtime, reranker.classifier.tokenizer.rust, "never")
-    classifier.engine = Engine(classifier.runtime, window, batch_tokens)
-    small = Reranker(classifier, reranker.rule)
+    small = with_policy(reranker.classifier, reranker.classifier.policy)
+    small.classifier.engine = Engine(reranker.classifier.runtime, window, batch_tokens)
     alone = [reranker.rank(*query) for query in QUERIES]
     for found, expected in zip(small.rank_many(QUERIES), alone, strict=True):
         assert_same(found, expected)
@@ -108,8 +179,10 @@ def test_a_list_is_never_divided_between_windows(reranker: Reranker) -> None:
 
 def test_two_classes_rank_by_the_second_against_the_first(two_classes: Reranker) -> None:
     pairs = [(QUERY, document) for document in DOCUMENTS]
-    chances = [each.probabilities["relevant"] for each in two_classes.classifier.predict(pairs)]
-    found = Reranker(two_classes.classifier).rank(QUERY, DOCUMENTS, top_k=99)
+    chances = [
+        each.probabilities["relevant"] for each in two_classes.classifier.predict(pairs, policy="never")
+    ]
+    found = at_full_depth(two_classes).rank(QUERY, DOCUMENTS, top_k=99)
     assert [each.index for each in found] == np.argsort(-np.array(chances), kind="stable").tolist()
     best = found[0]
     assert 1 / (1 + np.exp(-best.score)) == pytest.approx(chances[best.index], abs=1e-5)
@@ -124,7 +197,7 @@ def test_past_its_deadline_a_document_keeps_the_score_of_its_last_exit(reranker:
 def test_past_its_deadline_a_list_without_a_rule_has_the_order_of_the_last_exit(reranker: Reranker) -> None:
     classifier = reranker.classifier
     logits, _ = classifier.engine.trace(classifier.tokenizer([(QUERY, document) for document in DOCUMENTS]))
-    found = Reranker(classifier).rank(QUERY, DOCUMENTS, top_k=99, deadline_ms=0)
+    found = at_full_depth(reranker).rank(QUERY, DOCUMENTS, top_k=99, deadline_ms=0)
     assert_same(found, best_first(relevance(logits[:, 0]), np.zeros(len(logits), int), DOCUMENTS))
 
 
