@@ -5,6 +5,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,8 +17,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from offramp.errors import BadConfig, CannotLoad, OfframpError
+from offramp import Policy, store_policy
+from offramp.cli.info import info as describe
+from offramp.errors import BadConfig, CannotLoad, CertificateMismatch, OfframpError
 from offramp.folder import Manifest, load_model
+from offramp.folder.manifest import digest
+from offramp.guarantees.certificate import Certificate
 from offramp.inference import Classifier
 from offramp.model_info import ModelInfo
 from offramp.models.exit_model import ExitModel
@@ -247,3 +252,31 @@ def test_a_config_that_is_nested_too_deeply_is_refused(saved: Path, tmp_path: Pa
         ModelInfo.read(folder)
     with pytest.raises((CannotLoad, BadConfig)):
         ExitModel.from_pretrained(folder)
+
+
+@pytest.fixture
+def certified(exported: Path, tmp_path: Path, make_certificate: Callable[..., Certificate]) -> Path:
+    """An export with a certificate for its policy."""
+    folder = Path(shutil.copytree(exported, tmp_path / "certified"))
+    certificate = make_certificate(fingerprint=Manifest.load(folder).fingerprint)
+    store_policy(folder, replace(Policy.parse("entropy:0.3"), certificate=certificate))
+    return folder
+
+
+def test_weights_that_were_replaced_with_new_digests_lose_the_certificate(certified: Path) -> None:
+    assert Classifier.from_pretrained(certified, threads=1).policy.certificate is not None
+    content = bytearray((certified / "weights.bin").read_bytes())
+    content[:4] = b"\0\0\0\0"
+    (certified / "weights.bin").write_bytes(content)
+    sign(certified)
+    with pytest.warns(CertificateMismatch, match="weights"):
+        assert Classifier.from_pretrained(certified, threads=1).policy.certificate is None
+    with pytest.warns(CertificateMismatch, match="weights"):
+        assert "certificate  none" in str(describe(str(certified)).text)
+
+
+def test_digests_that_were_edited_are_refused(certified: Path) -> None:
+    (certified / "weights.bin").write_bytes((certified / "weights.bin").read_bytes() + b"more")
+    edit(certified / "stages.json", ("digests", "weights.bin"), "replace", digest(certified / "weights.bin"))
+    with pytest.raises(CannotLoad, match=r"stages\.json is not the file that was exported"):
+        OnnxRuntime(certified)

@@ -327,8 +327,10 @@ def test_a_certificate_for_another_precision_warns_and_is_left_out(
         warnings.simplefilter("always")
         folder = exported("bert", precision)
     assert any(issubclass(each.category, CertificateMismatch) for each in caught) == warned
-    kept = replace(policy, certificate=None) if warned else policy
-    assert OnnxRuntime(folder, threads=1).policy == kept
+    stored = OnnxRuntime(folder, threads=1).info.policy
+    assert stored is not None
+    assert (stored.certificate is None) == warned
+    assert replace(stored, certificate=None) == replace(policy, certificate=None)
 
 
 def test_a_folder_with_files_is_not_overwritten(exported: Callable[..., Path], tmp_path: Path) -> None:

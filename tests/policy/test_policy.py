@@ -13,6 +13,7 @@ from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, Offramp
 from offramp.policy import Certificate, Policy, check_certificate
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from offramp.rules import RULES
+from offramp.rules.agreement import Agreement
 from offramp.rules.confidence import Confidence, Entropy
 from offramp.rules.fixed import Oracle
 
@@ -194,6 +195,31 @@ def test_a_matching_certificate_does_not_warn(certified: Policy) -> None:
         loaded = Policy.from_json(json.loads(json.dumps(certified.to_json())))
         check_certificate(loaded, "abc", "fp32")
         check_certificate(Policy(Entropy(), 0.3), "abc", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("certificate", "epsilon"), 0.0001),
+        (("certificate", "delta"), 1e-9),
+        (("certificate", "conditions", "fingerprint"), "other"),
+        (("certificate", "seal"), "0" * 16),
+        (("options", "coefficients"), [[0.5] * 7] * 2),
+    ],
+)
+def test_a_certificate_is_left_out_if_anything_it_depends_on_was_edited(
+    make_certificate: Callable[..., Certificate], place: tuple[str, ...], value: Any
+) -> None:
+    policy = Policy(Agreement(coefficients=((0.1,) * 7,) * 2), 0.9)
+    policy = replace(policy, certificate=make_certificate(policy=str(policy)))
+    record: Any = json.loads(json.dumps(policy.to_json()))
+    assert Policy.from_json(record) == policy
+    inner = record
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    with pytest.warns(CertificateMismatch, match=r"was changed since\. Calibrate again"):
+        assert Policy.from_json(record).certificate is None
 
 
 def test_a_policy_with_the_oracle_is_not_saved() -> None:

@@ -24,7 +24,10 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
     from offramp.reports.table import short
 
     folder = find_model(model)
-    found = ModelInfo.read(folder)
+    found, runtime = ModelInfo.read(folder), "PyTorch"
+    if is_exported(folder):
+        manifest = Manifest.load(folder)
+        found, runtime = manifest.check(found), f"ONNX Runtime, {manifest.precision}"
     values = {
         "folder": str(folder),
         "backbone": found.backbone,
@@ -33,7 +36,7 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         "head": dict(found.head),
         "problem": found.problem,
         "labels": list(found.labels),
-        "runtime": f"ONNX Runtime, {Manifest.load(folder).precision}" if is_exported(folder) else "PyTorch",
+        "runtime": runtime,
         "parameters": parameters(folder),
         "policy": None,
         "certificate": None,

@@ -11,15 +11,17 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from offramp.errors import CannotLoad
+from offramp.files import digest as hash_parts
 from offramp.files import read_json
-from offramp.model_info import CONFIG
+from offramp.model_info import CONFIG, ModelInfo
+from offramp.policy import Policy, check_certificate
 
 FORMAT = 3
 MANIFEST, TOKENIZER = "stages.json", "tokenizer.json"
 EMBEDDING, STAGES, WEIGHTS = "embedding.onnx", "stages.onnx", "weights.bin"
 NEEDED = (MANIFEST, CONFIG, TOKENIZER, EMBEDDING, STAGES)
-NOT_HASHED = {CONFIG: ("policy", "policy_target"), MANIFEST: ("digests",)}
-"""The parts of a JSON file that may change after the export."""
+NOT_HASHED = "policy", "policy_target"
+"""The fields of config.json that may change after the export."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,35 @@ class Manifest:
     """A hash of each file, written by `save`."""
     format: int = FORMAT
 
-    def save(self, folder: Path) -> None:
-        """Write stages.json as the last file of the folder."""
-        self.write(folder)
-        files = (path.name for path in folder.iterdir())
-        replace(self, digests={name: digest(folder / name) for name in sorted(files)}).write(folder)
+    def save(self, folder: Path) -> Self:
+        """Write stages.json, with hashes of the files in the folder, which must be complete."""
+        files = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+        signed = replace(self, digests={name: digest(folder / name) for name in files})
+        signed.write(folder)
+        signed = replace(signed, digests={**signed.digests, MANIFEST: digest(folder / MANIFEST)})
+        signed.write(folder)
+        return signed
+
+    @property
+    def weights(self) -> str:
+        """A hash of the graphs and their weights."""
+        graphs = sorted(item for item in self.digests.items() if item[0].endswith((".onnx", ".bin")))
+        return hash_parts([json.dumps(graphs).encode()])
+
+    def bind(self, policy: Policy) -> Policy:
+        """The policy for this folder: its certificate, if that is for this model, also names the weights here."""
+        policy = check_certificate(policy, self.fingerprint, self.precision)
+        if policy.certificate is None or policy.certificate.conditions is None:
+            return policy
+        conditions = replace(policy.certificate.conditions, weights=self.weights)
+        return replace(policy, certificate=replace(policy.certificate, conditions=conditions))
+
+    def check(self, info: ModelInfo) -> ModelInfo:
+        """The info, without a certificate that was issued for another model, or stored for other weights."""
+        if info.policy is None:
+            return info
+        policy = check_certificate(info.policy, self.fingerprint, self.precision, weights=self.weights)
+        return replace(info, policy=policy)
 
     def write(self, folder: Path) -> None:
         (folder / MANIFEST).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
@@ -104,8 +130,10 @@ def check_files(folder: Path, digests: Mapping[str, str]) -> None:
 
 def digest(path: Path) -> str:
     """A hash of a file, without what may change in it."""
-    if path.name in NOT_HASHED:
-        record = {key: value for key, value in read_json(path).items() if key not in NOT_HASHED[path.name]}
+    if path.name in (CONFIG, MANIFEST):
+        record = {key: value for key, value in read_json(path).items() if key not in NOT_HASHED}
+        if isinstance(digests := record.get("digests"), dict):
+            digests.pop(MANIFEST, None)
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

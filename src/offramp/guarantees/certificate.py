@@ -9,6 +9,8 @@ from offramp.errors import BadOption, BadPolicy, CertificateMismatch
 from offramp.guarantees.losses import LOSSES, Loss
 from offramp.wording import count
 
+NOT_FIELDS = "promise", "seal"
+"""What the JSON form has besides the fields: a sentence for people, and a hash of the policy."""
 Certified = TypeVar("Certified", bound=Any)
 
 
@@ -71,6 +73,8 @@ class Conditions:
     exits: tuple[float, ...] = ()
     """The fraction of calibration examples that took each exit."""
     fingerprint: str = ""
+    weights: str = ""
+    """A hash of the graphs and weights of the exported folder that it is stored in."""
     runtime: str = ""
     precision: str = ""
     max_length: int | None = None
@@ -199,13 +203,21 @@ class Certificate:
         )
 
     def mismatches(
-        self, policy: str, fingerprint: str, precision: str, max_length: int | None = None
+        self,
+        policy: str,
+        fingerprint: str,
+        precision: str,
+        max_length: int | None = None,
+        weights: str | None = None,
     ) -> list[str]:
-        """How policy, model, precision and length of texts differ from those that the certificate was issued for."""
+        """How policy, model, precision and length of texts differ from those that the certificate was issued for, and
+        the weights of an exported folder from those that it was stored with."""
         conditions = self.conditions or Conditions(policy="", mean_layer=0.0)
         actual: dict[str, Any] = {"policy": policy, "fingerprint": fingerprint, "precision": precision}
         if max_length is not None and conditions.max_length is not None:
             actual["max_length"] = max_length
+        if weights is not None:
+            actual["weights"] = weights
         issued = {name: getattr(conditions, name) for name in actual}
         return [
             f"{name} {issued[name] or 'unknown'} (here: {value})"
@@ -214,7 +226,7 @@ class Certificate:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, and the promise for people who read the file."""
+        """The fields, and the promise for people who read the file. A policy adds the seal."""
         record = asdict(self) | {"promise": self.promise}
         if self.conditions is not None:
             record["conditions"]["exits"] = list(self.conditions.exits)
@@ -224,11 +236,11 @@ class Certificate:
     def from_json(cls, record: Any) -> Self:
         """The certificate that `to_json` wrote. Anything incomplete is refused: it would promise nothing."""
         if not isinstance(record, Mapping) or record.keys() - {
-            "promise",
+            *NOT_FIELDS,
             *(each.name for each in fields(cls)),
         }:
             raise BadPolicy("the certificate has unknown fields or is not an object; calibrate again.")
-        values = {name: value for name, value in record.items() if name != "promise"}
+        values = {name: value for name, value in record.items() if name not in NOT_FIELDS}
         try:
             if values.get("conditions") is not None:
                 values["conditions"] = Conditions(**values["conditions"])
@@ -244,12 +256,16 @@ def percent(fraction: float) -> str:
 
 
 def check_certificate(
-    policy: Certified, fingerprint: str, precision: str, max_length: int | None = None
+    policy: Certified,
+    fingerprint: str,
+    precision: str,
+    max_length: int | None = None,
+    weights: str | None = None,
 ) -> Certified:
     """The policy; without its certificate, and with a warning, if that was issued for something else."""
     if policy.certificate is None:
         return policy
-    different = policy.certificate.mismatches(str(policy), fingerprint, precision, max_length)
+    different = policy.certificate.mismatches(str(policy), fingerprint, precision, max_length, weights)
     if not different:
         return policy
     warnings.warn(

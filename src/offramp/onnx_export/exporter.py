@@ -27,7 +27,7 @@ from offramp.onnx_export.graphs import graphs, join
 from offramp.onnx_export.int8 import Arrays, observe, quantize
 from offramp.onnx_export.sample import PAIRS, SENTENCES
 from offramp.onnx_export.weights import WeightsFile
-from offramp.policy import Policy, check_certificate
+from offramp.policy import Policy
 from offramp.row_hashes import load_hashes, save_hashes
 from offramp.runtimes import Tokens
 from offramp.runtimes.onnx import OnnxRuntime, embedding_inputs, token_weights
@@ -73,10 +73,6 @@ def export(
     if not model.is_finite():
         raise Incompatible("the model has weights that are NaN or infinite; train it again.")
     plain, fingerprint = plain_copy(model), model.fingerprint()
-    policy = plain.config.policy
-    if policy is not None:
-        kept = check_certificate(Policy.from_json(policy), fingerprint, precision)
-        plain.config.policy = kept.to_json()
     runtime = TorchRuntime(plain)
     batch_tokenizer = BatchTokenizer(tokenizer, runtime.max_length)
     sample = sample_tokens(batch_tokenizer, texts) if precision == "int8" else None
@@ -86,7 +82,7 @@ def export(
         batch_tokenizer.rust.save(str(folder / TOKENIZER))
         if hashes is not None:
             save_hashes(folder, hashes)
-        Manifest(
+        manifest = Manifest(
             precision=precision,
             branches=branches,
             max_length=runtime.max_length,
@@ -95,6 +91,9 @@ def export(
             tokenizer=batch_tokenizer.settings(),
             made_with=versions(),
         ).save(folder)
+        if plain.config.policy is not None:
+            plain.config.policy = manifest.bind(Policy.from_json(plain.config.policy)).to_json()
+            plain.config.to_json_file(folder / CONFIG, use_diff=False)
         check_graphs(runtime, OnnxRuntime(folder), plain.config.encoder_config.vocab_size)
     return Path(path)
 

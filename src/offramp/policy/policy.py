@@ -1,6 +1,8 @@
 """Policy: a rule with its thresholds and limits."""
 
+import json
 import reprlib
+import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -9,7 +11,8 @@ from typing import Any, Self, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.errors import BadPolicy, Incompatible, UnknownName
+from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, UnknownName
+from offramp.files import digest
 from offramp.guarantees.certificate import Certificate
 from offramp.lists import Lists
 from offramp.policy import text
@@ -69,17 +72,20 @@ class Policy:
         name = text.rule_name(self.rule)
         if self.rule.needs_labels:
             raise BadPolicy(f"{name} needs the labels of its data set, so it cannot be saved.")
-        return {
+        record = {
             "rule": name,
             "options": asdict(self.rule),  # type: ignore[call-overload]
             "threshold": list(self.threshold) if isinstance(self.threshold, tuple) else self.threshold,
             **self._limits,
             "certificate": None if self.certificate is None else self.certificate.to_json(),
         }
+        if self.certificate is not None:
+            record["certificate"]["seal"] = _seal(record)
+        return record
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """The policy that `to_json` wrote.
+        """The policy that `to_json` wrote; without its certificate, and with a warning, if anything was changed.
 
         Unknown fields are refused: a newer version may use them to decide where examples leave.
         """
@@ -102,6 +108,14 @@ class Policy:
             raise BadPolicy(f"{reprlib.repr(record)} has a value of the wrong type: it reads as {as_read}.")
         if policy.rule.takes_threshold and "threshold" not in record:
             raise BadPolicy(f"{reprlib.repr(record)} has no threshold; calibrate again.")
+        if policy.certificate is not None and record["certificate"].get("seal") != _seal(record):
+            warnings.warn(
+                "the certificate was left out: it, or the policy that it was issued for, was changed since. "
+                "Calibrate again.",
+                CertificateMismatch,
+                stacklevel=2,
+            )
+            return replace(policy, certificate=None)
         return policy
 
     @classmethod
@@ -223,6 +237,12 @@ class Policy:
     @property
     def _limits(self) -> dict[str, int | None]:
         return {limit: getattr(self, limit) for limit in text.LIMITS}
+
+
+def _seal(record: Mapping[str, Any]) -> str:
+    """A hash of a saved policy with its fitted numbers and its certificate, which names the model."""
+    certificate = {name: value for name, value in record["certificate"].items() if name != "seal"}
+    return digest([json.dumps({**record, "certificate": certificate}, sort_keys=True).encode()])
 
 
 def _check_thresholds(rule: Rule, thresholds: tuple[float, ...]) -> None:

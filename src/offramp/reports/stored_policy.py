@@ -13,7 +13,7 @@ from offramp.folder.manifest import Manifest
 from offramp.measuring import sweep
 from offramp.measuring.scores import measure
 from offramp.model_info import CONFIG, ModelInfo
-from offramp.policy import Policy, check_certificate
+from offramp.policy import Policy
 from offramp.policy.text import rule_name
 from offramp.reports.card import CARD, CURVE, card, read_optional
 from offramp.trace import Trace
@@ -39,8 +39,7 @@ def store_policy(
     info = ModelInfo.read(folder, replaces_policy=True)
     policy = info.check_policy(policy)
     if is_exported(folder):
-        manifest = Manifest.load(folder)
-        policy = check_certificate(policy, manifest.fingerprint, manifest.precision)
+        policy = Manifest.load(folder).bind(policy)
     config = read_json(folder / CONFIG) | {"policy": policy.to_json(), "policy_target": target}
     if trace is None or trace.sizes is not None or (trace.labels is None and not trace.problem.has_classes):
         curve = read_optional(folder / CURVE) | {"policy": None}  # measured for an earlier policy

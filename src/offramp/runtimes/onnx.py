@@ -42,7 +42,7 @@ class OnnxRuntime:
     def __init__(self, folder: str | os.PathLike[str], threads: int | None = None) -> None:
         folder = Path(folder)
         self.manifest = Manifest.load(folder)
-        self.info = ModelInfo.read(folder)
+        self.info = self.manifest.check(ModelInfo.read(folder))
         self.name = f"onnxruntime {onnxruntime.__version__}, cpu"
         self.precision, self.max_length = self.manifest.precision, self.manifest.max_length
         self.batch_tokens, self.overhead = BATCH_TOKENS, OVERHEAD
