@@ -254,6 +254,22 @@ def test_a_config_that_is_nested_too_deeply_is_refused(saved: Path, tmp_path: Pa
         ExitModel.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("kind", ["links to files", "links to a cache", "hard links", "link to the folder"])
+def test_an_export_behind_links_predicts_the_same(exported: Path, tmp_path: Path, kind: str) -> None:
+    original, folder = Path(shutil.copytree(exported, tmp_path / "original")), tmp_path / "model"
+    expected = predictions(original)
+    if kind == "link to the folder":
+        folder.symlink_to(original)
+    else:
+        folder.mkdir()
+        for number, file in enumerate(sorted(original.iterdir())):
+            link, target = folder / file.name, file
+            if kind == "links to a cache":  # whose files have other names
+                target = file.rename(original / str(number))
+            link.hardlink_to(target) if kind == "hard links" else link.symlink_to(target)
+    assert predictions(folder) == expected
+
+
 @pytest.fixture
 def certified(exported: Path, tmp_path: Path, make_certificate: Callable[..., Certificate]) -> Path:
     """An export with a certificate for its policy."""

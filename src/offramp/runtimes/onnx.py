@@ -5,9 +5,12 @@ without copying.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ import onnxruntime
 from offramp.cpus import available_cpus
 from offramp.errors import BadOption, CannotLoad
 from offramp.folder import Manifest
-from offramp.folder.manifest import EMBEDDING, STAGES
+from offramp.folder.manifest import EMBEDDING, STAGES, WEIGHTS
 from offramp.model_info import ModelInfo
 from offramp.problems import Array
 from offramp.runtimes import Tokens, attention_mask, pad, token_types
@@ -46,9 +49,10 @@ class OnnxRuntime:
         self.name = f"onnxruntime {onnxruntime.__version__}, cpu"
         self.precision, self.max_length = self.manifest.precision, self.manifest.max_length
         self.batch_tokens, self.overhead = BATCH_TOKENS, OVERHEAD
-        self.graph = Graph(folder / STAGES, session_options(threads))
-        # so little work that waking other threads would cost more than they save
-        self.embedding = Graph(folder / EMBEDDING, session_options(1))
+        with without_links(folder) as graphs:
+            self.graph = Graph(graphs / STAGES, session_options(threads))
+            # so little work that waking other threads would cost more than they save
+            self.embedding = Graph(graphs / EMBEDDING, session_options(1))
         self.branches = [np.array(branch) for branch in self.manifest.branches]
         self.check(folder)
 
@@ -95,6 +99,20 @@ class OnnxRuntime:
 
     def fingerprint(self) -> str:
         return self.manifest.fingerprint
+
+
+@contextmanager
+def without_links(folder: Path) -> Iterator[Path]:
+    """A folder with the graphs and their weights; a temporary copy if the weights are behind a link, as in the cache
+    of the hub, which ONNX Runtime refuses."""
+    weights = folder / WEIGHTS
+    if not weights.exists() or not (weights.is_symlink() or weights.stat().st_nlink > 1):
+        yield folder
+        return
+    with TemporaryDirectory(prefix="offramp-", ignore_cleanup_errors=True) as copy:
+        for name in (STAGES, EMBEDDING, WEIGHTS):
+            shutil.copyfile(folder / name, Path(copy) / name)
+        yield Path(copy)
 
 
 def make_batch(stages: int, hidden: Array, lengths: Array, types: Array | None) -> Batch:
