@@ -1,6 +1,8 @@
-"""Hashes of training texts, saved with a model, by which calibration recognizes rows that it was trained on."""
+"""Hashes of texts: by them calibration recognizes rows that repeat and rows that a model was trained on, whose hashes
+are saved with it, and random splits are drawn from them.
+"""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from offramp.errors import CannotLoad
-from offramp.files import atomic_file
+from offramp.files import atomic_file, digest
 from offramp.problems import Array
 
 FILE = "training_rows.npy"
@@ -34,6 +36,25 @@ def hash_batch(columns: Mapping[str, Any]) -> Array:
 def hash_row(*texts: str) -> bytes:
     plain = "\0".join(" ".join(text.lower().split()) for text in texts)
     return blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+def split_rows(keys: Array, parts: Sequence[tuple[float, int]], together: bool = False) -> list[Array]:
+    """Row numbers of random parts, each a share of the rows and the most that it has, and then of the rest.
+
+    The draw depends on the keys alone: there is no seed to try, and the order of the rows does not matter. Rows with
+    the same key are drawn apart, or `together`; the shares are then of the distinct keys.
+
+    >>> [rows.tolist() for rows in split_rows(np.array([7, 7, 5, 5], np.uint64), [(0.5, 9)], together=True)]
+    [[2, 3], [0, 1]]
+    """
+    units, unit_of_row = np.unique(keys, return_inverse=True)
+    if not together:
+        units, unit_of_row = np.sort(keys), np.empty(len(keys), int)
+        unit_of_row[np.argsort(keys, kind="stable")] = np.arange(len(keys))
+    order = np.random.default_rng(int(digest([units.tobytes()]), 16)).permutation(len(units))
+    ends = np.cumsum([min(int(share * len(units)), most) for share, most in parts])
+    part = np.searchsorted(ends, np.argsort(order), side="right")[unit_of_row]
+    return [np.flatnonzero(part == number) for number in range(len(parts) + 1)]
 
 
 def save_hashes(folder: Path, hashes: Array) -> None:

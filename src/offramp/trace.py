@@ -19,6 +19,7 @@ from offramp.errors import BadData
 from offramp.files import atomic_file
 from offramp.lists import Lists
 from offramp.problems import SINGLE_LABEL, Array, Problem, problem_named
+from offramp.row_hashes import hash_rows
 from offramp.wording import count
 
 FORMAT = 1
@@ -31,10 +32,11 @@ PER_ROW: dict[str, Any] = {
     "gates": np.float32,
     "reference": np.float32,
     "trained_on": bool,
+    "texts": np.uint64,
 }
 """Arrays with a row for each example or part of one, and their dtypes; None for any."""
 ARRAYS = PER_ROW | {"sizes": np.int64}
-OPTIONAL = ("labels", "gates", "reference", "trained_on", "sizes")
+OPTIONAL = ("labels", "gates", "reference", "trained_on", "texts", "sizes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +70,11 @@ class Trace:
     reference_name: str = ""
     """The name of that model in reports; empty without a reference."""
     trained_on: Array | None = None
-    """(examples,) whether the model was trained on this text; None if unknown."""
+    """(examples,) whether the model, its rule or its threshold has learned from this text; None if unknown."""
+    texts: Array | None = None
+    """(examples,) a hash of each text, or of its group: rows with the same hash count as one; None if unknown."""
+    group_column: str = ""
+    """The column of the groups, such as conversations or customers; empty if each text is its own."""
     sizes: Array | None = None
     """(examples,) the number of consecutive rows of each example; None for one."""
     problem: Problem = SINGLE_LABEL
@@ -123,6 +129,30 @@ class Trace:
         first: dict[Any, int] = {}
         numbers = np.array([first.setdefault(query, len(first)) for query in queries], int)
         return replace(self[np.argsort(numbers, kind="stable")], sizes=np.bincount(numbers))
+
+    def unseen(self) -> Array:
+        """(examples,) a mask of one row of each distinct text (or group), without texts that were learned from."""
+        rows = np.arange(len(self.logits))
+        if self.trained_on is not None:
+            rows = rows[~self.trained_on]
+        mask = np.zeros(len(self.logits), bool)
+        if self.texts is not None and self.sizes is None:
+            rows = np.random.default_rng(0).permutation(rows)  # any row of a group, not its first
+            rows = rows[np.unique(self.texts[rows], return_index=True)[1]]
+        mask[rows] = True
+        return mask if self.sizes is None else np.logical_and.reduceat(mask, self.sizes.cumsum() - self.sizes)
+
+    def without(self, other: "Trace") -> Self:
+        """The trace, in which the texts of another count as learned from."""
+        if self.texts is None or other.texts is None:
+            return self
+        learned = np.isin(self.texts, other.texts)
+        return replace(self, trained_on=learned if self.trained_on is None else learned | self.trained_on)
+
+    def keys(self) -> Array:
+        """(examples,) hashes of what an example is: its text, or without texts its id."""
+        keys = hash_rows(map(str, self.ids)) if self.texts is None else self.texts
+        return keys if self.sizes is None else np.add.reduceat(keys, self.sizes.cumsum() - self.sizes)
 
     def reference_predictions(self) -> Array:
         """(examples,) or (examples, labels): the predictions to be kept, the reference's or else full depth's."""
@@ -194,6 +224,7 @@ def _check_shapes(trace: Trace) -> None:
         "gates": (examples, exits),
         "reference": (examples, classes),
         "trained_on": (examples,),
+        "texts": (examples,),
         "label_names": (classes,),
     }
     for name, shape in expected.items():

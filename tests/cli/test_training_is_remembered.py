@@ -99,7 +99,10 @@ def test_calibrating_on_training_rows_is_refused(
     assert refused.exit_code == 1
     assert "trained on 40 of the 40 rows" in refused.stderr
     assert "--allow-training-rows." in refused.stderr
-    allowed = run(*asked, "--allow-training-rows")
+    unproven = run(*asked, "--allow-training-rows")
+    assert unproven.exit_code == 3
+    assert "0 distinct unseen texts cannot prove" in unproven.stderr
+    allowed = run("calibrate", folder, out, "--rule", "entropy", "--max-loss", 50, "--allow-training-rows")
     assert allowed.exit_code == 0, allowed.output
     assert "warning: the model was trained on 40 of the 40 rows" in allowed.stderr
 

@@ -23,7 +23,7 @@ def inputs(
         table = csv.writer(file)
         table.writerow(["text", "label", "source"])
         for row in range(600):
-            words = ("a very good film " if row % 2 else "not a good film ") + "plot " * (row % 7)
+            words = ("a very good film " if row % 2 else "not a good film ") + " ".join(f"{row:b}")
             table.writerow([words, row % 2, "rotten_tomatoes" if row % 3 else "imdb"])
     tiny_encoder("bert", layers=2, initializer_range=0.05).save_pretrained(home / "encoder")
     tokenizer.save_pretrained(home / "encoder")

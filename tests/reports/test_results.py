@@ -9,7 +9,7 @@ import pytest
 
 from offramp.measuring.comparison import Contender, Speed
 from offramp.policy import Certificate
-from offramp.reports.results import Megabytes, RetrofitResults
+from offramp.reports.results import Megabytes, RetrofitResults, Unseen
 
 
 def contender(name: str, single: float, batch: float, changed: float = 0) -> Contender:
@@ -41,6 +41,7 @@ def results(make_certificate: Callable[..., Certificate]) -> RetrofitResults:
             contender("int8, full depth", 6, 4),
             contender("offramp", 3, 1, changed=0.02),
         ),
+        unseen=Unseen(150, 4),
         full_depth_bit_equal=None,
         megabytes=Megabytes(44, 134, 133),
     )
@@ -63,7 +64,8 @@ def test_the_verdict_says_where_full_depth_is_as_fast(results: RetrofitResults) 
 
 def test_changed_predictions_have_an_interval_and_rare_exits_are_left_out(results: RetrofitResults) -> None:
     lines = "\n".join(results.verdict())
-    assert "predictions changed: 4 of 200 test texts, 2.0% (95% interval 0.5 to 5.0%)" in lines
+    assert "predictions changed: 4 of 200 test texts, 2.0% (95% interval 0.5 to 5.0%); 4 of 150 " in lines
+    assert "distinct test texts, 2.7% (95% interval 0.7 to 6.7%) that occur in no other part" in lines
     assert "exits: 50% at layer 0, 50% at layer 6; 3.00 of 12 layers on average" in lines
 
 

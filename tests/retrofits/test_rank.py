@@ -14,7 +14,7 @@ from offramp import Guarantee, Policy, Reranker
 from offramp.cli import app
 from offramp.errors import BadData, BadOption, Incompatible
 from offramp.retrofits import retrofit_reranker
-from offramp.retrofits.text_split import split_queries
+from offramp.retrofits.text_split import split_texts
 
 WORDS = ["good", "bad", "film", *"abcdefgh"]
 TARGET = Guarantee(0.3, risk="overlap", top_k=2)
@@ -73,10 +73,10 @@ def test_a_reranker_gets_exits_and_a_certificate_about_its_own_top_k(
 
 
 def test_pairs_of_a_query_stay_together(pairs: list[tuple[str, str]]) -> None:
-    split = split_queries(pairs, seed=3)
-    parts = [{text[0] for text in part.texts} for part in (split.learn, split.calibration, split.test)]
+    split = split_texts(pairs, groups=[query for query, _ in pairs])
+    parts = [{text[0] for text in part.texts} for part in vars(split).values()]
     assert sum(map(len, parts)) == len({query for query, _ in pairs}) == len(set.union(*parts))
-    assert [len(part) for part in parts[1:]] == [27, 18]
+    assert [len(part) for part in parts[1:]] == [9, 31, 9]
     assert sum(split.sizes().values()) == len(pairs)
 
 

@@ -17,7 +17,7 @@ from offramp import Classifier, ExitModel, Guarantee, OfframpError, retrofit
 from offramp.errors import NoSafeThreshold, OutputExists
 from offramp.measuring import comparison
 from offramp.retrofits import steps
-from offramp.retrofits.text_split import check_enough, split_texts
+from offramp.retrofits.text_split import check_enough, describe_repeats, split_texts
 
 TEXTS = 600
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film"]
@@ -78,7 +78,7 @@ def changed_predictions(done: Any) -> int:
 
 
 def test_changed_predictions_are_counted_against_transformers_own(original: Path, done: Any) -> None:
-    test = split_texts(make_texts(), None, seed=0).test.texts
+    test = split_texts(make_texts()).test.texts
     found = [each.label for each in Classifier.from_pretrained(done.folder).predict(test)]
     expected = plain_predictions(original, test)
     assert changed_predictions(done) == sum(a != b for a, b in zip(found, expected, strict=True))
@@ -167,7 +167,7 @@ def test_auto_keeps_one_of_two_precisions_and_says_why(
     assert found.results.precision in ("fp32", "int8")
     assert found.results.kept_because
     assert found.results.certificate.rules_tried == 2  # one rule in two precisions
-    test = split_texts(make_texts(), None, seed=0).test.texts
+    test = split_texts(make_texts()).test.texts
     labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(test)]
     changed = sum(a != b for a, b in zip(labels, plain_predictions(original, test), strict=True))
     assert changed == changed_predictions(found)
@@ -176,7 +176,7 @@ def test_auto_keeps_one_of_two_precisions_and_says_why(
 def test_tuning_keeps_the_original_as_reference_and_for_the_audit(original: Path, tmp_path: Path) -> None:
     found = retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch", tune=True, epochs=1)
     assert found.results.full_depth_bit_equal is None
-    test = split_texts(make_texts(), None, seed=0).test.texts
+    test = split_texts(make_texts()).test.texts
     labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(test)]
     changed = sum(a != b for a, b in zip(labels, plain_predictions(original, test), strict=True))
     assert changed == changed_predictions(found)
@@ -187,7 +187,7 @@ def test_tuning_keeps_the_original_as_reference_and_for_the_audit(original: Path
 def test_pairs_are_retrofitted_as_pairs(original: Path, tmp_path: Path) -> None:
     pairs = list(zip(make_texts(), make_texts(seed=1), strict=True))
     found = retrofit(original, pairs, tmp_path / "out", 0.3, runtime="torch")
-    part = split_texts(pairs, None, seed=0).test.texts
+    part = split_texts(pairs).test.texts
     with torch.no_grad():
         expected = [plain_logits(original, pair).argmax(-1).item() for pair in part]
     names = ["no", "yes"]
@@ -223,7 +223,7 @@ def test_multi_label_models_count_a_text_as_changed_if_any_label_changes(
     found = retrofit(
         folder, make_texts(), tmp_path / "out", 0.6, runtime="torch", label_names=["x", "y", "z"]
     )
-    test = split_texts(make_texts(), None, seed=0).test.texts
+    test = split_texts(make_texts()).test.texts
     labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(test)]
     with torch.no_grad():
         truth = [plain_logits(folder, (text,))[0] > 0 for text in test]
@@ -243,8 +243,8 @@ def test_labels_by_name_or_number_only_add_scores(original: Path, done: Any, tmp
     )
     assert again == found
     scores = [row.scores for row in found.results.comparison]
-    expected = plain_predictions(original, split_texts(make_texts(), labels, seed=0).test.texts)
-    truth = ["yes" if label else "no" for label in split_texts(make_texts(), labels, seed=0).test.labels]
+    expected = plain_predictions(original, split_texts(make_texts(), labels).test.texts)
+    truth = ["yes" if label else "no" for label in split_texts(make_texts(), labels).test.labels]
     right = np.mean([a == b for a, b in zip(expected, truth, strict=True)])
     assert found.results.policy == done.results.policy
     assert scores[0]["acc"] == pytest.approx(right)
@@ -254,7 +254,7 @@ def test_labels_by_name_or_number_only_add_scores(original: Path, done: Any, tmp
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["same text"] * TEXTS, "all 600 texts are the same"),
+        (["same text"] * TEXTS, "100% of the calibration texts repeat others"),
         (make_texts(40), r"not enough texts \(40\): .* in all"),
         ([*make_texts(599), 7], "item 599 is int 7"),
         ([], "there are no texts"),
@@ -314,27 +314,60 @@ def test_after_a_refusal_another_guarantee_continues_in_the_same_folder(
 
 
 def test_enough_texts_are_those_that_prove_the_bound_without_errors() -> None:
-    # ln(0.05) / ln(0.9) = 28.4, so 29 to calibrate on, which are three tenths of 97
-    texts = [str(number) for number in range(98)]
-    check_enough(texts, Guarantee(0.1), ["entropy"], 1)
-    with pytest.raises(OfframpError, match="takes 29 to calibrate on, so 98 in all"):
-        check_enough(texts[:97], Guarantee(0.1), ["entropy"], 1)
-    assert len(split_texts(texts, None, seed=0).calibration) >= 29
+    # ln(0.05) / ln(0.9) = 28.4, so 29 to calibrate on, which are 35 % of 83
+    texts = [str(number) for number in range(84)]
+    check_enough(split_texts(texts), Guarantee(0.1), 1, 1)
+    with pytest.raises(OfframpError, match="takes 29 distinct texts to calibrate on, so 84 in all"):
+        check_enough(split_texts(texts[:82]), Guarantee(0.1), 1, 1)
+
+
+def test_repeated_texts_do_not_count_as_enough() -> None:
+    texts = [f"text {number}" for number in range(300)]
+    check_enough(split_texts(texts), Guarantee(0.03), 1, 1)
+    with pytest.raises(
+        OfframpError, match=r"not enough texts \(3000\): .* 100% of the calibration texts repeat"
+    ):
+        check_enough(split_texts(texts * 10), Guarantee(0.03), 1, 1)
+
+
+def test_the_split_depends_on_the_texts_alone() -> None:
+    texts = make_texts()
+    backwards = split_texts(texts[::-1])
+    for part, same in zip(vars(split_texts(texts)).values(), vars(backwards).values(), strict=True):
+        assert sorted(part.texts) == sorted(same.texts)
+
+
+def test_rows_of_a_text_are_drawn_apart_and_rows_of_a_group_together() -> None:
+    apart = split_texts(["same"] * 100)
+    assert all(len(part) > 5 for part in vars(apart).values())
+    groups = [number % 40 for number in range(200)]
+    split = split_texts([str(number) for number in range(200)], groups=groups)
+    members = [{int(text) % 40 for text in part.texts} for part in vars(split).values()]  # type: ignore[arg-type]
+    assert len(set.union(*members)) == sum(map(len, members)) == 40
+    assert split.unseen("calibration") == 14
+
+
+def test_repeats_and_near_copies_are_described() -> None:
+    split = split_texts([f"text {word}" for word in WORDS] * 5)
+    assert "repeat another row" in describe_repeats(split)[0]
+    orders = [f"Order {number} of Ann {number} has shipped" for number in range(50)]
+    (line,) = describe_repeats(split_texts(orders))
+    assert line.startswith(
+        "100% of the calibration rows are like one to learn from but for numbers and names"
+    )
+    assert describe_repeats(split_texts([f"{word} {other}" for word in WORDS for other in WORDS])) == []
 
 
 @pytest.mark.parametrize(
-    ("bound", "rule", "message"),
+    ("bound", "message"),
     [
-        (0.1, "agreement", "takes 44 to calibrate on"),  # it is fitted on a third of them
-        ({"yes": 0.1, "no": 0.1}, "entropy", "takes 58 to calibrate on"),  # 29 of each class
-        (0.0002, "entropy", "at most 12000 are used"),
+        ({"yes": 0.1, "no": 0.1}, "takes 58 distinct texts to calibrate on"),  # 29 of each class
+        (0.0002, "at most 12000 are used"),
     ],
 )
-def test_what_a_bound_needs_allows_for_fitting_classes_and_the_split(
-    bound: Any, rule: str, message: str
-) -> None:
+def test_what_a_bound_needs_allows_for_classes_and_the_split(bound: Any, message: str) -> None:
     with pytest.raises(OfframpError, match=message):
-        check_enough([str(number) for number in range(98)], Guarantee(bound), [rule], 1)
+        check_enough(split_texts([str(number) for number in range(98)]), Guarantee(bound), 1, 1)
 
 
 def test_models_that_cannot_be_retrofitted_are_refused_by_cause(

@@ -9,7 +9,7 @@ from typer import Argument, Option
 from offramp.cli.command import Result, log
 from offramp.cli.options import TextOption, TextPairOption
 from offramp.cli.progress import in_terminal, training_progress
-from offramp.cli.rows import read_labels, read_lists, read_rows
+from offramp.cli.rows import read_groups, read_labels, read_lists, read_rows
 from offramp.cli.targets import DEFAULT_RULES_HELP, parse_bounds
 from offramp.errors import BadLabels, BadOption
 
@@ -45,6 +45,12 @@ def retrofit(
     labels: Annotated[
         str | None, Option(help="Comma-separated names for the outputs of a model that has none.")
     ] = None,
+    group: Annotated[
+        str | None,
+        Option(
+            help="Column of the conversation, customer or other source of a text, if texts of one source are alike."
+        ),
+    ] = None,
     tune: Annotated[
         bool, Option("--tune", help="Train the backbone too, taught by the original; slower, exits earlier.")
     ] = False,
@@ -58,7 +64,7 @@ def retrofit(
     rule: Annotated[
         list[str] | None, Option(help=f"Rule to choose when to exit; repeatable. {DEFAULT_RULES_HELP}")
     ] = None,
-    seed: Annotated[int, Option(min=0, help="Seed of the split of the texts, and of training.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of training.")] = 0,
     rank: Annotated[
         bool, Option("--rank", help="MODEL is a cross-encoder: guarantee the top documents of each query.")
     ] = False,
@@ -108,7 +114,13 @@ def retrofit(
     }
     done: Retrofit
     if rank:
-        classifier_flags = {"tolerance": tolerance, "text-pair": text_pair, "label": label, "labels": labels}
+        classifier_flags = {
+            "tolerance": tolerance,
+            "text-pair": text_pair,
+            "label": label,
+            "labels": labels,
+            "group": group,
+        }
         for flag, value in {**classifier_flags, "rule": rule}.items():
             if value:
                 raise BadOption(f"--{flag} is not used with --rank; leave it out.")
@@ -124,7 +136,7 @@ def retrofit(
         names = [name.strip() for name in labels.split(",")] if labels else None
         target = Guarantee(parse_bounds(guarantee or "0.02"), delta, tolerance=tolerance)
         rows = [*read_rows(texts, text, text_pair)]
-        options |= {"label_names": names, "rule": rule or None}
+        options |= {"label_names": names, "rule": rule or None, "groups": read_groups(rows, texts, group)}
         with training_progress() as callbacks:
             start = partial(
                 run, model, [row.text for row in rows], out, target, **options, callbacks=callbacks

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from offramp.model_info import ModelInfo
     from offramp.policy import Policy
 
-DEFAULT_RULES_HELP = "By default agreement, entropy, confidence, margin and layer are tried."
+DEFAULT_RULES_HELP = (
+    "By default agreement, entropy and layer are tried, with 3 or more classes confidence and margin too."
+)
 TARGETS = ("guarantee", "max_loss", "min_speedup", "budget", "policy")
 
 
@@ -52,12 +54,12 @@ class TargetOptions:
             help="Rule to set a threshold for; repeat to choose the best of several. " + DEFAULT_RULES_HELP
         ),
     ] = None
-    seed: Annotated[
-        int, Option(help="Seed of the split into examples that a rule is fitted on and the others.")
-    ] = 0
     allow_training_rows: Annotated[
         bool,
-        Option("--allow-training-rows", help="Calibrate even on texts that the model was trained on."),
+        Option(
+            "--allow-training-rows",
+            help="Accept texts that the model was trained on; --guarantee must also be proven on the others.",
+        ),
     ] = False
 
     def target(self) -> "Target":
@@ -121,7 +123,6 @@ def choose_policy(
         trace,
         rules or None,
         target.target(),
-        seed=target.seed,
         chosen_on=chosen_on,
         allow_training_rows=target.allow_training_rows,
     )
@@ -132,7 +133,7 @@ def search_facts(found: "Calibration | None") -> dict[str, Any]:
     """How a policy was found, for JSON."""
     if found is None:
         return {"rules": [], "split": None, "static_cut": None}
-    split = {"fitted_on": found.fitted_on, "calibrated_on": found.calibrated_on, "seed": found.seed}
+    split = {"fitted_on": found.fitted_on, "calibrated_on": found.calibrated_on}
     cut = found.static_cut
     return {
         "rules": list(found.rules),
@@ -152,7 +153,12 @@ def search_lines(found: "Calibration | None") -> list[str]:
     if found.fitted:
         lines.append(
             f"{', '.join(found.fitted)}: fitted on {found.fitted_on} examples of the trace, threshold set on the "
-            f"other {found.calibrated_on} (--seed {found.seed})"
+            f"other {found.calibrated_on}"
+        )
+    if proof is not None and proof.unseen is not None:
+        lines.append(
+            f"texts repeat or were trained on: the bound is also proven on the {proof.unseen} distinct unseen texts, "
+            f"whose risk is {proof.unseen_risk:.4g}"
         )
     if cut is not None:
         layer = int(cut.policy.threshold)  # type: ignore[arg-type]

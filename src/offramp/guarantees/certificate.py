@@ -101,6 +101,10 @@ class Certificate:
     """The number of calibration examples."""
     observed_risk: float
     """The risk on the calibration examples."""
+    unseen: int | None = None
+    """If texts repeat: the number of distinct calibration texts that were not learned from."""
+    unseen_risk: float | None = None
+    """The risk on those, each counted once; the same bound was proven for it."""
     reference: str = ""
     """The model whose predictions are kept; empty: the same model at full depth."""
     data: str = ""
@@ -161,6 +165,7 @@ class Certificate:
         return (
             f"With probability at least {1 - self.delta:g} over the draw of the calibration {units}, for {units}"
             f"{scope}: {self.words(self.loss.statement, ' and '.join(self.fractions()))}{within}."
+            + ("" if self.unseen is None else " The same holds for new texts, each counted once.")
         )
 
     def fractions(self) -> Iterable[str]:
@@ -197,9 +202,15 @@ class Certificate:
         fitted = (
             f" The rule was fitted on {count(self.fitted_on, f'further {unit}')}." if self.fitted_on else ""
         )
+        repeats = (
+            ""
+            if self.unseen is None
+            else f" The same is proven on {count(self.unseen, 'distinct unseen text')}, on which the risk was "
+            f"{self.unseen_risk:.4g}."
+        )
         return (
             f"Calibrated on {count(self.examples, unit)}{data} with the {self.bound} bound; the risk observed "
-            f"on them was {self.observed_risk:.4g}.{fitted}"
+            f"on them was {self.observed_risk:.4g}.{repeats}{fitted}"
         )
 
     def mismatches(

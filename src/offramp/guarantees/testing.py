@@ -7,7 +7,9 @@ first false one in the sequence must pass by chance, which has probability at mo
 before the data are seen.
 
 With bounds by class a hypothesis passes if it passes for every class. One that is false for some class must then
-pass for that class too, so each class is also tested at the full level delta.
+pass for that class too, so each class is also tested at the full level delta. The same is true of all rows and of
+distinct unseen texts: the first test is valid if texts keep their frequency, the second if they repeat in these data
+and not later, and what passes both holds in either case.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +23,14 @@ from offramp.problems import Array
 
 @dataclass(frozen=True)
 class Part:
-    """The examples that share one bound: all of them, or those of one class."""
+    """The examples that share one bound: all of them or those of one class, or the unseen ones among these."""
 
     epsilon: float
     rows: Array
     """(examples,) a mask."""
     of_class: str | None = None
+    unseen: bool = False
+    """Distinct texts that were not learned from, each counted once."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from offramp.errors import BadData, BadOption
 from offramp.inference import Classifier
 from offramp.inference.texts import BatchTokenizer, check_kind
 from offramp.problems import Array, Problem
-from offramp.row_hashes import hash_batch
+from offramp.row_hashes import hash_batch, hash_rows
 from offramp.runtimes import Tokens, runtime_of, text_length
 from offramp.trace import Trace
 
@@ -29,6 +29,7 @@ def collect(
     max_length: int | None = None,
     metrics: tuple[str, ...] = (),
     data: str = "",
+    group: str = "",
     progress: bool = True,
 ) -> Trace:
     """Run all exits once over a data set; the trace is in the data set's order.
@@ -47,16 +48,20 @@ def collect(
             model's limit if that is unknown.
         metrics: names of the task's metrics, the headline first.
         data: the name of the data set in reports.
+        group: a column, such as that of a conversation or a customer: rows with the same value are not independent,
+            so that a guarantee must be proven on one row of each.
         progress: show a progress bar.
     """
     columns = dataset.column_names or ()
+    if group and columns and group not in columns:
+        raise BadOption(f"group={group!r}: no such column; choose one of {', '.join(columns)}")
     was_training = getattr(model, "training", False)
     try:
         engine, batch_tokenizer = prepare(model, tokenizer, batch_tokens, max_length)
         if "text" in columns:
             check_kind("text_pair" in columns, engine.runtime.info.trained_on_pairs, "a row")
         known_rows = model.training_rows if isinstance(model, Classifier) else None
-        arrays = run(engine, dataset, batch_tokenizer, progress, known_rows)
+        arrays = run(engine, dataset, batch_tokenizer, progress, known_rows, group)
     finally:
         if was_training:  # TorchRuntime set the model to evaluation
             model.train()
@@ -68,6 +73,7 @@ def collect(
         label_names=runtime.info.labels,
         metrics=metrics,
         data=data,
+        group_column=group,
         precision=runtime.precision,
         max_length=batch_tokenizer.max_length if batch_tokenizer and "input_ids" not in columns else None,
         fingerprint=runtime.fingerprint(),
@@ -96,6 +102,7 @@ def run(
     tokenizer: BatchTokenizer | None,
     progress: bool,
     known_rows: Array | None,
+    group: str,
 ) -> dict[str, Any]:
     """The arrays of a trace. Labels are read and checked before the model runs; those of a stream, as it goes."""
     from tqdm.auto import tqdm
@@ -125,8 +132,11 @@ def run(
                 parts["gates"].append(gates)
             if labels is not None:
                 parts["labels"].append(labels)
-            if known_rows is not None and "text" in batch:
-                parts["trained_on"].append(np.isin(hash_batch(batch), known_rows))
+            if "text" in batch:
+                hashes = hash_batch(batch)
+                parts["texts"].append(hash_rows(map(str, batch[group])) if group else hashes)
+                if known_rows is not None:
+                    parts["trained_on"].append(np.isin(hashes, known_rows))
             bar.update(len(tokens))
     if not parts:
         raise BadData("the data set is empty.")

@@ -24,12 +24,15 @@ from offramp.measuring.targets import (
 from offramp.policy import Policy
 from offramp.policy.text import fitted_names, rule_name
 from offramp.problems import Problem
+from offramp.row_hashes import split_rows
 from offramp.rules import RULES
 from offramp.rules.base import Rule
 from offramp.rules.rank import Rank
 from offramp.trace import Trace
 from offramp.wording import count
 
+SAME_AS_ENTROPY = ("confidence", "margin")
+"""For two classes, and where each label is yes or no."""
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "layer")
 FIT_SHARE, FIT_MOST = 3, 2000
 """A rule that learns is fitted on a third of the examples, at most this many: it has few coefficients."""
@@ -50,14 +53,18 @@ def calibrate(
     rule: Rules,
     target: Target,
     *,
-    seed: int = 0,
+    fit_on: Trace | None = None,
     chosen_on: Trace | str | None = None,
     choices: int = 1,
     allow_training_rows: bool = False,
 ) -> "Calibration":
     """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
 
-    A rule that learns is fitted on a third of the examples, and its threshold is calibrated on the others.
+    A rule that learns is fitted on a third of the examples, and its threshold is calibrated on the others. The split
+    is random, but the same for the same texts, so that there is no seed to try.
+
+    Where texts repeat, or the model was trained on some, a guarantee is proven twice: on all rows, which is valid if
+    texts keep their frequency, and on distinct texts that nothing was learned from, which is valid if they do not.
 
     Args:
         trace: the calibration examples; if they are lists (`Trace.grouped`), the target is a guarantee about
@@ -67,12 +74,13 @@ def calibrate(
             chosen; a guarantee pays for that choice by splitting delta among them, other targets warn. A policy whose
             rule is already fitted keeps its fit, but not with a guarantee, because it may be to these examples.
         target: what to reach.
-        seed: of the split into examples that a rule is fitted on and the others.
+        fit_on: other examples for a rule that learns, so that all of the trace can calibrate its threshold.
         chosen_on: the trace, or the name of the data, that the rule and its options were chosen on; a warning says
             if they are examples of this trace.
         choices: how many calibrations with a guarantee, such as one for each precision, share its delta because one
             of their policies will be chosen.
-        allow_training_rows: accept texts that the model was trained on; otherwise more than a few are refused.
+        allow_training_rows: accept texts that the model was trained on; otherwise more than a few are refused. A
+            guarantee must also be proven on the others.
 
     *Example*
     >>> import numpy as np
@@ -85,7 +93,7 @@ def calibrate(
     """
     if not len(trace):
         raise BadOption("the trace is empty; there is nothing to calibrate on")
-    check_held_out(trace, allow_training_rows)
+    check_held_out(trace, allow_training_rows, proves_unseen=isinstance(target, Guarantee))
     rules = rules_to_try(trace, rule, target)
     policies = [parse_rule(each) for each in rules]
     for policy in policies:
@@ -101,7 +109,7 @@ def calibrate(
         target = check_target(trace, target)
         tolerance = target.tolerance
         policies = [replace(policy, rule=unfitted(policy.rule, target)) for policy in policies]
-    candidates = [fit(trace, policy, tolerance, seed) for policy in policies]
+    candidates = [fit(trace, policy, tolerance, fit_on) for policy in policies]
     if isinstance(target, Guarantee):
         reached = certify(candidates, target, name_of(chosen_on), choices)
     else:
@@ -117,7 +125,6 @@ def calibrate(
         fitted=tuple(str(rule) for rule, of in zip(rules, candidates, strict=True) if of.fitted_on),
         fitted_on=learned[0].fitted_on if learned else 0,
         calibrated_on=len(learned[0].trace) if learned else len(trace),
-        seed=seed,
         static_cut=next((candidate for candidate in reached if as_good(candidate, best, target)), None),
     )
 
@@ -137,16 +144,14 @@ class Calibration:
     """The number of examples that they were fitted on."""
     calibrated_on: int
     """The number of other examples, which their thresholds were chosen on."""
-    seed: int
-    """Of this split."""
     static_cut: Candidate | None
     """A fixed layer that is as good as the policy, see `as_good`."""
 
 
-def check_held_out(trace: Trace, allow_training_rows: bool) -> None:
+def check_held_out(trace: Trace, allow_training_rows: bool, proves_unseen: bool) -> None:
     """On its training texts a model is surer, and its exits agree more, than on any others."""
     known = 0 if trace.trained_on is None else int(trace.trained_on.sum())
-    if not known:
+    if not known or (allow_training_rows and proves_unseen):
         return
     message = f"the model was trained on {known} of the {len(trace.logits)} rows of the trace"
     if allow_training_rows or known <= TRAINING_SHARE * len(trace.logits):
@@ -168,7 +173,7 @@ def default_rules(trace: Trace, target: Target) -> list[str]:
     """Those of this problem; agreement also needs a tolerance in regression, and examples to be fitted on."""
     if trace.sizes is not None:
         return ["rank"]
-    rules = rules_of(trace.problem)
+    rules = rules_of(trace.problem, trace.logits.shape[-1])
     if len(trace) < 2 * FIT_SHARE:
         rules.remove("agreement")
     if trace.problem.has_classes:
@@ -178,25 +183,29 @@ def default_rules(trace: Trace, target: Target) -> list[str]:
     return [text for name in rules if (text := options.get(name, name))]
 
 
-def rules_of(problem: Problem) -> list[str]:
-    """Those of `DEFAULT_RULES` that work for a problem."""
-    return [name for name in DEFAULT_RULES if problem.has_classes or RULES[name].regression]
+def rules_of(problem: Problem, classes: int) -> list[str]:
+    """Those of `DEFAULT_RULES` that work for a problem and differ: each costs a share of delta."""
+    rules = [name for name in DEFAULT_RULES if problem.has_classes or RULES[name].regression]
+    if problem.multi_label or classes == 2:
+        return [name for name in rules if name not in SAME_AS_ENTROPY]
+    return rules
 
 
-def fit(trace: Trace, policy: Policy, tolerance: float | None, seed: int) -> Candidate:
+def fit(trace: Trace, policy: Policy, tolerance: float | None, fit_on: Trace | None) -> Candidate:
     """A rule that learns is fitted on some examples and calibrated on the others, any other on all of them."""
     if policy.rule.is_fitted:
         return Candidate(policy, trace)
-    order = np.random.default_rng(seed).permutation(len(trace))
+    if fit_on is not None:
+        return Candidate(fit_rule(policy, fit_on, tolerance), trace.without(fit_on), len(fit_on))
     share, unit = (FIT_SHARE, "example") if trace.sizes is None else (RANK_FIT_SHARE, "query")
-    number = min(len(trace) // share, FIT_MOST)
-    if number < 2:
+    some, others = split_rows(trace.keys(), [(1 / share, FIT_MOST)], together=bool(trace.group_column))
+    if len(some) < 2:
         raise BadOption(
             f"too few to fit {rule_name(policy.rule)} and calibrate its threshold: {count(len(trace), unit)}, "
             f"expected at least {2 * share}"
         )
-    fitted = fit_rule(policy, trace[np.sort(order[:number])], tolerance)
-    return Candidate(fitted, trace[np.sort(order[number:])], number)
+    fitted_on = trace[some]
+    return Candidate(fit_rule(policy, fitted_on, tolerance), trace[others].without(fitted_on), len(some))
 
 
 def unfitted(rule: Rule, target: Guarantee) -> Rule:

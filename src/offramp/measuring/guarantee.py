@@ -181,6 +181,14 @@ def threshold_grid(rule: Rule, trace: Trace) -> Array:
 
 
 def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
+    """All examples, or one part per class; and of each, if texts repeat or were learned from, the unseen ones."""
+    parts, unseen = classes_of(trace, target), trace.unseen()
+    if unseen.all():
+        return parts
+    return [*parts, *(replace(part, rows=part.rows & unseen, unseen=True) for part in parts)]
+
+
+def classes_of(trace: Trace, target: Guarantee) -> list[Part]:
     """All examples, or one part per class: by the reference's prediction, or for accuracy by label."""
     if not isinstance(target.epsilon, Mapping):
         return [Part(target.epsilon, np.ones(len(trace), bool))]
@@ -222,7 +230,7 @@ def too_risky(risk: str, result: PartResult, delta: float, fitted_on: int) -> No
     examples_needed = BOUNDS[result.bound].examples_needed
     without_errors = examples_needed([0.0], part.epsilon, delta)
     needed = examples_needed(result.losses, part.epsilon, delta) if result.examples else without_errors
-    examples = count(result.examples, loss.unit)
+    examples = count(result.examples, "distinct unseen text" if part.unseen else loss.unit)
     if part.of_class is not None:
         examples += f" of the class {part.of_class!r}"
     if fitted_on:
@@ -231,7 +239,7 @@ def too_risky(risk: str, result: PartResult, delta: float, fitted_on: int) -> No
     if without_errors is None or result.examples < without_errors:
         least = "more than a billion" if without_errors is None else str(without_errors)
         reason = f"{examples} cannot prove {wanted}: even with no errors it takes {least}"
-        advice = f"Calibrate on more {loss.units}, or allow more risk."
+        advice = f"Calibrate on more {'distinct texts' if part.unseen else loss.units}, or allow more risk."
         return NoSafeThreshold(f"{reason}. {advice}", needed or without_errors, part.of_class)
     seen = f"even the strictest threshold that saves any layers shows a risk of {result.risk:.4f}"
     advice = (
@@ -251,7 +259,9 @@ def issue(
     rules_tried: int,
     chosen_on: str | None,
 ) -> Certificate:
-    trace, classes = proven.trace, [result for result in results if result.part.of_class is not None]
+    trace, unseen = proven.trace, [result for result in results if result.part.unseen]
+    results = [result for result in results if not result.part.unseen]
+    classes = [result for result in results if result.part.of_class is not None]
     return Certificate(
         risk=target.risk,
         epsilon={str(result.part.of_class): result.part.epsilon for result in classes}
@@ -259,7 +269,9 @@ def issue(
         delta=target.delta,
         bound=target.loss.bound,
         examples=len(trace),
-        observed_risk=sum(result.risk * result.examples for result in results) / len(trace),
+        observed_risk=mean_risk(results),
+        unseen=sum(result.examples for result in unseen) if unseen else None,
+        unseen_risk=mean_risk(unseen) if unseen else None,
         reference=trace.reference_name,
         data=trace.data,
         tolerance=target.tolerance,
@@ -279,3 +291,7 @@ def issue(
             **trace.conditions(),
         ),
     )
+
+
+def mean_risk(results: Sequence[PartResult]) -> float:
+    return float(np.concatenate([result.losses for result in results]).mean())

@@ -28,6 +28,14 @@ class Megabytes:
 
 
 @dataclass(frozen=True)
+class Unseen:
+    """The distinct test texts that occur in no other part, and how many of their predictions changed."""
+
+    texts: int
+    changed: int
+
+
+@dataclass(frozen=True)
 class RetrofitResults:
     """What a retrofit chose, proved and measured."""
 
@@ -54,6 +62,8 @@ class RetrofitResults:
     """The share of test texts that exit at each layer."""
     comparison: tuple[Contender, ...]
     """On the test examples: the original first, the retrofitted model last."""
+    unseen: Unseen | None
+    """Of the test texts; None for queries, which do not repeat."""
     full_depth_bit_equal: bool | None
     """Whether full depth in PyTorch has the same bits as the original; None if that is not expected."""
     megabytes: Megabytes
@@ -69,6 +79,7 @@ class RetrofitResults:
                 "layers": tuple(record["layers"]),
                 "exits": tuple(record["exits"]),
                 "comparison": tuple(map(Contender.from_json, record["comparison"])),
+                "unseen": record["unseen"] and Unseen(**record["unseen"]),
                 "megabytes": Megabytes(**record["megabytes"]),
             }
         )
@@ -139,10 +150,19 @@ def loss_text(results: RetrofitResults) -> str:
     if "changed" not in losses:
         missed, top_k = losses["overlap"], results.certificate.top_k
         return f"on {count(examples, 'test query')}, {percent(missed)}% of the top {top_k} was missed"
-    changed = round(losses["changed"] * examples)
-    interval: Any = binomtest(changed, examples).proportion_ci()
+    text = f"predictions changed: {share_text(round(losses['changed'] * examples), examples, 'test text')}"
+    if results.unseen is None or results.unseen.texts == examples:
+        return text
+    new = share_text(results.unseen.changed, results.unseen.texts, "distinct test text")
+    return f"{text}; {new} that occur in no other part"
+
+
+def share_text(number: int, total: int, unit: str) -> str:
+    if not total:
+        return f"no {unit}s"
+    interval: Any = binomtest(number, total).proportion_ci()
     return (
-        f"predictions changed: {changed} of {examples} test texts, {percent(losses['changed'])}% "
+        f"{number} of {count(total, unit)}, {percent(number / total)}% "
         f"(95% interval {percent(interval.low)} to {percent(interval.high)}%)"
     )
 

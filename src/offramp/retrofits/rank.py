@@ -24,7 +24,7 @@ from offramp.guarantees.bounds import betting_examples
 from offramp.inference.classifier import NEVER
 from offramp.inference.reranker import Reranker
 from offramp.inference.texts import check_texts
-from offramp.measuring.calibrate import RANK_FIT_SHARE, calibrate
+from offramp.measuring.calibrate import calibrate
 from offramp.measuring.comparison import Contender
 from offramp.measuring.rankings import Rankings
 from offramp.models.exit_model import hash_weights
@@ -48,7 +48,8 @@ from offramp.retrofits.steps import (
     faster_one,
     only_one,
 )
-from offramp.retrofits.text_split import CALIBRATION, TextSet, hash_texts, split_queries
+from offramp.retrofits.text_split import CALIBRATION, TextSet, hash_texts, split_texts
+from offramp.trace import Trace
 
 TIMED_QUERIES = 10
 
@@ -113,7 +114,7 @@ def retrofit_reranker(
         if not (home / "model").exists():
             if attempts > 1:
                 log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
-            split = split_queries(texts, seed)
+            split = split_texts(texts, groups=[query for query, _ in texts])
             steps = Steps(home / "work", original, split, data or "the pairs", seed, progress, log, callbacks)
             exits = steps.train_exits(None, tune, epochs)
             variants = [steps.variant(exits, runtime, each) for each in precisions]
@@ -147,7 +148,7 @@ def check_enough_queries(pairs: Sequence[tuple[str, str]], target: Guarantee, ch
     """Too few queries to prove the guarantee, even if nothing is missed, are an error."""
     queries = len({query for query, _ in pairs})
     proof = betting_examples([0.0], cast(float, target.epsilon), target.delta / choices) or 0
-    needed = ceil((proof + 1) / (1 - 1 / RANK_FIT_SHARE) / CALIBRATION) + 1
+    needed = ceil((proof + 1) / CALIBRATION[0]) + 1
     if queries < needed:
         raise BadData(
             f"not enough queries ({queries}): a bound of {target.epsilon:g} takes {proof} to calibrate on, so "
@@ -163,8 +164,14 @@ def by_query(part: TextSet) -> list[Query]:
 
 
 def rule_for(steps: Steps, variant: Variant, target: Guarantee, choices: int) -> Policy:
-    queries = [text[0] for text in steps.split.calibration.texts]
-    return calibrate(variant.trace.grouped(queries), "rank", target, seed=steps.seed, choices=choices).policy
+    trace, fit_on = (lists_of(steps, variant, part) for part in ("calibration", "fit"))
+    return calibrate(trace, "rank", target, fit_on=fit_on, choices=choices).policy
+
+
+def lists_of(steps: Steps, variant: Variant, part: str) -> Trace:
+    """The trace of a part, grouped by query."""
+    texts = getattr(steps.split, part).texts
+    return steps.trace(variant.folder, variant.precision, part).grouped([query for query, _ in texts])
 
 
 def choose(
@@ -193,8 +200,8 @@ def measure(
 ) -> RetrofitResults:
     """The original, full depth and the rule, on queries that nothing was chosen on."""
     part, original = steps.split.test, steps.original
-    trace = steps.trace(variant.folder, variant.precision, "test")
-    rankings = Rankings(trace.grouped([text[0] for text in part.texts]), target.top_k)
+    trace = lists_of(steps, variant, "test")
+    rankings = Rankings(trace, target.top_k)
     steps.log("timing the original and the retrofitted model")
     rules = {ORIGINAL: None, full_depth_name(variant.precision): NEVER, EXITS: rule}
     speeds = steps.compare_speed(
@@ -235,6 +242,7 @@ def measure(
         layers=tuple(trace.layers),
         exits=exit_shares(rankings.decide(rule).exits, trace),
         comparison=tuple(contender(name, under) for name, under in rules.items()),
+        unseen=None,
         full_depth_bit_equal=None,
         megabytes=steps.megabytes(variant, runtime, tuned),
     )

@@ -2,7 +2,7 @@
 
 The steps; an interrupted run resumes at the one where it stopped:
 
-1. the texts are split, and some of them train the exits (`text_split.py`, `offramp.training`);
+1. the texts are split, and about half of them train the exits (`text_split.py`, `offramp.training`);
 2. the model is exported, in one precision or in both (`offramp.onnx_export`);
 3. the predictions of the original model on the others are the reference (`original.py`);
 4. a policy is calibrated for each, and the faster is kept (`offramp.measuring`);
@@ -35,7 +35,7 @@ from offramp.reports.results import RetrofitResults
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
 from offramp.retrofits.steps import Log, Steps
-from offramp.retrofits.text_split import check_enough, hash_texts, split_texts
+from offramp.retrofits.text_split import check_enough, describe_repeats, hash_texts, split_texts
 from offramp.wording import count
 
 RUNTIMES, PRECISIONS = ("onnx", "torch"), ("auto", "fp32", "int8")
@@ -68,6 +68,7 @@ def retrofit(
     *,
     labels: Sequence[Any] | None = None,
     label_names: Sequence[str] | None = None,
+    groups: Sequence[Any] | None = None,
     tune: bool = False,
     epochs: float = 2,
     runtime: str | None = None,
@@ -87,15 +88,17 @@ def retrofit(
         model: the folder or hub name of a `...ForSequenceClassification` of a supported family.
         texts: like those that the model will see, or pairs of texts; no labels are needed.
         out: the folder to create; the faster model is in `out/model`, the report in `out/report`.
-        guarantee: the largest share of predictions that may differ from the original's, with 95 % confidence.
+        guarantee: the largest share of predictions that may differ from the original's, with 95% confidence.
         labels: those of the texts, by name, or as numbers in the order of the model's outputs; only to report scores.
         label_names: names for the outputs of a model that has none.
+        groups: the conversation, customer or other source of each text, if texts of one source are alike: they stay
+            together in the split, and count as one text where distinct texts must prove the guarantee.
         tune: train the backbone too, with the original as teacher, instead of the exits alone.
         epochs: of tuning.
         runtime: "onnx" or "torch"; by default ONNX Runtime if it is installed.
         precision: "fp32", "int8" (ONNX only), or "auto": calibrate and time both and keep the faster.
         rule: a rule or several to choose from; by default those of `calibrate`.
-        seed: of the split of the texts, and of training.
+        seed: of training. The split of the texts depends on the texts alone.
         data: the name of the texts in reports.
         progress: show progress bars.
         log: called with a line for each step.
@@ -106,18 +109,24 @@ def retrofit(
     precisions = precisions_to_try(runtime, precision)
     check_seed(seed)
     texts = [*check_texts(texts)]
+    if not texts:
+        raise BadData("there are no texts.")
+    if groups is not None and len(groups) != len(texts):
+        raise BadData(f"{count(len(groups), 'group')} for {count(len(texts), 'text')}; give one for each.")
     original = load_original(model)
     check_problem(original, target, label_names)
     known = None
     if labels is not None:
         known = check_labels(labels, len(texts), original, label_names, data or "the labels")
     rules = rules_for(original, rule)
-    check_enough(texts, target, rules, len(precisions))
+    split = split_texts(texts, known, groups)
+    check_enough(split, target, len(rules), len(precisions))
     home = Path(out)
     settings = {
         "model": hash_weights(original.model),
         "label_names": label_names and [*label_names],
         "texts": hash_texts(texts, known),
+        "groups": None if groups is None else hash_texts([*map(str, groups)], None),
         "guarantee": asdict(target),
         "rules": rules,
         "tune": epochs if tune else False,
@@ -130,11 +139,12 @@ def retrofit(
         if not (home / "model").exists():
             if attempts > 1:
                 log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
-            split = split_texts(texts, known, seed)
             log(
-                f"{len(split.learn)} texts to learn from, {len(split.calibration)} to calibrate on and "
-                f"{len(split.test)} to test on (seed {seed})"
+                f"{len(split.learn)} texts to learn from, {len(split.fit)} to fit a rule on, "
+                f"{len(split.calibration)} to calibrate on and {len(split.test)} to test on"
             )
+            for line in describe_repeats(split):
+                log(line)
             steps = Steps(home / "work", original, split, data or "the texts", seed, progress, log, callbacks)
             exits = steps.train_exits(label_names, tune, epochs)
             variants = [steps.variant(exits, runtime, each) for each in precisions]
@@ -179,7 +189,7 @@ def rules_for(original: Original, rule: str | Sequence[str] | None) -> list[str]
     config = original.model.config
     problem = problem_of(config.num_labels or 1, config.problem_type)
     if rule is None:
-        return rules_of(problem)
+        return rules_of(problem, config.num_labels or 1)
     rules = [rule] if isinstance(rule, str) else [*rule]
     for each in rules:
         check_rule(parse_rule(each).rule, config.num_labels or 1, problem, has_gate=False)

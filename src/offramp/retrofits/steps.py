@@ -31,7 +31,7 @@ from offramp.models.heads import HeadConfig
 from offramp.policy import Policy
 from offramp.problems import Array
 from offramp.reports import report
-from offramp.reports.results import RETROFIT, Megabytes, RetrofitResults, full_depth_name
+from offramp.reports.results import RETROFIT, Megabytes, RetrofitResults, Unseen, full_depth_name
 from offramp.reports.stored_policy import store_policy
 from offramp.retrofits.original import Original, is_bit_equal
 from offramp.retrofits.text_split import TextSet, TextSplit
@@ -151,9 +151,13 @@ class Steps:
                 data=self.data,
                 progress=self.progress,
             )
-            # a text may also be among those to learn from as often as texts to come repeat them: the split is random
-            found = replace(found, trained_on=None)
-            replace(found, reference=self.reference(part), reference_name=self.original.name).save(file)
+            replace(
+                found,
+                reference=self.reference(part),
+                reference_name=self.original.name,
+                texts=rows.groups,
+                trained_on=np.isin(rows.groups, self.split.before(part)),
+            ).save(file)
         return Trace.load(file)
 
     def reference(self, part: str) -> Array:
@@ -174,7 +178,14 @@ class Steps:
         earlier attempts."""
 
         def search(variant: Variant) -> Calibration:
-            return calibrate(variant.trace, rules, target, seed=self.seed, choices=choices)
+            return calibrate(
+                variant.trace,
+                rules,
+                target,
+                fit_on=self.trace(variant.folder, variant.precision, "fit"),
+                choices=choices,
+                allow_training_rows=True,  # as often as texts to come repeat them: the split is random
+            )
 
         choices = len(variants) * attempts
         return [Calibrated(*each) for each in self.safe(variants, search)]
@@ -271,6 +282,7 @@ class Steps:
             layers=tuple(trace.layers),
             exits=exit_shares(decision.exits, trace),
             comparison=tuple(rows),
+            unseen=measure_unseen(trace[trace.unseen()], policy, target.tolerance),
             full_depth_bit_equal=same_bits,
             megabytes=self.megabytes(variant, runtime, tuned),
         )
@@ -345,3 +357,8 @@ def faster_one(precision: str, speeds: Mapping[str, Speed], unit: str = "text") 
 def exit_shares(exits: Array, trace: Trace) -> tuple[float, ...]:
     """The share of texts that take each exit."""
     return tuple((np.bincount(exits, minlength=len(trace.layers)) / len(exits)).tolist())
+
+
+def measure_unseen(trace: Trace, policy: Policy, tolerance: float | None) -> Unseen:
+    decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem)
+    return Unseen(len(trace), int((~trace.agrees(decision.logits, tolerance)).sum()))

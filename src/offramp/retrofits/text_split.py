@@ -1,5 +1,6 @@
-"""Splitting the texts of a retrofit into those to learn from, to calibrate on and to test on."""
+"""Splitting the texts of a retrofit into those to learn from, to fit a rule on, to calibrate on and to test on."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,13 +15,11 @@ from offramp.files import digest
 from offramp.guarantees import Guarantee
 from offramp.guarantees.bounds import binomial_examples
 from offramp.inference.texts import Text
-from offramp.measuring.calibrate import FIT_MOST, FIT_SHARE
-from offramp.measuring.curve import parse_rule
 from offramp.problems import Array
+from offramp.row_hashes import hash_rows, split_rows
 
-CALIBRATION, MOST_CALIBRATION = 0.3, 12_000
-TEST, MOST_TEST = 0.2, 2000
-"""Shares of the texts, and the most that are used: beyond these, further texts help more to learn from."""
+TEST, CALIBRATION, FIT = (0.1, 2000), (0.35, 12_000), (0.1, 2000)
+"""Shares of the texts, and the most that are used; the rest, about half, is to learn from."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,9 @@ class TextSet:
     """Some of the texts, with their labels if there are any."""
 
     texts: list[Text]
-    labels: Array | None = None
+    labels: Array | None
+    groups: Array
+    """A hash of each text, or of its group."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -42,64 +43,93 @@ class TextSet:
 @dataclass(frozen=True)
 class TextSplit:
     learn: TextSet
+    fit: TextSet
+    """For rules that learn."""
     calibration: TextSet
     test: TextSet
 
     def sizes(self) -> dict[str, int]:
-        return {"learn": len(self.learn), "calibration": len(self.calibration), "test": len(self.test)}
+        return {name: len(part) for name, part in vars(self).items()}
+
+    def before(self, part: str) -> Array:
+        """The hashes of the texts that have been used before those of a part are."""
+        names = [*vars(self)]
+        return np.concatenate([getattr(self, name).groups for name in names[: names.index(part)]])
+
+    def unseen(self, part: str) -> int:
+        """The number of distinct texts of a part that are not among those used before."""
+        return len(np.setdiff1d(getattr(self, part).groups, self.before(part)))
 
 
-def split_texts(texts: Sequence[Text], labels: Array | None, seed: int) -> TextSplit:
-    order = np.random.default_rng(seed).permutation(len(texts))
-    test = min(int(TEST * len(texts)), MOST_TEST)
-    calibration = min(int(CALIBRATION * len(texts)), MOST_CALIBRATION)
-    rows = (
-        np.sort(order[test + calibration :]),
-        np.sort(order[test : test + calibration]),
-        np.sort(order[:test]),
-    )
-    return TextSplit(
-        *(
-            TextSet([texts[row] for row in chosen], None if labels is None else labels[chosen])
-            for chosen in rows
-        )
-    )
+def split_texts(
+    texts: Sequence[Text], labels: Array | None = None, groups: Sequence[Any] | None = None
+) -> TextSplit:
+    """A random split that is the same for the same texts. Rows of a group stay together; those of a text do not:
+    if frequent texts could only be learned from, they would never be tested.
+    """
+    keys = hash_rows(texts) if groups is None else hash_rows(map(str, groups))
+    test, calibration, fit, learn = split_rows(keys, [TEST, CALIBRATION, FIT], together=groups is not None)
+
+    def part(rows: Array) -> TextSet:
+        return TextSet([texts[row] for row in rows], None if labels is None else labels[rows], keys[rows])
+
+    return TextSplit(part(learn), part(fit), part(calibration), part(test))
 
 
-def split_queries(pairs: Sequence[tuple[str, str]], seed: int) -> TextSplit:
-    """Like `split_texts`, with all pairs of a query in the same part."""
-    queries = [*dict.fromkeys(query for query, _ in pairs)]
-    order = np.random.default_rng(seed).permutation(len(queries)).tolist()
-    test, calibration = int(TEST * len(queries)), int(CALIBRATION * len(queries))
-    part = {
-        queries[index]: (place >= test) + (place >= test + calibration) for place, index in enumerate(order)
-    }
-    rows: list[list[Text]] = [[pair for pair in pairs if part[pair[0]] == which] for which in range(3)]
-    return TextSplit(learn=TextSet(rows[2]), calibration=TextSet(rows[1]), test=TextSet(rows[0]))
-
-
-def check_enough(texts: Sequence[Text], target: Guarantee, rules: Sequence[str], precisions: int) -> None:
+def check_enough(split: TextSplit, target: Guarantee, rules: int, precisions: int) -> None:
     """Too few texts to prove the guarantee, even without errors, are an error."""
-    if not texts:
-        raise BadData("there are no texts.")
-    if len(texts) > len(set(texts)) == 1:
-        raise BadData(
-            f"all {len(texts)} texts are the same; a retrofit needs texts like those the model will see."
-        )
     bounds = target.epsilon.values() if isinstance(target.epsilon, Mapping) else [target.epsilon]
-    delta = target.delta / (len(rules) * precisions)  # they share it
-    proof = sum(binomial_examples([0.0], bound, delta) or MOST_CALIBRATION for bound in bounds)
-    if all(not parse_rule(rule).rule.is_fitted for rule in rules):
-        proof = min(ceil(proof * FIT_SHARE / (FIT_SHARE - 1)), proof + FIT_MOST)
-    wanted = f"a bound of {min(bounds):g} takes {proof} to calibrate on"
-    if proof > MOST_CALIBRATION:
-        raise BadData(f"{wanted}, and at most {MOST_CALIBRATION} are used. Allow a larger bound.")
-    needed = ceil(proof / CALIBRATION) + 1
-    if len(texts) < needed:
+    delta, most = target.delta / (rules * precisions), CALIBRATION[1]  # they share it
+    proof = sum(binomial_examples([0.0], bound, delta) or most for bound in bounds)
+    wanted = f"a bound of {min(bounds):g} takes {proof} distinct texts to calibrate on"
+    if proof > most:
+        raise BadData(f"{wanted}, and at most {most} are used. Allow a larger bound.")
+    total, unseen = sum(split.sizes().values()), split.unseen("calibration")
+    if unseen < proof:
+        needed, repeated = ceil(proof / CALIBRATION[0]) + 1, repeated_share(split)
+        distinct = (
+            f"; {repeated:.0%} of the calibration texts repeat others and do not count" if repeated else ""
+        )
         raise BadData(
-            f"not enough texts ({len(texts)}): {wanted}, so {needed} in all, and more if predictions change. "
+            f"not enough texts ({total}): {wanted}, so {needed} in all, and more if predictions change{distinct}. "
             "Add texts, or allow a larger bound."
         )
+
+
+def repeated_share(split: TextSplit) -> float:
+    """The share of calibration texts that repeat another, or one that is used before."""
+    return 1 - split.unseen("calibration") / max(1, len(split.calibration))
+
+
+def describe_repeats(split: TextSplit) -> list[str]:
+    """Lines for people about texts that repeat, or nearly do."""
+    part, lines = split.calibration, []
+    if repeated := repeated_share(split):
+        lines.append(
+            f"{repeated:.0%} of the {len(part)} calibration rows repeat another row or one to learn from; "
+            f"the bound must also be proven on the {split.unseen('calibration')} distinct unseen texts alone, as "
+            "repeats prove little about new texts"
+        )
+    known = {template(text) for text in chain(split.learn.texts, split.fit.texts)}
+    new = ~np.isin(part.groups, split.before("calibration"))
+    near = sum(template(text) in known for text, is_new in zip(part.texts, new, strict=True) if is_new)
+    if near:
+        lines.append(
+            f"{near / len(part):.0%} of the calibration rows are like one to learn from but for numbers and names; "
+            "they count as unseen. If such texts come in bursts, the bound may not hold for new ones: give the "
+            "column of their source with --group"
+        )
+    return lines
+
+
+def template(text: Text) -> str:
+    """The text without what varies in copies of a template.
+
+    >>> template("Order 66 of Alice Smith has shipped.") == template("Order 7 of Bob has shipped.")
+    True
+    """
+    words = text if isinstance(text, str) else "\n".join(text)
+    return re.sub(r"\d+", "0", re.sub(r"\b[A-Z][\w'-]*(?:\s+[A-Z][\w'-]*)*", "A", words)).lower()
 
 
 def hash_texts(texts: Sequence[Text], labels: Array | None) -> str:
