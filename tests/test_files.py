@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -148,3 +149,9 @@ def test_files_and_folders_get_the_usual_permissions(tmp_path: Path) -> None:
         pass
     for usual, written in (("plain", "file"), ("plain-folder", "folder")):
         assert (tmp_path / usual).stat().st_mode == (tmp_path / written).stat().st_mode
+
+
+def test_an_error_without_a_path_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as caught, atomic_file(tmp_path / "model.csv"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert caught.value.filename == str(tmp_path / "model.csv")

@@ -10,6 +10,7 @@ are then moved. If the writer is killed in between, the next reader or writer mo
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import time
@@ -93,7 +94,12 @@ def scratch(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(path)
     with TemporaryDirectory(SUFFIX, f".{path.name}.", path.parent, ignore_cleanup_errors=True) as folder:
-        yield Path(folder) / path.name
+        try:
+            yield Path(folder) / path.name
+        except OSError as error:
+            if error.filename is None:  # as when the disk is full
+                error.filename = os.fspath(path)
+            raise
 
 
 def remove_stale(path: Path) -> None:

@@ -22,6 +22,9 @@ SIZES = {
 """Sizes of an encoder, and DistilBERT's names of them."""
 
 
+MOST_LAYERS = 1000
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """The contents of config.json, read without torch, in a form that is checked."""
@@ -83,6 +86,8 @@ class ModelInfo:
         for name in SIZES:
             self.size(name)
         exits, layers = self.exits, self.size("num_hidden_layers")
+        if layers > MOST_LAYERS:  # they are made before the weights are read
+            raise BadConfig(f"num_hidden_layers={layers} is more than {MOST_LAYERS}")
         if not all(type(layer) is int and layer >= 0 for layer in exits) or not exits:
             raise BadConfig(f"exits={[*exits]} are not layers")
         if list(exits) != sorted({*exits}) or exits[-1] != layers:

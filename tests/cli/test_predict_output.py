@@ -1,6 +1,7 @@
 """What `offramp predict --out` writes: every text once, with its columns."""
 
 import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from typer.testing import Result
 
+from offramp.cli.command import print_to
 from offramp.models.exit_model import ExitModel
 
 Run = Callable[..., Result]
@@ -68,3 +70,18 @@ def test_force_replaces_an_output(trained: Path, tmp_path: Path, run: Run) -> No
     out.write_text("of yesterday")
     assert run("predict", trained / "films", trained / "dev.csv", "--out", out, "--force").exit_code == 0
     assert len(read(out)) == 60
+
+
+def test_a_safe_csv_has_no_formulas(trained: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.csv").write_text("text,@note\n=cmd(),+1\ngood,-\n")
+    out = tmp_path / "out.csv"
+    assert run("predict", trained / "films", tmp_path / "in.csv", "--out", out, "--safe-csv").exit_code == 0
+    assert [(row["text"], row["'@note"]) for row in read(out)] == [("'=cmd()", "'+1"), ("good", "'-")]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_control_characters_are_shown_on_a_terminal_and_kept_elsewhere(terminal: bool) -> None:
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    print_to(stream, "a\x1b[31m\tb\x9b\nc")
+    assert stream.getvalue() == ("a\\u001b[31m\tb\\u009b\nc\n" if terminal else "a\x1b[31m\tb\x9b\nc\n")

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 import offramp
 from offramp import Classifier, ExitModel, Policy
 from offramp.errors import CannotLoad, Incompatible
-from offramp.folder import load_model
+from offramp.folder import find_model, load_model
 from offramp.model_info import ModelInfo
 
 
@@ -140,3 +140,17 @@ def test_a_bad_config_is_explained(tmp_path: Path, content: str, message: str) -
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(CannotLoad, match=message):
         ModelInfo.read(tmp_path)
+
+
+def test_an_empty_name_is_not_the_model_in_this_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(CannotLoad, match="the name of the model is empty"):
+        find_model("")
+
+
+def test_a_config_with_absurdly_many_layers_is_refused_before_they_are_made(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["encoder_config"]["num_hidden_layers"], config["exits"] = 20_000, [20_000]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CannotLoad, match="num_hidden_layers=20000 is more than 1000"):
+        Classifier.from_pretrained(folder)

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Regex, Tokenizer
+from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-from offramp.errors import BadData, Incompatible
+from offramp.errors import BadData, CannotLoad, Incompatible
 from offramp.inference.texts import CHARACTERS_PER_TOKEN, BatchTokenizer, check_texts, chunks, is_single
 from offramp.runtimes import Tokens
 
@@ -128,3 +130,12 @@ def test_an_empty_text_has_a_token_even_without_special_tokens(tokenizer: PreTra
 def test_a_slow_tokenizer_is_refused() -> None:
     with pytest.raises(Incompatible, match="AutoTokenizer"):
         BatchTokenizer(str.split, 40)
+
+
+def test_a_regular_expression_that_takes_too_long_is_refused_by_name(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    rust = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    rust.pre_tokenizer = Split(Regex("^(?:a|a)+$"), "isolated")
+    with pytest.raises(CannotLoad, match=r"the tokenizer cannot be used .*Regex"):
+        BatchTokenizer(rust, 100)(["a" * 40 + "b"])

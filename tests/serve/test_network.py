@@ -1,5 +1,6 @@
 """Clients that are silent, slow or sent from elsewhere never keep others out."""
 
+import gzip
 import json
 import logging.config
 import socket
@@ -113,6 +114,28 @@ def test_a_response_is_not_lost_if_the_server_closes_before_it_has_read_everythi
         client.sendall(b"nonsense\r\n\r\n" + b"more" * 500_000)
     received = b"".join(iter(lambda: client.recv(1000), b""))  # a reset would raise
     assert received.startswith(b"HTTP/1.1 400 Bad Request")
+
+
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(serve: Serve) -> None:
+    body = json.dumps({"texts": "good"}).encode()
+    two = (HEAD % len(body)).replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+    client = connect(serve(), two + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+    received = b"".join(iter(lambda: client.recv(1000), b""))  # until it is closed
+    assert received.startswith(b"HTTP/1.1 400 Bad Request")
+    assert received.count(b"HTTP/1.1") == 1
+
+
+def test_a_compressed_body_gets_415(server: Any) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    refused = server.client.post("/predict", content=gzip.compress(b'{"texts": "good"}'), headers=headers)
+    assert refused.status_code == 415
+    assert "Content-Encoding" in refused.json()["error"]
+
+
+def test_a_slash_too_many_is_not_redirected_to_the_host_that_the_client_named(server: Any) -> None:
+    refused = server.client.post("/predict/", json={"texts": "good"}, headers={"Host": "elsewhere"})
+    assert refused.status_code == 404
+    assert "elsewhere" not in str(refused.headers)
 
 
 @pytest.mark.parametrize(

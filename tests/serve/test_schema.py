@@ -1,6 +1,7 @@
 """The server conforms to its OpenAPI description, for requests generated from it."""
 
 import gc
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,9 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
+
+from offramp.serve.protocols import OTHERS
+from offramp.serve.schema import request_schema
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,9 +56,19 @@ def test_responses_conform_to_the_description(
     check()
 
 
-def test_our_own_endpoints_are_described(server: Any) -> None:
+def test_every_endpoint_is_described(server: Any) -> None:
     described = server.client.get("/openapi.json").json()
-    assert set(described["paths"]) == {"/predict", "/health", "/ready", "/info", "/metrics"}
+    others = {route.path for route in OTHERS}
+    assert set(described["paths"]) == {"/predict", "/health", "/ready", "/info", "/metrics"} | others
+    assert "$defs" not in json.dumps(described)
     schema = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert schema["properties"]["policy"]["enum"] == ["confidence:0.775", "never", None]
     assert schema["properties"]["max_layer"]["enum"] == [0, 1, 2, 3, 4, None]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "lists"), [(True, ["array"]), (False, ["string"]), (None, ["string", "array"])]
+)
+def test_the_description_has_pairs_only_for_models_of_pairs(pairs: bool | None, lists: list[str]) -> None:
+    texts = request_schema([], [1], pairs)["properties"]["texts"]["anyOf"]
+    assert [each["items"]["type"] for each in texts if each["type"] == "array"] == lists

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 import yaml
@@ -172,11 +172,13 @@ def as_typed(value: Any, several: bool) -> Any:
 
 def show(result: Result, as_json: bool) -> None:
     if isinstance(result.values, Mapping):
-        print(json.dumps(result.values, indent=1, default=str) if as_json else result.text)
+        print_to(
+            sys.stdout, json.dumps(result.values, indent=1, default=str) if as_json else str(result.text)
+        )
     else:
         lines = (json.dumps(record, ensure_ascii=False, default=str) for record in result.values)
         for line in lines if as_json else result.text:
-            print(line)
+            print_to(sys.stdout, line)
     sys.stdout.flush()  # so that a full disk or a closed pipe is reported here
 
 
@@ -217,6 +219,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 ASSIGNMENT = re.compile(
     r"(?<![\w/.,:-])(?P<name>\w+)="  # after a colon or comma it is an option of a policy or recipe
     r"(?:\.\.\.|\[(?P<list>[^\]]*)\]|(?P<quote>['\"])(?P<quoted>.*?)(?P=quote)|(?P<bare>[^\s,;:()]*[^\s,;:().]))"
@@ -265,4 +268,11 @@ def report_warnings(flags: Mapping[str, str]) -> Iterator[None]:
 
 def log(line: str) -> None:
     """Print to stderr, so that stdout holds the result alone."""
-    print(f"offramp: {line}", file=sys.stderr)
+    print_to(sys.stderr, f"offramp: {line}")
+
+
+def print_to(stream: TextIO, text: str) -> None:
+    """On a terminal, control characters are shown rather than obeyed: texts and labels may come from strangers."""
+    if stream.isatty():
+        text = CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # as in JSON
+    print(text, file=stream)

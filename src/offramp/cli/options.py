@@ -21,6 +21,13 @@ TextPairOption = Annotated[str | None, Option(help="Column of the second text, f
 DeviceOption = Annotated[
     str | None, Option(help="Where PyTorch runs the model: cpu, cuda, cuda:1, mps; by default cpu.")
 ]
+SafeCsvOption = Annotated[
+    bool,
+    Option(
+        "--safe-csv",
+        help="In a csv or tsv file, put ' before texts that a spreadsheet would run as formulas.",
+    ),
+]
 ForceOption = Annotated[bool, Option("--force", help="Replace --out if it exists.")]
 
 

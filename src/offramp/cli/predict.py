@@ -15,6 +15,7 @@ from offramp.cli.options import (
     MaxLayerOption,
     PolicyOption,
     RuntimeOptions,
+    SafeCsvOption,
     TextOption,
     TextPairOption,
     check_output,
@@ -54,6 +55,7 @@ def predict(
         Option(help="A jsonl, csv or tsv file, or the folder of a submission; stdout by default."),
     ] = None,
     force: ForceOption = False,
+    safe_csv: SafeCsvOption = False,
     policy: PolicyOption = None,
     max_layer: MaxLayerOption = None,
     text: TextOption = None,
@@ -107,7 +109,10 @@ def predict(
     if out is not None:
         several = classifier.runtime.info.problem.multi_label
         return write_records(
-            (record for _, record in records), out, classifier.runtime.info.labels if several else ()
+            (record for _, record in records),
+            out,
+            classifier.runtime.info.labels if several else (),
+            safe_csv,
         )
     return Result((record for _, record in records), (tsv_line(short_record(*each)) for each in records))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from offramp.cli.command import Result, log
-from offramp.cli.options import ForceOption, RuntimeOptions, check_output
+from offramp.cli.options import ForceOption, RuntimeOptions, SafeCsvOption, check_output
 from offramp.cli.progress import with_progress
 from offramp.cli.rows import Row, check_format, input_columns, read_lists, rounded, tsv_line, write_records
 from offramp.wording import count
@@ -28,6 +28,7 @@ def rerank(
     runtime: RuntimeOptions,
     out: Annotated[Path | None, Option(help="A jsonl, csv or tsv file; stdout by default.")] = None,
     force: ForceOption = False,
+    safe_csv: SafeCsvOption = False,
     query: QueryOption = "query",
     text: DocumentOption = "text",
     top_k: Annotated[
@@ -60,7 +61,7 @@ def rerank(
     reranker = Reranker(runtime.load(folder, None))
     ranked = rank_records(reranker, lists, top_k or reranker.top_k, exact_top)
     if out is not None:
-        return write_records((record for _, record in ranked), out, ())
+        return write_records((record for _, record in ranked), out, (), safe_csv)
     lines = (
         tsv_line({**{name: record[name] for name in RANKED}, "query": row.text[0], "text": row.text[1]})
         for row, record in ranked

@@ -16,6 +16,7 @@ from offramp.files import atomic_file
 from offramp.wording import count
 
 PROBABILITIES = "probabilities"
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 STDIN_FORMATS = ("txt", "csv", "tsv", "jsonl")
 
 
@@ -121,17 +122,31 @@ def check_format(out: Path) -> None:
         raise BadOption(f"{out}: expected a file that ends in {', '.join(LINES)}.")
 
 
-def write_records(records: Iterator[dict[str, Any]], out: Path, labels: Sequence[str]) -> Result:
-    """Writes a file in the format of its suffix; a table has a column for each of the labels."""
+def write_records(
+    records: Iterator[dict[str, Any]], out: Path, labels: Sequence[str], safe: bool = False
+) -> Result:
+    """Writes a file in the format of its suffix; a table has a column for each of the labels. In a `safe` table, no
+    spreadsheet takes a text for a formula."""
     to_line, number = LINES[out.suffix.lower()], 0
     with atomic_file(out) as draft, draft.open("w", encoding="utf-8", newline="") as file:
         for number, each in enumerate(records, 1):
             if to_line is not json_line:
                 each |= {f"probability_{name}": each[PROBABILITIES][name] for name in labels}
+                if safe:
+                    each = {quote_formula(name): quote_formula(value) for name, value in each.items()}
                 if number == 1:
                     file.write(to_line({name: name for name in each}) + "\n")
             file.write(to_line(each) + "\n")
     return Result({"out": str(out), "examples": number}, f"{out}: {count(number, 'prediction')}")
+
+
+def quote_formula(value: Any) -> Any:
+    """A cell with an apostrophe before what a spreadsheet would run.
+
+    >>> quote_formula("=1+2"), quote_formula("film"), quote_formula(-0.5)
+    ("'=1+2", 'film', -0.5)
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 
 
 def json_line(record: Mapping[str, Any]) -> str:

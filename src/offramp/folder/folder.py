@@ -23,6 +23,10 @@ DOWNLOADED = ["*.json", "*.txt", "*.model", "*.safetensors", "*.md", "*.onnx", "
 
 def find_model(name: str, revision: str | None = None) -> Path:
     """The folder of a model, given that folder, its training run, or its name on the hub."""
+    if not name.strip():
+        raise CannotLoad(
+            "the name of the model is empty; give a folder with a model, or its name on the hub."
+        )
     given = Path(name)
     folder = next((place for place in (given, given / "model") if (place / CONFIG).is_file()), None)
     if folder is None:

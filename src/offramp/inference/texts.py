@@ -128,7 +128,8 @@ class BatchTokenizer:
     def __call__(self, texts: Sequence[Text], whole: bool = False) -> list[Tokens]:
         """The tokens of each text; with `whole`, a text that would be truncated is a `BadData`."""
         cut = [self.cut(text) for text in texts]
-        encodings = self.rust.encode_batch_fast(cut)
+        with usable_tokenizer("the tokenizer"):  # a regular expression may take too long
+            encodings = self.rust.encode_batch_fast(cut)
         for index, encoding in enumerate(encodings if whole else ()):
             if encoding.overflowing or cut[index] != texts[index]:
                 raise BadData(

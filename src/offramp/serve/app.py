@@ -31,11 +31,11 @@ from offramp.serve.error_responses import HANDLERS, error_models, error_response
 from offramp.serve.ladder import sync_broken
 from offramp.serve.logs import RequestLog, log
 from offramp.serve.metrics import Metrics
-from offramp.serve.network import ANY, AllowedHosts, Bodies
+from offramp.serve.network import ANY, Bodies, CheckedHeads
 from offramp.serve.options import ServerOptions
 from offramp.serve.protocols import OTHERS, PREDICT, Route, open_inference, tei
 from offramp.serve.protocols.base import Body, Call, ServedModel
-from offramp.serve.schema import Health, PredictResponse, Ready, request_schema
+from offramp.serve.schema import Health, PredictResponse, Ready, json_body, request_schema
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status, for the log; no client receives it."""
@@ -59,6 +59,7 @@ def create_app(
         version=offramp.__version__,
         description="Text classification with early exits.",
         lifespan=endpoints.lifespan,
+        redirect_slashes=False,  # to an address with the host that the client named
     )
     locked: dict[str, Any] = {"dependencies": []}
     if endpoints.api_key:
@@ -71,25 +72,29 @@ def create_app(
     app.head("/ready", include_in_schema=False)(endpoints.ready)
     app.get("/info", response_model=dict[str, Any], **locked)(endpoints.info)
     app.get("/metrics", response_class=PlainTextResponse, **locked)(endpoints.scrape)
-    schema = request_schema(allowed, batcher.classifier.runtime.info.exits)
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    info = batcher.classifier.runtime.info
+    schema = request_schema(allowed, info.exits, info.trained_on_pairs)
     refusals = error_models(400, 413, 415, 422, 429, 500, 503)
     app.post(
         "/predict",
         response_model=PredictResponse,
-        openapi_extra={"requestBody": body},
+        openapi_extra=json_body(schema),
         responses=refusals | locked.get("responses", {}),
         dependencies=[Depends(PREDICT.use_errors), *keys],
     )(endpoints.handler(PREDICT))
     for route in OTHERS:
         dependencies = [Depends(route.use_errors), *keys]
-        app.post(route.path, dependencies=dependencies, include_in_schema=False)(endpoints.handler(route))
+        app.post(
+            route.path,
+            openapi_extra=route.openapi(),
+            dependencies=dependencies,
+        )(endpoints.handler(route))
     app.get("/ping", include_in_schema=False)(endpoints.ready)
     app.include_router(open_inference.probes(endpoints.model))
     app.include_router(open_inference.metadata(endpoints.model), dependencies=keys)
     for kind, handler in HANDLERS.items():
         app.exception_handler(kind)(handler)
-    return RequestLog(AllowedHosts(app, options.allowed_host or [ANY]), endpoints.metrics.count_request)
+    return RequestLog(CheckedHeads(app, options.allowed_host or [ANY]), endpoints.metrics.count_request)
 
 
 def page() -> Response:
@@ -207,12 +212,9 @@ class Endpoints:
 
     def handler(self, route: Route) -> Callable[[Request], Awaitable[Response]]:
         async def predict(request: Request) -> Response:
-            """Classify one text, a list of texts, or a list of pairs, each with its own exit layer.
-
-            A body with `inputs` instead of `texts` is one of text-embeddings-inference.
-            """
             return await self.predict(request, route)
 
+        predict.__doc__ = route.description
         return predict
 
     async def predict(self, request: Request, route: Route) -> Response:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException, Request
+from fastapi import HTTPException, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -253,6 +253,8 @@ class Bodies:
         content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if content_type not in media_types:
             raise HTTPException(415, "send JSON, with the header `Content-Type: application/json`.")
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise HTTPException(415, "send the body as it is, without Content-Encoding.")
         too_large = HTTPException(
             413, f"the body is larger than {self.limit} bytes; send fewer texts at a time."
         )
@@ -286,12 +288,16 @@ class Bodies:
                 oldest.reschedule(0)  # the time has passed
 
 
-class AllowedHosts:
-    """Middleware that refuses requests for a host that is not in `names`, unless this has a `*`.
+class CheckedHeads:
+    """Middleware that refuses a request by its head: if it is for a host that is not in `names`, unless this has a
+    `*`, or if it has two lengths.
 
     A page on the web can make a browser send requests to a server on the same machine, by resolving the page's own
     name to 127.0.0.1 (DNS rebinding). The `Host` header still has that name. Starlette's middleware for this responds
     in plain text and cannot name the flag.
+
+    With Content-Length and Transfer-Encoding, a proxy may see another end of the body than this server, and take the
+    rest for a request of its own (RFC 9112, 6.3).
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
@@ -299,13 +305,19 @@ class AllowedHosts:
         self.names = {name.lower().strip("[]") for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and ANY not in self.names:
-            given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-            if host_name(given) not in self.names:
-                message = f"{given!r} is not a host of this server; start it with --allowed-host to allow it."
-                refusal = error_response(Request(scope), MISDIRECTED_REQUEST, message)
-                return await refusal(scope, receive, send)
-        return await self.app(scope, receive, send)
+        refusal = self.refusal(Request(scope)) if scope["type"] == "http" else None
+        await (refusal or self.app)(scope, receive, send)
+
+    def refusal(self, request: Request) -> Response | None:
+        headers = request.headers
+        host = headers.get("host", "")
+        if ANY not in self.names and host_name(host) not in self.names:
+            message = f"{host!r} is not a host of this server; start it with --allowed-host to allow it."
+            return error_response(request, MISDIRECTED_REQUEST, message)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            message = "send either Content-Length or Transfer-Encoding, not both."
+            return error_response(request, 400, message, {"Connection": "close"})
+        return None
 
 
 def host_name(header: str) -> str | None:

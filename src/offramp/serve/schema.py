@@ -1,7 +1,7 @@
 """The JSON of requests and responses; the OpenAPI description at /docs is generated from this."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -11,9 +11,19 @@ from offramp.errors import BadOption, OfframpError
 TEXT = {"type": "string"}
 PAIR = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
 TEXTS = {
-    "anyOf": [TEXT, *({"type": "array", "items": each, "minItems": 1} for each in (TEXT, PAIR))],
+    "anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 1}],
+    "description": "One text, or a list of texts.",
+    "examples": ["a gripping film", ["a gripping film", "a dull one"]],
+}
+PAIRS = {
+    "anyOf": [{"type": "array", "items": PAIR, "minItems": 1}],
+    "description": "A list of pairs of texts.",
+    "examples": [[["Is it good?", "It is."]]],
+}
+EITHER: dict[str, Any] = {
+    "anyOf": [*TEXTS["anyOf"], *PAIRS["anyOf"]],
     "description": "One text, a list of texts, or a list of pairs of texts.",
-    "examples": ["a gripping film", ["a gripping film", "a dull one"], [["Is it good?", "It is."]]],
+    "examples": [*TEXTS["examples"], *PAIRS["examples"]],
 }
 HOUR_MS = 3_600_000
 
@@ -47,7 +57,7 @@ class PredictRequest(ExitOptions):
     model_config = ConfigDict(extra="forbid")
 
     # of any type here: the batcher checks texts, and its message names the bad one
-    texts: Annotated[Any, WithJsonSchema(TEXTS)]
+    texts: Annotated[Any, WithJsonSchema(EITHER)]
     truncate: bool = Field(True, description="Truncate texts that are too long, rather than refuse them.")
     probabilities: bool = Field(False, description="Return the probability of every label.")
     trace: bool = Field(False, description="Return the prediction of every exit; this runs all layers.")
@@ -70,9 +80,11 @@ def validate(kind: type[Model], value: Any, strict: bool | None = None) -> Model
         raise BadOption(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
 
-def request_schema(policies: Iterable[str], layers: Sequence[int]) -> dict[str, Any]:
-    """The JSON schema of a request to a server with these policies and exit layers."""
+def request_schema(policies: Iterable[str], layers: Sequence[int], pairs: bool | None) -> dict[str, Any]:
+    """The JSON schema of a request to a server with these policies and exit layers; `pairs` is whether its model was
+    trained on pairs, if that is known."""
     schema = PredictRequest.model_json_schema()
+    schema["properties"]["texts"] = {None: EITHER, True: PAIRS, False: TEXTS}[pairs]
     schema["not"] = {
         "description": "A trace runs all layers, so it cannot have a deadline.",
         "properties": {"trace": {"const": True}, "deadline_ms": {"type": "number"}},
@@ -82,6 +94,28 @@ def request_schema(policies: Iterable[str], layers: Sequence[int]) -> dict[str, 
         del schema["properties"][name]["anyOf"]
         schema["properties"][name]["enum"] = [*choices, None]
     return schema
+
+
+def json_body(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The description of an endpoint that takes such JSON."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def inline_schema(kind: type[BaseModel]) -> Any:
+    """The JSON schema of a model, with those of its fields in place of references to them."""
+    schema = kind.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inline(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inline(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inline(definitions[value["$ref"].rpartition("/")[2]])
+        return {name: inline(item) for name, item in value.items()}
+
+    return inline(schema)
 
 
 class ExitPrediction(BaseModel):

@@ -184,3 +184,10 @@ def test_another_model_or_version_is_unknown(server: Any) -> None:
     assert server.client.get("/v2/models/other/ready").status_code == 404
     assert server.client.get("/v2/models/colours/versions/2").status_code == 400
     assert server.client.get("/v2/models/colours/versions/1").status_code == 200
+
+
+def test_a_lone_surrogate_in_the_id_is_replaced(server: Any) -> None:
+    body = json.dumps({"id": "x\ud800", "inputs": [tensor("text", TEXTS)]})  # escaped
+    response = server.client.post(INFER, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200
+    assert response.json()["id"] == "x\ufffd"

@@ -4,6 +4,7 @@ batcher.
 Some protocols share a path; there, the fields of the body decide which of them a request is in.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from fastapi import Request
 from offramp.serve.error_responses import Failure, use_shape
 from offramp.serve.protocols import cohere, open_inference, own, tei, vllm
 from offramp.serve.protocols.base import Body, Operation
+from offramp.serve.schema import inline_schema, json_body
 
 JSON = ("application/json",)
 
@@ -25,6 +27,21 @@ class Route:
     operations: Mapping[str, Operation]
     """By the field that a body must have. The first that matches is used; `""` matches every body."""
     media_types: tuple[str, ...] = JSON
+
+    @property
+    def description(self) -> str:
+        """For the OpenAPI description."""
+        protocols = dict.fromkeys(operation.protocol for operation in self.operations.values())
+        return f"Classify texts or rank documents, each with its own exit layer. Protocols: {', '.join(protocols)}."
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI description of the body, and of the variable parts of the path."""
+        kinds = dict.fromkeys(operation.request for operation in self.operations.values())
+        parts = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"{(\w+)}", self.path)
+        ]
+        return {"parameters": parts, **json_body({"anyOf": [inline_schema(kind) for kind in kinds]})}
 
     async def use_errors(self, request: Request) -> None:
         """For errors from before the body is read."""

@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 from fastapi import Response
+from pydantic import BaseModel
 from pydantic_core import to_json
 
 from offramp.errors import BadOption, NotFinite, UnknownName
@@ -123,6 +124,9 @@ class Call:
 class Operation:
     """A kind of request in a protocol."""
 
+    protocol: str
+    request: type[BaseModel]
+    """The JSON that it takes."""
     translate: Callable[[ServedModel, Body], Call]
     errors: ErrorShape
 

@@ -66,4 +66,4 @@ def errors(failure: Failure) -> tuple[int, dict[str, Any]]:
     return status, {"message": failure.message, "detail": failure.message, **content}
 
 
-RERANK = Operation(rerank_documents, errors)
+RERANK = Operation("Cohere, Jina and vLLM", RerankRequest, rerank_documents, errors)

@@ -18,7 +18,7 @@ from pydantic_core import to_json
 import offramp
 from offramp.errors import BadData, BadOption
 from offramp.inference import Prediction
-from offramp.inference.texts import describe
+from offramp.inference.texts import clean, describe
 from offramp.serve.batcher import Reply
 from offramp.serve.error_responses import Failure, error_response, use_shape
 from offramp.serve.protocols.base import Body, Call, Operation, ServedModel, check_finite, exit_headers
@@ -103,7 +103,7 @@ def infer(model: ServedModel, body: Body) -> Call:
             {
                 "model_name": model.name,
                 "model_version": VERSION,
-                **({} if request.id is None else {"id": request.id}),
+                **({} if request.id is None else {"id": clean(request.id)}),
                 "parameters": {"policy": reply.policy, **rung},
                 "outputs": [tensor for tensor, _ in tensors],
             }
@@ -226,7 +226,7 @@ def errors(failure: Failure) -> tuple[int, dict[str, Any]]:
     return 400 if failure.status == 422 else failure.status, {"error": failure.message}
 
 
-INFER = Operation(infer, errors)
+INFER = Operation("Open Inference Protocol v2", InferRequest, infer, errors)
 
 
 def probes(model: ServedModel) -> APIRouter:

@@ -24,4 +24,4 @@ def predict(model: ServedModel, body: Body) -> Call:
     return Call(model.request(texts, body, request, trace=request.trace, truncate=request.truncate), respond)
 
 
-PREDICT = Operation(predict, own_shape)
+PREDICT = Operation("offramp", PredictRequest, predict, own_shape)

@@ -28,6 +28,7 @@ from offramp.serve.protocols.base import (
 from offramp.serve.protocols.rerank import RankedText, rerank
 from offramp.serve.schema import MalformedJson, validate
 
+TEI = "text-embeddings-inference"
 STATUS: dict[type[Exception] | type[None], int] = {
     TooLarge: 422,
     Incompatible: 424,
@@ -176,5 +177,5 @@ def errors(failure: Failure) -> tuple[int, dict[str, Any]]:
     return status, {"error": failure.message, **({"error_type": kind} if kind else {})}
 
 
-PREDICT = Operation(predict, errors)
-RERANK = Operation(rerank_texts, errors)
+PREDICT = Operation(TEI, TeiPredict, predict, errors)
+RERANK = Operation(TEI, TeiRerank, rerank_texts, errors)

@@ -90,4 +90,4 @@ def errors(failure: Failure) -> tuple[int, dict[str, Any]]:
     return status, {"error": {"message": failure.message, "type": kind, "param": None, "code": status}}
 
 
-CLASSIFY = Operation(classify, errors)
+CLASSIFY = Operation("vLLM", ClassifyRequest, classify, errors)
