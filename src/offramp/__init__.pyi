@@ -6,6 +6,8 @@ from offramp.errors import MissingExtra as MissingExtra
 from offramp.errors import NoSafeThreshold as NoSafeThreshold
 from offramp.errors import OfframpError as OfframpError
 from offramp.guarantees.certificate import Certificate as Certificate
+from offramp.guarantees.certify import Certification as Certification
+from offramp.guarantees.certify import certify as certify
 from offramp.inference import Classifier as Classifier
 from offramp.inference import Prediction as Prediction
 from offramp.inference.collect import collect as collect

@@ -5,8 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy.stats import beta
 
-from offramp.guarantees.bounds import betting, betting_examples, binomial, binomial_examples
+from offramp.guarantees.bounds import BOUNDS, betting, betting_examples, binomial, binomial_examples
 
 
 def exact_tail(errors: int, examples: int, epsilon: Fraction) -> float:
@@ -79,3 +80,22 @@ def test_betting_says_how_many_examples_it_needs() -> None:
     assert betting(np.resize(losses, needed + needed % 2), 0.05) <= 0.05
     assert betting(np.resize(losses, needed - 2 - needed % 2), 0.05) > 0.05
     assert betting_examples([0.1], 0.05, 0.05) is None
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_upper_and_lower_bounds_are_where_the_test_turns(name: str) -> None:
+    bound, losses = BOUNDS[name], np.arange(400) < 12
+    upper, lower = bound.upper(losses, 0.05), bound.lower(losses, 0.05)
+    assert lower < 0.03 < upper
+    assert bound.p_value(losses, upper + 1e-6) <= 0.05 < bound.p_value(losses, upper - 1e-6)
+    if name == "exact binomial":
+        assert (lower, upper) == pytest.approx((beta.ppf(0.05, 12, 389), beta.ppf(0.95, 13, 388)))
+
+
+def test_losses_that_cancel_are_proven_to_cost_little() -> None:
+    losses = np.array([1.0] * 100 + [-1.0] * 100 + [0.0] * 9800)
+    assert BOUNDS["paired betting"].p_value(losses, 0.01) < 0.01
+    assert BOUNDS["paired betting"].upper(losses, 0.05) < 0.005
+    assert BOUNDS["paired betting"].lower(losses, 0.05) == pytest.approx(
+        -BOUNDS["paired betting"].upper(losses, 0.05)
+    )

@@ -49,3 +49,36 @@ def test_losses_of_rankings() -> None:
 def test_a_list_shorter_than_k_loses_nothing_from_the_overlap() -> None:
     reference = Reference(np.array([[0, 1, 2]]), sizes=np.array([2]), top_k=5)
     assert values("overlap", [[1, 0, 2]], reference) == [0]
+
+
+def test_yes_and_no_are_lost_each_in_its_own_way() -> None:
+    reference = Reference(np.array([1, 1, 0, 0]))
+    assert values("missed", [1, 0, 1, 0], reference) == values("missed_of_all", [1, 0, 1, 0], reference)
+    assert values("missed", [1, 0, 1, 0], reference) == [0, 1, 0, 0]
+    assert values("false_alarm", [1, 0, 1, 0], reference) == [0, 0, 1, 0]
+    among = {risk: LOSSES[risk].among for risk in ("missed", "false_alarm")}
+    assert {risk: choose(reference).tolist() for risk, choose in among.items() if choose} == {
+        "missed": [True, True, False, False],
+        "false_alarm": [False, False, True, True],
+    }
+
+
+def test_of_several_labels_one_that_is_missed_is_enough() -> None:
+    reference = Reference(np.array([[1, 1], [1, 0], [0, 0]]), problem=MULTI_LABEL)
+    assert values("missed", [[1, 0], [1, 1], [0, 0]], reference) == [1, 0, 0]
+    assert values("false_alarm", [[1, 0], [1, 1], [0, 0]], reference) == [0, 1, 0]
+    assert LOSSES["missed"].among is not None
+    assert LOSSES["missed"].among(reference).tolist() == [True, True, False]
+
+
+def test_accuracy_gained_makes_up_for_accuracy_lost() -> None:
+    reference = Reference(np.array([0, 0, 1, 1]), labels=np.array([0, 1, 1, 0]))
+    assert values("accuracy_drop", [1, 1, 1, 1], reference) == [1, -1, 0, 0]
+    many = Reference(np.array([[1, 1, 0, 1]]), labels=np.array([[1, 1, 0, 0]]), problem=MULTI_LABEL)
+    assert values("accuracy_drop", [[0, 1, 1, 0]], many) == [0.25]
+
+
+def test_a_score_moves_if_one_of_a_row_moves_by_more_than_the_tolerance() -> None:
+    reference = Reference(np.array([[0.9, 0.1], [0.5, 0.5]]), tolerance=0.25)
+    assert values("score", [[0.8, 0.2], [0.1, 0.9]], reference) == [0, 1]
+    assert values("score", [0.5, 1.0], Reference(np.array([0.5, 0.5]), tolerance=0.25)) == [0, 1]

@@ -1,12 +1,13 @@
 """P-values for "the risk is at most epsilon": how likely are losses this low if the true risk is higher?
 
-The loss of each example lies in [0, 1] and the risk is its mean over the population. Each p-value bounds the
-probability of observing such losses when the true risk is epsilon or more.
+The loss of each example lies in [0, 1], or in [-1, 1] if it may be a gain, and the risk is its mean over the
+population. Each p-value bounds the probability of observing such losses when the true risk is epsilon or more.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,6 +17,8 @@ from offramp.problems import Array
 
 BETS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.97)
 """Bet sizes, as fractions of the largest safe bet; small bets win when losses vary a lot."""
+NET_BETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+"""For losses most of which are nearly what is bet on, such as 0 in [-1, 1]."""
 MOST = 1_000_000_000
 """The largest number of examples considered."""
 
@@ -53,8 +56,8 @@ def binomial_examples(losses: ArrayLike, epsilon: float, delta: float) -> int | 
     return None if risk >= epsilon or not proves(MOST) else numbers[bisect_left(numbers, True, key=proves)]
 
 
-def betting(losses: ArrayLike, epsilon: float) -> float:
-    """For any losses in [0, 1]: the inverse of the money that is won by betting against the risk.
+def betting(losses: ArrayLike, epsilon: float, bets: Sequence[float] = BETS) -> float:
+    """For any losses up to 1: the inverse of the money that is won by betting against the risk.
 
     If the risk is epsilon or more, betting b changes a gambler's money by the factor 1 - b (loss - epsilon), which is
     at most 1 on average. So the mean money of several gamblers reaches 1/p with probability p at most (Markov).
@@ -67,17 +70,20 @@ def betting(losses: ArrayLike, epsilon: float) -> float:
     (0.038, 1.0)
     """
     losses = np.asarray(losses, np.float64)
-    return float(np.exp(-log_money(losses, epsilon, len(losses))).clip(max=1.0)) if len(losses) else 1.0
+    return float(np.exp(-log_money(losses, epsilon, len(losses), bets)).clip(max=1.0)) if len(losses) else 1.0
 
 
-def log_money(losses: Array, epsilon: float, examples: int) -> float:
+def log_money(losses: Array, epsilon: float, examples: int, bets: Sequence[float] = BETS) -> float:
     """The logarithm of the gamblers' mean money after this many examples with such losses."""
-    bets = np.array(BETS) / (1 - epsilon)  # the largest bet loses all if the loss is 1
-    growth = np.log1p(-np.outer(bets, losses - epsilon)).mean(1)
-    return float(logsumexp(examples * growth) - np.log(len(bets)))
+    sizes = np.array(bets) / (1 - epsilon)  # the largest bet loses all if the loss is 1
+    values, counts = np.unique(losses, return_counts=True)
+    growth = np.log1p(-np.outer(sizes, values - epsilon)) @ counts / len(losses)
+    return float(logsumexp(examples * growth) - np.log(len(sizes)))
 
 
-def betting_examples(losses: ArrayLike, epsilon: float, delta: float) -> int | None:
+def betting_examples(
+    losses: ArrayLike, epsilon: float, delta: float, bets: Sequence[float] = BETS
+) -> int | None:
     """How many examples with such losses `betting` needs at level delta; None above a billion.
 
     *Example*: without losses.
@@ -86,7 +92,9 @@ def betting_examples(losses: ArrayLike, epsilon: float, delta: float) -> int | N
     """
     losses = np.asarray(losses, np.float64)
     # the money is a sum of exponentials and 1 at first, so it passes 1 / delta only once
-    needed = bisect_left(range(MOST), True, key=lambda n: log_money(losses, epsilon, n) >= -np.log(delta))
+    needed = bisect_left(
+        range(MOST), True, key=lambda n: log_money(losses, epsilon, n, bets) >= -np.log(delta)
+    )
     return needed if needed < MOST else None
 
 
@@ -96,10 +104,53 @@ class Bound:
     """Of losses, for epsilon."""
     examples_needed: Callable[[ArrayLike, float, float], int | None]
     """With such losses, for epsilon and delta."""
+    lowest: float = 0.0
+    """The lowest loss; the highest is 1."""
+
+    opposite: "Bound | None" = None
+    """The bound for mirrored losses, where another one is stronger."""
+
+    def upper(self, losses: ArrayLike, delta: float) -> float:
+        """The smallest epsilon that is proven at level delta; the highest loss if there is none.
+
+        >>> round(BOUNDS["exact binomial"].upper([0] * 299, 0.05), 3)
+        0.01
+        """
+        return bisect(lambda epsilon: self.p_value(losses, epsilon) <= delta, self.lowest)
+
+    def lower(self, losses: ArrayLike, delta: float) -> float:
+        """The largest risk that the true one is proven to exceed; the lowest loss if there is none."""
+        return float(self.mirrored((self.opposite or self).upper(self.mirrored(losses), delta)))
+
+    def refuting_p_value(self, losses: ArrayLike, epsilon: float) -> float:
+        """For "the risk is more than epsilon"."""
+        return (self.opposite or self).p_value(self.mirrored(losses), float(self.mirrored(epsilon)))
+
+    def examples_to_refute(self, losses: ArrayLike, epsilon: float, delta: float) -> int | None:
+        opposite = self.opposite or self
+        return opposite.examples_needed(self.mirrored(losses), float(self.mirrored(epsilon)), delta)
+
+    def mirrored(self, losses: ArrayLike) -> Array:
+        """Losses, or a bound, turned around: low becomes high."""
+        return np.asarray(1 + self.lowest - np.asarray(losses, np.float64))
 
 
+def bisect(proves: Callable[[float], bool], lowest: float) -> float:
+    """The smallest epsilon from `lowest` to 1 that is proven; larger ones are too."""
+    proven = 1.0
+    for _ in range(45):
+        middle = (lowest + proven) / 2
+        if proves(middle):
+            proven = middle
+        else:
+            lowest = middle
+    return proven
+
+
+SMALL_BETS = Bound(partial(betting, bets=NET_BETS), partial(betting_examples, bets=NET_BETS))
 BOUNDS = {
     "exact binomial": Bound(binomial, binomial_examples),
-    "betting": Bound(betting, betting_examples),
+    "betting": Bound(betting, betting_examples, opposite=SMALL_BETS),
+    "paired betting": replace(SMALL_BETS, lowest=-1.0),
 }
 """Names are stored in certificates."""

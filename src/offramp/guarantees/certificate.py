@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
 from offramp.errors import BadOption, BadPolicy, CertificateMismatch
+from offramp.guarantees.bounds import BOUNDS
 from offramp.guarantees.losses import LOSSES, Loss
 from offramp.wording import count
 
@@ -112,6 +113,10 @@ class Certificate:
     """In regression: numbers no further apart than this count as equal."""
     top_k: int | None = None
     """For rankings: how many documents count."""
+    decision: str = ""
+    """The operating point, such as "spam>=0.3"; empty: the most likely class."""
+    population: int | None = None
+    """If the claim is about the rows of the data alone: how many there are, of which `examples` were examined."""
     by_class: Mapping[str, Mapping[str, float]] | None = None
     """With bounds by class: examples and observed risk of each."""
     rules_tried: int = 1
@@ -126,7 +131,7 @@ class Certificate:
             raise BadPolicy(
                 f"a certificate needs a risk, epsilon and delta, not {self.risk!r}, {self.epsilon}."
             )
-        if self.examples < 1 or not 0 <= self.observed_risk <= 1:
+        if self.examples < 1 or not BOUNDS[self.loss.bound].lowest <= self.observed_risk <= 1:
             raise BadPolicy(
                 f"a certificate needs examples and their risk, not {self.examples} and {self.observed_risk}."
             )
@@ -145,28 +150,45 @@ class Certificate:
         >>> replace(proof, risk="ndcg", top_k=10, reference="X").summary[21:]
         "nDCG@10 against X's order drops by at most 3% on average (on data like a.csv)."
         """
+        where = f"on data like {self.data or 'the calibration examples'}"
+        if self.population is not None:
+            where = f"among the {self.population} rows of {self.data}"
+        return f"With {percent(1 - self.delta)} confidence, {self.claim} ({where})."
+
+    @property
+    def claim(self) -> str:
+        """What is bounded, and how.
+
+        >>> Certificate("missed", 0.03, 0.05, "exact binomial", 800, 0.02, "X", decision="spam>=0.3").claim
+        'at most 3% of examples that X says yes to lose a yes, where the decision is spam>=0.3'
+        """
         shares = (percent(bound) + (f" (of {name})" if name else "") for name, bound in self.bounds().items())
         within = "" if self.tolerance is None else self.loss.within
-        where = f"data like {self.data}" if self.data else "data like the calibration examples"
-        claim = self.words(self.loss.summary + within, ", ".join(shares))
-        return f"With {percent(1 - self.delta)} confidence, {claim} (on {where})."
+        return self.words(self.loss.summary + within, ", ".join(shares)) + self.decided
 
     @property
     def promise(self) -> str:
         """The exact statement, with every condition.
 
-        >>> Certificate("accuracy", {"spam": 0.03}, 0.05, "exact binomial", 800, 0.02).promise[-75:]
+        >>> Certificate("accuracy", {"spam": 0.03}, 0.05, "exact binomial", 800, 0.02).promise[-73:]
         "0.03 of examples labelled 'spam' lose a correct prediction of full depth."
         """
         units, scope = self.loss.units, " from the same distribution"
         if self.loss.unit == "query":
             scope = f" with documents{scope}, when the top {self.top_k} is asked for"
+        drawn = f"the {units} tested" if self.conditions is None else f"the calibration {units}"
+        if self.population is not None:
+            drawn, scope = "the rows examined", f" among the {self.population} rows of {self.data}"
         within = "" if self.tolerance is None else f" (numbers within {self.tolerance:g} count as equal)"
         return (
-            f"With probability at least {1 - self.delta:g} over the draw of the calibration {units}, for {units}"
-            f"{scope}: {self.words(self.loss.statement, ' and '.join(self.fractions()))}{within}."
+            f"With probability at least {1 - self.delta:g} over the draw of {drawn}, for {units}"
+            f"{scope}: {self.words(self.loss.statement, ' and '.join(self.fractions()))}{self.decided}{within}."
             + ("" if self.unseen is None else " The same holds for new texts, each counted once.")
         )
+
+    @property
+    def decided(self) -> str:
+        return f", where the decision is {self.decision}" if self.decision else ""
 
     def fractions(self) -> Iterable[str]:
         for name, bound in self.bounds().items():
@@ -174,7 +196,7 @@ class Certificate:
                 yield f"{bound:g}"
             else:
                 which = f" {self.words(self.loss.of_class)} {name!r}" if name else ""
-                yield f"a fraction {bound:g} of examples{which}"
+                yield f"a fraction {bound:g} of {self.words(self.loss.examples)}{which}"
 
     def bounds(self) -> Mapping[str, float]:
         """By class; a bound for all has no name."""
@@ -193,9 +215,9 @@ class Certificate:
         """The examples behind the bound.
 
         >>> proof = Certificate("changed", 0.03, 0.05, "exact binomial", 800, 0.02, fitted_on=400)
-        >>> proof.evidence[:93]
-        'Calibrated on 800 examples with the exact binomial bound; the risk observed on them was 0.02.'
-        >>> proof.evidence[94:]
+        >>> proof.evidence[:89]
+        'Tested on 800 examples with the exact binomial bound; the risk observed on them was 0.02.'
+        >>> proof.evidence[90:]
         'The rule was fitted on 400 further examples.'
         """
         data, unit = f" ({self.data})" if self.data else "", self.loss.unit
@@ -208,8 +230,9 @@ class Certificate:
             else f" The same is proven on {count(self.unseen, 'distinct unseen text')}, on which the risk was "
             f"{self.unseen_risk:.4g}."
         )
+        verb = "Tested" if self.conditions is None else "Calibrated"
         return (
-            f"Calibrated on {count(self.examples, unit)}{data} with the {self.bound} bound; the risk observed "
+            f"{verb} on {count(self.examples, unit)}{data} with the {self.bound} bound; the risk observed "
             f"on them was {self.observed_risk:.4g}.{repeats}{fitted}"
         )
 

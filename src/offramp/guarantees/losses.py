@@ -41,6 +41,14 @@ class Loss:
     """The exact claim; `bounds` is the bound, or one for each class."""
     bound: str = "exact binomial"
     """Of `BOUNDS`; the exact one is for losses of 0 or 1."""
+    among: Callable[[Reference], Array] | None = None
+    """(examples,) the examples that count, where those are not all."""
+    examples: str = "examples"
+    """The examples that count, in words."""
+    compares: str = "predictions"
+    """Or "scores": the reference and what is compared with it are then probabilities, or numbers."""
+    yes_or_no: bool = False
+    """Whether it is about decisions, 1 for yes and 0 for no; see `OperatingPoint`."""
     needs_labels: bool = False
     unit: str = "example"
     """What is counted: an example, or a query with its documents."""
@@ -68,6 +76,46 @@ def lost(predictions: Array, reference: Reference) -> Array:
 def lost_labels(predictions: Array, reference: Reference) -> Array:
     """The share of the labels that are lost."""
     return np.asarray(lost(predictions, reference).mean(-1))
+
+
+def accuracy_drop(predictions: Array, reference: Reference) -> Array:
+    """1 where a correct prediction is lost, -1 where one is gained; of several labels, the mean."""
+    labels, problem, tolerance = reference.labels, reference.problem, reference.tolerance
+    assert labels is not None
+    was_correct, is_correct = (
+        problem.same(each, labels, tolerance).astype(np.float64)
+        for each in (reference.predictions, predictions)
+    )
+    net = was_correct - is_correct
+    return np.asarray(net.mean(-1) if problem.multi_label else net)
+
+
+def missed(predictions: Array, reference: Reference) -> Array:
+    """1 where the reference says yes and the prediction is no; of several labels, to any."""
+    return any_label((reference.predictions == 1) & (predictions == 0), reference).astype(np.float64)
+
+
+def false_alarm(predictions: Array, reference: Reference) -> Array:
+    """1 where the reference says no and the prediction is yes; of several labels, to any."""
+    return any_label((reference.predictions == 0) & (predictions == 1), reference).astype(np.float64)
+
+
+def says_yes(reference: Reference) -> Array:
+    return any_label(reference.predictions == 1, reference)
+
+
+def says_no(reference: Reference) -> Array:
+    return any_label(reference.predictions == 0, reference)
+
+
+def any_label(holds: Array, reference: Reference) -> Array:
+    return np.asarray(holds.any(-1) if reference.problem.multi_label else holds)
+
+
+def score_moved(scores: Array, reference: Reference) -> Array:
+    """1 if any score is further from the reference's than the tolerance."""
+    far = np.abs(scores - reference.predictions) > (reference.tolerance or 0.0)
+    return np.asarray(far.any(-1) if reference.predictions.ndim > 1 else far, np.float64)
 
 
 def overlap(predictions: Array, reference: Reference) -> Array:
@@ -117,6 +165,49 @@ LOSSES = {
         statement="the share of labels that lose a correct prediction of {reference} is at most {bounds} on average",
         bound="betting",
         needs_labels=True,
+    ),
+    "accuracy_drop": Loss(
+        accuracy_drop,
+        summary="accuracy falls by at most {bounds} of all examples against {reference}",
+        within=" (correct within {tolerance:g})",
+        statement="the share of correct predictions is at most {bounds} below that of {reference}",
+        bound="paired betting",
+        needs_labels=True,
+    ),
+    "missed": Loss(
+        missed,
+        summary="at most {bounds} of examples that {reference} says yes to lose a yes",
+        statement="at most {bounds} lose a yes",
+        among=says_yes,
+        examples="examples that {reference} says yes to",
+        yes_or_no=True,
+    ),
+    "false_alarm": Loss(
+        false_alarm,
+        summary="at most {bounds} of examples that {reference} says no to get a yes instead",
+        statement="at most {bounds} get a yes instead",
+        among=says_no,
+        examples="examples that {reference} says no to",
+        yes_or_no=True,
+    ),
+    "missed_of_all": Loss(
+        missed,
+        summary="at most {bounds} of all examples lose a yes of {reference}",
+        statement="at most {bounds} lose a yes of {reference}",
+        yes_or_no=True,
+    ),
+    "false_alarm_of_all": Loss(
+        false_alarm,
+        summary="at most {bounds} of all examples get a yes where {reference} says no",
+        statement="at most {bounds} get a yes where {reference} says no",
+        yes_or_no=True,
+    ),
+    "score": Loss(
+        score_moved,
+        summary="at most {bounds} of examples have a score that differs from {reference}'s",
+        within=" by more than {tolerance:g}",
+        statement="at most {bounds} have a score that differs from that of {reference}",
+        compares="scores",
     ),
     "overlap": Loss(
         overlap,

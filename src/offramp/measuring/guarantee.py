@@ -55,6 +55,8 @@ def certify(
 
 def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     """The target, with the loss that it means for this problem."""
+    if target.risk not in ("changed", "accuracy", "label_accuracy") and target.loss.unit == "example":
+        raise BadOption(f"risk={target.risk!r} is for `offramp certify`; choose 'changed' or 'accuracy'")
     if target.loss.unit != "example" and trace.sizes is None:
         raise BadOption(
             f"risk={target.risk!r} is for rankings; choose 'changed' or 'accuracy', or group the trace by query"

@@ -1,0 +1,201 @@
+"""Two sides of the same rows: what each decides, and what the new one loses against the old."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from offramp.errors import BadData, BadOption
+from offramp.guarantees.losses import LOSSES, Loss, Reference
+from offramp.guarantees.operating_point import OperatingPoint
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, Problem
+from offramp.wording import count
+
+
+class Predicted:
+    """Rows of scores that are computed when they are needed, each once."""
+
+    def __init__(self, rows: int, predict: Callable[[Array], Array]) -> None:
+        self.rows = rows
+        self.predict = predict
+        """(rows,) numbers of rows -> (rows, labels) or (rows,) scores."""
+        self.scores: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, rows: Array) -> Array:
+        missing = [row for row in rows.tolist() if row not in self.scores]
+        if missing:
+            self.scores |= dict(zip(missing, self.predict(np.array(missing)), strict=True))
+        return np.array([self.scores[row] for row in rows.tolist()])
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Both sides of some rows."""
+
+    rows: Array
+    decisions: tuple[Array, Array]
+    """Old and new: (rows,) classes, numbers, or 1 for yes; (rows, labels) 0 or 1."""
+    problem: Problem
+    """The meaning of the decisions."""
+    scores: tuple[Array, Array] | None
+    """None if there are only labels."""
+    losses: Mapping[str, Array]
+    """(rows,) by risk; NaN for rows that do not count."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the values of two sides are compared."""
+
+    old: Any
+    new: Any
+    """Each an array or `Predicted`: labels (rows,), numbers (rows,), scores or decisions (rows, labels)."""
+    risks: Sequence[str]
+    names: tuple[str, str]
+    """What the sides are called."""
+    point: OperatingPoint
+    label_names: tuple[str, ...]
+    labels: Array | None
+    """The correct ones."""
+    tolerance: float | None
+
+    def compare(self, rows: Array) -> Compared:
+        sides = zip((self.old, self.new), self.names, strict=True)
+        old, new = (self.checked(np.asarray(values[rows]), rows, name) for values, name in sides)
+        if old.shape[1:] != new.shape[1:] or old.dtype.kind != new.dtype.kind:
+            raise BadData(
+                f"{self.names[0]} and {self.names[1]} have different columns; compare like with like"
+            )
+        problem, decisions = self.problem(old), (self.decide(old), self.decide(new))
+        labels = None if self.labels is None else self.correct(self.labels[rows], rows, problem)
+        reference = Reference(decisions[0], labels, problem, self.tolerance)
+        scores = (old, new) if is_scores(old) else None
+        losses = {
+            risk: self.losses(self.loss(risk, problem), decisions[1], reference, scores)
+            for risk in self.risks
+        }
+        return Compared(rows, decisions, problem, scores, losses)
+
+    def losses(
+        self, loss: Loss, decisions: Array, reference: Reference, scores: tuple[Array, Array] | None
+    ) -> Array:
+        if loss.compares == "scores":
+            if scores is None:
+                raise BadOption(f"risk='score' needs scores, and {self.names[0]} has labels only")
+            return loss.values(scores[1], replace(reference, predictions=scores[0]))
+        losses = loss.values(decisions, reference)
+        return losses if loss.among is None else np.where(loss.among(reference), losses, np.nan)
+
+    def loss(self, risk: str, problem: Problem) -> Loss:
+        """The loss that a risk means for this problem."""
+        loss = LOSSES["label_accuracy" if risk == "accuracy" and problem.multi_label else risk]
+        if loss.yes_or_no and self.point.is_argmax and not problem.multi_label:
+            raise BadOption(
+                f"risk={risk!r} is about yes and no; pass decide=..., such as 'spam>=0.5' or 'spam'"
+            )
+        if loss.compares != "scores" and problem == REGRESSION and self.tolerance is None:
+            raise BadOption(
+                "numbers need tolerance=..., within which they count as equal, or decide='score>=...'"
+            )
+        return loss
+
+    def checked(self, values: Array, rows: Array, name: str) -> Array:
+        """Labels as text, decisions about several labels as integers, finite scores as floats."""
+        if is_labels(values):
+            labels = values.astype(str)
+            check_known(labels, self.label_names, rows, name, "not one of the labels")
+            return labels
+        if values.dtype.kind not in "fiub" or values.ndim not in (1, 2):
+            raise BadData(f"{name}: expected for each row a label, a number, or a row of scores")
+        if not is_scores(values):
+            return values.astype(np.int64)
+        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))
+        if len(bad):
+            raise BadData(
+                f"{name}, row {rows[bad[0]] + 1}: a score is NaN or infinite, so nothing is certified"
+            )
+        return values.astype(np.float64)
+
+    def problem(self, values: Array) -> Problem:
+        if not self.point.is_argmax:
+            return self.point.problem
+        if values.ndim == 2:
+            return SINGLE_LABEL if is_scores(values) else MULTI_LABEL
+        return REGRESSION if is_scores(values) else SINGLE_LABEL
+
+    def decide(self, values: Array) -> Array:
+        if self.problem(values) == REGRESSION or (values.ndim == 2 and not is_scores(values)):
+            if self.point.is_argmax:
+                return values
+            raise BadOption(
+                f"decide={str(self.point)!r} needs scores, and {self.names[0]} has decisions only"
+            )
+        if is_scores(values):
+            scores = values.reshape(len(values), -1)
+            return self.point.decide(scores, self.score_names(scores.shape[1]))
+        if any(threshold is not None for threshold in self.point.thresholds.values()):
+            raise BadOption(f"decide={str(self.point)!r} needs scores, and {self.names[0]} has labels only")
+        return self.point.decide(one_hot(values, self.label_names), self.label_names)
+
+    def score_names(self, columns: int) -> Sequence[str]:
+        if self.label_names and len(self.label_names) != columns:
+            raise BadOption(
+                f"{count(len(self.label_names), 'label name')} for {count(columns, 'column')} of scores"
+            )
+        return self.label_names or [*map(str, range(columns))]
+
+    def correct(self, labels: Array, rows: Array, problem: Problem) -> Array:
+        """The correct labels, as decisions."""
+        if problem == REGRESSION:
+            return self.checked(labels.astype(np.float64), rows, "labels")
+        if labels.ndim == 2:
+            return labels if self.point.is_argmax else labels[:, self.point.columns(self.label_names)]
+        if labels.dtype.kind == "f":  # numbers that are decided about at a cut
+            return self.point.decide(self.checked(labels, rows, "labels")[:, None], ("",))
+        names = labels.astype(str)
+        check_known(names, self.label_names, rows, "labels", "not one of the labels")
+        yes = OperatingPoint(dict.fromkeys(self.point.thresholds))  # the correct label is the only likely one
+        return yes.decide(one_hot(names, self.label_names), self.label_names)
+
+    def decision_names(self, problem: Problem) -> Sequence[str]:
+        """The names of decisions; of several labels, the names of those."""
+        if problem.multi_label or self.point.is_argmax:
+            return [*self.point.thresholds] or self.label_names
+        (label,) = self.point.thresholds
+        return [f"not {label}", label]
+
+
+def is_labels(values: Array) -> bool:
+    return values.ndim == 1 and values.dtype.kind in "OUSiub"
+
+
+def is_scores(values: Array) -> bool:
+    return values.dtype.kind == "f"
+
+
+def one_hot(labels: Array, names: Sequence[str]) -> Array:
+    return np.asarray(labels[:, None] == np.array(names), np.float64)
+
+
+def check_known(labels: Array, known: Sequence[str], rows: Array, name: str, fault: str) -> None:
+    unknown = np.flatnonzero(~np.isin(labels, np.array(known, str)))
+    if len(unknown):
+        raise BadData(
+            f"{name}, row {rows[unknown[0]] + 1}: the label {str(labels[unknown[0]])!r} is {fault}; if it belongs "
+            "there, list all labels with label_names=..."
+        )
+
+
+def common_labels(old: Any, new: Any, names: tuple[str, str]) -> tuple[str, ...]:
+    """The labels of both sides, which must be the same; none if they hold scores."""
+    if not all(isinstance(side, np.ndarray) and is_labels(side) for side in (old, new)):
+        return ()
+    sides = old.astype(str), new.astype(str)
+    known = [np.unique(side).tolist() for side in sides]
+    for side, name, other, others in zip(sides, names, names[::-1], known[::-1], strict=True):
+        check_known(side, others, np.arange(len(side)), name, f"not in {other}")
+    return tuple(known[0])
