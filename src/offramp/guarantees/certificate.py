@@ -159,7 +159,7 @@ class Certificate:
     def claim(self) -> str:
         """What is bounded, and how.
 
-        >>> Certificate("missed", 0.03, 0.05, "exact binomial", 800, 0.02, "X", decision="spam>=0.3").claim
+        >>> Certificate("missed", 0.03, 0.05, "exact binomial", 800, 0.02, reference="X", decision="spam>=0.3").claim
         'at most 3% of examples that X says yes to lose a yes, where the decision is spam>=0.3'
         """
         shares = (percent(bound) + (f" (of {name})" if name else "") for name, bound in self.bounds().items())

@@ -364,6 +364,8 @@ class Trial:
             bound="sequential betting" if early else loss.bound,
             examples=evidence[0].examples,
             observed_risk=evidence[0].observed,
+            unseen=evidence[1].examples if len(evidence) > 1 else None,
+            unseen_risk=evidence[1].observed if len(evidence) > 1 else None,
             reference=comparison.names[0],
             data=data,
             tolerance=comparison.tolerance if scores or problem == REGRESSION else None,
