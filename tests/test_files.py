@@ -3,12 +3,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from offramp.errors import OutputExists
 from offramp.files import atomic_file, atomic_folder, finish_writes, write_files
+from offramp.models.exit_model import ExitModel
+from offramp.trace import Trace
 
 UNWRITABLE = "a lone surrogate \ud800"
 
@@ -155,3 +158,15 @@ def test_an_error_without_a_path_names_the_file_that_was_to_be_written(tmp_path:
     with pytest.raises(OSError, match="No space left") as caught, atomic_file(tmp_path / "model.csv"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert caught.value.filename == str(tmp_path / "model.csv")
+
+
+def test_weights_and_traces_have_the_permissions_of_other_files(
+    make_model: Callable[..., ExitModel], make_trace: Callable[..., Trace], tmp_path: Path
+) -> None:
+    before = os.umask(0o027)
+    try:
+        make_model().save_pretrained(tmp_path)
+        make_trace(3).save(tmp_path / "x.trace")
+    finally:
+        os.umask(before)
+    assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {"0o640"}

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -93,13 +94,15 @@ def scratch(path: Path) -> Iterator[Path]:
     """A path of the same name in a new folder on the same file system."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(path)
-    with TemporaryDirectory(SUFFIX, f".{path.name}.", path.parent, ignore_cleanup_errors=True) as folder:
-        try:
+    try:
+        with TemporaryDirectory(SUFFIX, f".{path.name}.", path.parent, ignore_cleanup_errors=True) as folder:
             yield Path(folder) / path.name
-        except OSError as error:
-            if error.filename is None:  # as when the disk is full
-                error.filename = os.fspath(path)
-            raise
+    except OSError as error:
+        if SUFFIX in (
+            error.filename or SUFFIX
+        ):  # a full disk has no name, and the scratch folder means nothing
+            error.filename = os.fspath(path)
+        raise
 
 
 def remove_stale(path: Path) -> None:
@@ -115,6 +118,14 @@ def last_change(folder: Path) -> float:
         return max(path.stat().st_mtime for path in [folder, *folder.rglob("*")])
     except FileNotFoundError:
         return float("inf")
+
+
+def use_umask(file: Path) -> None:
+    """Gives a file the permissions of any new file: those that safetensors writes are for their owner only."""
+    probe = file.with_name(f".{file.name}.mode")
+    probe.touch()
+    file.chmod(stat.S_IMODE(probe.stat().st_mode))
+    probe.unlink()
 
 
 SCORES = "scores.json"

@@ -53,7 +53,7 @@ class ModelInfo:
         finish_writes(file.parent)
         config = read_json(file)
         if config.get("model_type") != "offramp":
-            raise no_exits(folder, config.get("model_type"))
+            raise no_exits(folder, config)
         with explain_config(file):
             info = cls.from_dict(config | {"policy": None})
             try:
@@ -183,7 +183,15 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return labels
 
 
-def no_exits(path: str | PathLike[str], kind: str | None) -> CannotLoad:
+def no_exits(path: str | PathLike[str], config: Mapping[str, Any]) -> CannotLoad:
+    kind, architectures = config.get("model_type"), config.get("architectures")
+    if not isinstance(kind, str):
+        return CannotLoad(f"{path}/{CONFIG} has no model_type; save or copy the model again.")
+    if "ForSequenceClassification" in str(architectures):
+        return CannotLoad(
+            f"{path} is a {kind} classifier without exits; add them with `offramp retrofit {path} --texts FILE --out "
+            "FOLDER`, which needs no labels."
+        )
     return CannotLoad(
         f"{path} is a {kind} model without exits; add exits and train them, with `offramp train` or "
         "ExitModel.from_encoder."

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from offramp.errors import BadData
-from offramp.files import atomic_file
+from offramp.files import atomic_file, use_umask
 from offramp.lists import Lists
 from offramp.problems import SINGLE_LABEL, Array, Problem, problem_named
 from offramp.row_hashes import hash_rows
@@ -183,6 +183,7 @@ class Trace:
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         with atomic_file(Path(path)) as file:
             save_file(contiguous, file, metadata)
+            use_umask(file)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

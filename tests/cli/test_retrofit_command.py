@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 
 from offramp import Classifier
 from offramp.cli.rows import read_labels, read_rows
+from offramp.cli.targets import parse_bounds
+from offramp.errors import BadOption
 from offramp.folder import load_model
 from offramp.retrofits.original import load_original
 from offramp.retrofits.run import check_labels
@@ -167,6 +169,34 @@ def test_mistakes_are_one_line_before_any_work(
     assert message in result.stderr
     assert result.stderr.count("offramp: ") == 1
     assert not (workplace / "refused" / "model").exists()
+
+
+@pytest.mark.parametrize("command", ["predict", "export", "info"])
+def test_a_plain_classifier_is_sent_to_retrofit(run: Run, workplace: Path, command: str) -> None:
+    out = ["--out", workplace / "refused"] if command == "export" else []
+    refused = run(command, workplace / "mine", *out)
+    assert refused.exit_code == 1
+    assert f"`offramp retrofit {workplace / 'mine'} --texts FILE" in refused.stderr
+
+
+def test_what_has_exits_already_is_not_retrofitted(run: Run, workplace: Path, shown: Any) -> None:
+    assert shown.exit_code == 0
+    for folder in (workplace / "out", workplace / "out" / "model"):
+        refused = run("retrofit", folder, "--texts", workplace / "logs.txt", "--out", workplace / "refused")
+        assert "has exits already; set its policy with `offramp calibrate`, or retrofit the" in refused.stderr
+
+
+def test_a_folder_of_texts_is_not_a_missing_file(run: Run, workplace: Path) -> None:
+    assert "is a folder; name one txt, csv" in retrofit(run, workplace, texts="mine", out="refused").stderr
+
+
+def test_bounds_of_classes_whose_names_have_commas_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "bounds.yaml"
+    file.write_text("'no, never': 0.1\nyes: 0.02\n")
+    assert parse_bounds(str(file)) == {"no, never": 0.1, "yes": 0.02}
+    for wrong in ("no, never=0.1,yes=0.02", str(tmp_path / "nowhere.json")):
+        with pytest.raises(BadOption, match="or a json or yaml file"):
+            parse_bounds(wrong)
 
 
 def test_a_missing_file_or_model_is_named(run: Run, workplace: Path) -> None:

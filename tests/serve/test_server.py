@@ -333,7 +333,9 @@ def failing(*arguments: Any) -> str:
 def test_a_port_in_use_and_a_bad_policy_are_reported_in_one_line(exported: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port}: Address already in use" in failing(exported, "--port", port)
+        message = failing(exported, "--port", port)
+        assert f"--port {port} of 127.0.0.1 cannot be used: Address already in use" in message
+        assert f"such as --port {port + 1}" in message
     assert "confidence" in failing(exported, "--port", 0, "--policy", "confidense:0.9")
 
 

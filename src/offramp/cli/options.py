@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -66,6 +67,9 @@ def check_output(out: Path, force: bool | None, *inputs: Path | None, flag: str 
 
 def check_writable(out: Path, flag: str = "--out") -> None:
     parent = next(place for place in out.absolute().parents if place.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        fault = "is not writable" if parent.is_dir() else "exists and is not a folder"
-        raise BadOption(f"{flag} {out}: {parent} {fault}; choose another place.")
+    if not parent.is_dir():
+        raise BadOption(f"{flag} {out}: {parent} exists and is not a folder; choose another place.")
+    try:
+        TemporaryDirectory(dir=parent).cleanup()
+    except OSError:
+        raise BadOption(f"{flag} {out}: {parent} is not writable; choose another place.") from None

@@ -30,7 +30,8 @@ def retrofit(
         str | None,
         Option(
             help="The largest share of predictions that may change, by default 0.02; or one per class: "
-            "spam=0.01,ham=0.02. With --rank, the largest mean loss per query, by default 0.05."
+            "spam=0.01,ham=0.02, or a json or yaml file of them. With --rank, the largest mean loss per query, by "
+            "default 0.05."
         ),
     ] = None,
     delta: Annotated[float, Option(help="The probability that the guarantee does not hold.")] = 0.05,

@@ -31,6 +31,11 @@ def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[R
     """The texts of a file, or its pairs, with all columns."""
     from offramp.data.files import ColumnMap, check_not_empty, decode_lines, guess_columns, read_file
 
+    if path.is_dir():
+        raise BadOption(
+            f"{path} is a folder; name one txt, csv, tsv, jsonl or parquet file in it. `offramp predict-files` "
+            "predicts all files of a folder."
+        )
     if not path.is_file():
         raise BadOption(f"{path}: no such file.")
     if path.suffix.lower() == ".txt":

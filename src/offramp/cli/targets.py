@@ -1,8 +1,10 @@
 """What a policy must reach: the flags of a target, and the search for a policy."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import yaml
 from typer import Option
 
 from offramp.errors import BadOption
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_RULES_HELP = (
     "By default agreement, entropy and layer are tried, with 3 or more classes confidence and margin too."
 )
+FILES_OF_BOUNDS = (".json", ".yaml", ".yml")
 TARGETS = ("guarantee", "max_loss", "min_speedup", "budget", "policy")
 
 
@@ -25,7 +28,10 @@ class TargetOptions:
 
     guarantee: Annotated[
         str | None,
-        Option(help="Upper bound on the risk, such as 0.02; or one per class: spam=0.01,ham=0.02."),
+        Option(
+            help="Upper bound on the risk, such as 0.02; or one per class: spam=0.01,ham=0.02, or a json or yaml "
+            "file of them."
+        ),
     ] = None
     max_loss: Annotated[
         float | None, Option(help="Points of the headline metric that may be lost, such as 0.5.")
@@ -96,13 +102,18 @@ def parse_bounds(text: str) -> float | dict[str, float]:
     >>> parse_bounds("0.02"), parse_bounds("spam=0.01,ham=0.02")
     (0.02, {'spam': 0.01, 'ham': 0.02})
     """
-    numbers: dict[str, float] = {}
     try:
-        for part in text.split(","):
-            label, _, value = part.rpartition("=")
-            numbers[label] = float(value)
-    except ValueError:
-        raise BadOption(f"--guarantee {text}: expected a number such as 0.02, or CLASS=0.02,...") from None
+        if text.endswith(FILES_OF_BOUNDS):
+            # everything as text: "yes" is a name, not true
+            bounds = yaml.load(Path(text).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+            return {label: float(value) for label, value in bounds.items()}
+        parts = (part.rpartition("=") for part in text.split(","))
+        numbers = {label: float(value) for label, _, value in parts}
+    except (OSError, AttributeError, TypeError, ValueError, yaml.YAMLError):
+        raise BadOption(
+            f"--guarantee {text}: expected a number such as 0.02, CLASS=0.02,..., or a json or yaml file with a "
+            "bound for each class, whose names may then have commas."
+        ) from None
     return numbers[""] if list(numbers) == [""] else numbers
 
 

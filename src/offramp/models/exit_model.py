@@ -18,7 +18,7 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
 from offramp.errors import BadConfig, BadOption, CannotLoad
-from offramp.files import digest, explain_damage
+from offramp.files import digest, explain_damage, use_umask
 from offramp.models.backbones import Backbone, FinalHead, backbone_for
 from offramp.models.config import ExitConfig
 from offramp.models.heads import HeadConfig, Heads, is_count
@@ -275,6 +275,11 @@ class ExitModel(PreTrainedModel):
         shapes = () if options.get("ignore_mismatched_sizes") else info["mismatched_keys"]
         check_weights(info["missing_keys"], info["unexpected_keys"], shapes, path)
         return loaded if options.get("output_loading_info") else model  # type: ignore[no-any-return]
+
+    def save_pretrained(self, path: str | Path, **options: Any) -> None:  # type: ignore[override]
+        super().save_pretrained(path, **options)
+        for file in Path(path).glob("*.safetensors"):
+            use_umask(file)
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ from offramp.errors import Incompatible
 from offramp.files import explain_damage
 from offramp.folder import check_reachable, load_tokenizer
 from offramp.inference.texts import Text
+from offramp.model_info import CONFIG
 from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel, count_positions, is_classifier, load_encoder
 from offramp.problems import Array
@@ -55,10 +56,15 @@ class Original:
 def load_original(path: str | PathLike[str]) -> Original:
     """Loads a fine-tuned classifier; anything else is an error that says what to do instead."""
     check_reachable(str(path))
+    if not (Path(path) / CONFIG).exists() and (Path(path) / "model" / CONFIG).exists():
+        path = Path(path) / "model"  # of a training run, or of a retrofit
     with explain_damage(path):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     if config.model_type == "offramp":
-        raise Incompatible(f"{path} has exits already; set its policy with `offramp calibrate`.")
+        raise Incompatible(
+            f"{path} has exits already; set its policy with `offramp calibrate`, or retrofit the model that it was "
+            "made from, with the same output folder for another guarantee."
+        )
     backbone_for(config.model_type)
     if not is_classifier(config.architectures or []):
         kind = (config.architectures or [config.model_type])[0]

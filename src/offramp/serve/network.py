@@ -65,7 +65,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
+        raise BadOption(
+            f"port={port} of {host} cannot be used: {error.strerror}; choose another, such as port={port + 1}."
+        ) from None
     return listener
 
 
