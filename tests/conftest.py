@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import make_certificate
+from huggingface_hub.constants import HF_HOME
 from hypothesis import HealthCheck, settings
 from onnx import ModelProto
 from tokenizers import Tokenizer
@@ -43,6 +44,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # a busy machine must not fail a property
 settings.register_profile("offramp", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("offramp")
+
+# the caches of offramp are redirected below, those of others are not
+os.environ.setdefault("HF_HOME", HF_HOME)
 
 VOCABULARY = 60
 PAD = 1
@@ -90,6 +94,22 @@ def make(auto: Any, model_type: str, **options: Any) -> PreTrainedModel:
     for parameter in model.parameters():  # biases and norms start alike in every layer; make each count
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For fixtures that several tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("session-cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def cache(session_cache: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> Path:
+    """An empty cache for each test, so that it does not remember the attempts of others."""
+    folder: Path = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
 
 
 @pytest.fixture(autouse=True)

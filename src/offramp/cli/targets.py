@@ -1,19 +1,22 @@
 """What a policy must reach: the flags of a target, and the search for a policy."""
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from typer import Option
 
+from offramp.cli.command import log
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
-    from offramp.measuring import Calibration
+    from offramp.measuring import Calibration, Guarantee
     from offramp.measuring.targets import Target
     from offramp.model_info import ModelInfo
     from offramp.policy import Policy
+    from offramp.trace import Trace
 
 DEFAULT_RULES_HELP = (
     "By default agreement, entropy and layer are tried, with 3 or more classes confidence and margin too."
@@ -126,18 +129,34 @@ def choose_policy(
 ) -> tuple["Policy", Any, "Calibration | None"]:
     """The policy that was named, or one that reaches the target on the trace; the examples to measure it on, if there
     are any; and how it was found."""
-    from offramp.measuring import calibrate
+    from offramp.measuring import Guarantee, calibrate
 
     if target.policy is not None:
         return info.check_policy(target.policy), trace, None
-    found = calibrate(
-        trace,
-        rules or None,
-        target.target(),
-        chosen_on=chosen_on,
-        allow_training_rows=target.allow_training_rows,
-    )
+    aim = target.target()
+    with paid_attempt(trace, rules, aim) if isinstance(aim, Guarantee) else nullcontext(0.0) as spent:
+        found = calibrate(
+            trace,
+            rules or None,
+            aim,
+            chosen_on=chosen_on,
+            spent=spent,
+            allow_training_rows=target.allow_training_rows,
+        )
     return found.policy, found.trace, found
+
+
+def paid_attempt(
+    trace: "Trace", rules: list[str] | None, target: "Guarantee"
+) -> AbstractContextManager[float]:
+    """An attempt on these texts with this reference; the value is the delta of earlier ones."""
+    from offramp.guarantees.attempts import Attempt, subject_of
+
+    subject = subject_of(trace.keys(), trace.reference_name or trace.fingerprint)
+    attempt = Attempt(subject, {"rules": rules or None, "guarantee": asdict(target)}, target.delta)
+    for line in attempt.describe():
+        log(line)
+    return attempt.paid()
 
 
 def search_facts(found: "Calibration | None") -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Certificate:
     by_class: Mapping[str, Mapping[str, float]] | None = None
     """With bounds by class: examples and observed risk of each."""
     rules_tried: int = 1
-    """The number of rules (times precisions and attempts, where there were several) that shared delta."""
+    """The number of rules (times precisions and rungs of a ladder, where there were several) that shared delta."""
     fitted_on: int = 0
     """For a rule that learns: the number of further examples of the same data that it was fitted on."""
     conditions: Conditions | None = None

@@ -56,6 +56,7 @@ def calibrate(
     fit_on: Trace | None = None,
     chosen_on: Trace | str | None = None,
     choices: int = 1,
+    spent: float = 0.0,
     allow_training_rows: bool = False,
 ) -> "Calibration":
     """A policy that reaches the target on this trace, or `NoSafeThreshold`, never something weaker.
@@ -79,6 +80,8 @@ def calibrate(
             if they are examples of this trace.
         choices: how many calibrations with a guarantee, such as one for each precision, share its delta because one
             of their policies will be chosen.
+        spent: the delta of earlier attempts on the same examples, which a certificate adds to its own; commands
+            remember attempts (`offramp.guarantees.attempts`).
         allow_training_rows: accept texts that the model was trained on; otherwise more than a few are refused. A
             guarantee must also be proven on the others.
 
@@ -111,7 +114,7 @@ def calibrate(
         policies = [replace(policy, rule=unfitted(policy.rule, target)) for policy in policies]
     candidates = [fit(trace, policy, tolerance, fit_on) for policy in policies]
     if isinstance(target, Guarantee):
-        reached = certify(candidates, target, name_of(chosen_on), choices)
+        reached = certify(candidates, target, name_of(chosen_on), choices, spent)
     else:
         if len(policies) > 1:
             warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")

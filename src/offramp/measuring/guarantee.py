@@ -38,15 +38,20 @@ LARGEST_LEAD = 25.0
 
 
 def certify(
-    candidates: Sequence[Candidate], target: Guarantee, chosen_on: str | None, choices: int = 1
+    candidates: Sequence[Candidate],
+    target: Guarantee,
+    chosen_on: str | None,
+    choices: int = 1,
+    spent: float = 0.0,
 ) -> list[Candidate]:
     """The policies that are proven safe, with certificates, those that exit earliest first; or `NoSafeThreshold`.
 
     `chosen_on` is the name of the data that the rule was chosen on. `choices` is the number of such calls among whose
-    results one is chosen: all of them share delta.
+    results one is chosen: all of them share delta. `spent` is the delta of earlier attempts, which
+    the certificates state too.
     """
     tried = len(candidates) * choices
-    tested = [prove(candidate, target, tried, chosen_on) for candidate in candidates]
+    tested = [prove(candidate, target, tried, chosen_on, spent) for candidate in candidates]
     proven = [candidate for candidate, _ in tested if candidate.policy.certificate is not None]
     if not proven:
         raise no_safe_threshold(target, tested, target.delta / tried)
@@ -79,7 +84,7 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
 
 
 def prove(
-    candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | None
+    candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | None, spent: float
 ) -> tuple[Candidate, Sequence[PartResult]]:
     """Fixed-sequence testing of one rule along its grid of thresholds, and the results of the threshold chosen.
 
@@ -106,7 +111,8 @@ def prove(
     )
     if proven is None:
         return tested, results
-    certificate = issue(tested, target, results, exits, tried, chosen_on)
+    stated = replace(target, delta=target.delta + spent)
+    certificate = issue(tested, stated, results, exits, tried, chosen_on)
     return replace(tested, policy=replace(tested.policy, certificate=certificate)), results
 
 

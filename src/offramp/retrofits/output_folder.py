@@ -8,9 +8,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from offramp.errors import NoSafeThreshold, OutputExists
+from offramp.errors import OutputExists
 from offramp.files import read_json, write_files
-from offramp.guarantees.certificate import Certificate
+from offramp.guarantees import Certificate
+from offramp.guarantees.attempts import Attempt, subject_of
+from offramp.inference.texts import Text
+from offramp.row_hashes import hash_rows
 
 SETTINGS, LOCK = "settings.json", ".lock"
 OF_CALIBRATION = ("guarantee", "rules", "ladder")
@@ -18,12 +21,10 @@ OF_CALIBRATION = ("guarantee", "rules", "ladder")
 
 
 @contextmanager
-def open_output(home: Path, settings: Mapping[str, Any]) -> Iterator[int]:
+def open_output(home: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     """Create the output folder, or check that it holds the same retrofit, and keep others out of it.
 
-    The value is the number of this attempt. What a policy is calibrated for may change until there is one: the steps
-    before do not depend on it. Attempts use the same texts, so any of them may be wrong with the probability delta,
-    and the guarantee of the last must allow for all.
+    What a policy is calibrated for may change until there is one: the steps before do not depend on it.
     """
     files = (file for file in home.rglob("*") if file.is_file() and file.name != LOCK)
     if not (home / SETTINGS).exists() and any(files):
@@ -37,23 +38,21 @@ def open_output(home: Path, settings: Mapping[str, Any]) -> Iterator[int]:
             f"another retrofit is running in {home}; wait until it is done, or choose another folder."
         ) from None
     try:
-        yield register_attempt(home, settings)
+        check_settings(home, settings)
+        yield
     finally:
         lock.release()
 
 
-def register_attempt(home: Path, settings: Mapping[str, Any]) -> int:
+def check_settings(home: Path, settings: Mapping[str, Any]) -> None:
     file, settings = home / SETTINGS, json.loads(json.dumps(settings))
-    refused: list[Any] = []
     if file.exists():
         known = read_json(file)
         free = () if (home / "model").exists() else OF_CALIBRATION
         changed = [name for name, value in settings.items() if known.get(name) != value and name not in free]
         if changed:
             raise another_retrofit(home, changed)
-        refused = known.get("refused", [])
-    write_files({file: json.dumps({**settings, "refused": refused}, indent=1)})
-    return 1 + len([attempt for attempt in refused if attempt != of_calibration(settings)])
+    write_files({file: json.dumps(settings, indent=1)})
 
 
 def another_retrofit(home: Path, changed: Sequence[str]) -> OutputExists:
@@ -62,30 +61,16 @@ def another_retrofit(home: Path, changed: Sequence[str]) -> OutputExists:
     )
 
 
-def check_same_guarantee(
-    home: Path, certificate: Certificate, epsilon: float | Mapping[str, float], delta: float
-) -> None:
+def check_same_guarantee(home: Path, certificate: Certificate, epsilon: float | Mapping[str, float]) -> None:
     """A finished retrofit is only returned to someone who asked for its certificate."""
     bounds = epsilon.values() if isinstance(epsilon, Mapping) else [epsilon]
-    same = {"epsilon": {*bounds} == {*certificate.bounds().values()}, "delta": delta == certificate.delta}
-    changed = [f"{name} of the certificate" for name, is_same in same.items() if not is_same]
-    if changed:
-        raise another_retrofit(home, changed)
+    if {*bounds} != {*certificate.bounds().values()}:
+        raise another_retrofit(home, ["epsilon of the certificate"])
 
 
-@contextmanager
-def remembering_refusal(home: Path) -> Iterator[None]:
-    """If nothing can be proven, the next attempt with other settings must know of this one."""
-    try:
-        yield
-    except NoSafeThreshold:
-        settings = read_json(home / SETTINGS)
-        this = of_calibration(settings)
-        if this not in settings["refused"]:
-            settings["refused"].append(this)
-            write_files({home / SETTINGS: json.dumps(settings, indent=1)})
-        raise
-
-
-def of_calibration(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in OF_CALIBRATION if name in settings and name != "ladder"}
+def attempt_in(home: Path, texts: Sequence[Text], settings: Mapping[str, Any], delta: float) -> Attempt:
+    """The attempt that a retrofit is; another folder or order of the same texts does not make them new."""
+    others = {
+        name: value for name, value in settings.items() if name not in ("model", "texts", "label_names")
+    }
+    return Attempt(subject_of(hash_rows(texts), settings["model"]), others, delta, home)

@@ -34,7 +34,7 @@ from offramp.problems import problem_of
 from offramp.reports.results import RetrofitResults, full_depth_name
 from offramp.reports.stored_policy import store_policy
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
+from offramp.retrofits.output_folder import attempt_in, check_same_guarantee, open_output
 from offramp.retrofits.run import Retrofit, check_seed, choose_runtime, precisions_to_try
 from offramp.retrofits.steps import (
     CHOICE_SECONDS,
@@ -94,7 +94,7 @@ def retrofit_reranker(
     check_seed(seed)
     rungs = looser_targets(target, ladder)
     texts: list[Any] = [*check_texts(pairs, pairs=True)]
-    check_enough_queries(texts, target, len(precisions))
+    check_enough_queries(texts, target, len(precisions) * (1 + len(ladder)))
     original = load_original(model)
     outputs = original.model.config.num_labels or 1
     check_reranker(outputs, problem_of(outputs, original.model.config.problem_type))
@@ -109,28 +109,29 @@ def retrofit_reranker(
         "precisions": precisions,
         "seed": seed,
     }
-    with open_output(home, settings) as attempts:
-        target = replace(target, delta=attempts * target.delta)
+    with open_output(home, settings):
         if not (home / "model").exists():
-            if attempts > 1:
-                log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
+            attempt = attempt_in(home, texts, settings, target.delta)
+            for line in attempt.describe():
+                log(line)
             split = split_texts(texts, groups=[query for query, _ in texts])
             steps = Steps(home / "work", original, split, data or "the pairs", seed, progress, log, callbacks)
             exits = steps.train_exits(None, tune, epochs)
             variants = [steps.variant(exits, runtime, each) for each in precisions]
-            choices = len(variants) * attempts
-            with remembering_refusal(home):
-                safe = steps.safe(variants, lambda each: rule_for(steps, each, target, choices))
-            variant, rule, reason = choose(steps, safe, len(variants))
+            choices = len(variants) * (1 + len(rungs))
+            with attempt.paid() as spent:
+                calibrate_for = partial(rule_for, steps, choices=choices, spent=spent)
+                safe = steps.safe(variants, partial(calibrate_for, target))
+                variant, rule, reason = choose(steps, safe, len(variants))
+                looser = [calibrate_for(rung, variant) for rung in rungs]
             results = measure(steps, variant, rule, target, runtime, tune, reason)
-            for number, rung in enumerate(rungs, 1):
-                looser = rule_for(steps, variant, replace(rung, delta=target.delta), choices)
-                write_files({home / f"rung-{number}.json": json.dumps(looser.to_json(), indent=1)})
+            for number, rung in enumerate(looser, 1):
+                write_files({home / f"rung-{number}.json": json.dumps(rung.to_json(), indent=1)})
             with atomic_folder(home / "model") as draft:
                 steps.write_model(draft, variant, results)
                 store_policy(draft, rule)
         results = RetrofitResults.load(home / "model")
-        check_same_guarantee(home, results.certificate, target.epsilon, target.delta)
+        check_same_guarantee(home, results.certificate, target.epsilon)
     return Retrofit(home / "model", results)
 
 
@@ -163,9 +164,9 @@ def by_query(part: TextSet) -> list[Query]:
     return [*found.items()]
 
 
-def rule_for(steps: Steps, variant: Variant, target: Guarantee, choices: int) -> Policy:
+def rule_for(steps: Steps, target: Guarantee, variant: Variant, *, choices: int, spent: float) -> Policy:
     trace, fit_on = (lists_of(steps, variant, part) for part in ("calibration", "fit"))
-    return calibrate(trace, "rank", target, fit_on=fit_on, choices=choices).policy
+    return calibrate(trace, "rank", target, fit_on=fit_on, choices=choices, spent=spent).policy
 
 
 def lists_of(steps: Steps, variant: Variant, part: str) -> Trace:

@@ -10,7 +10,7 @@ The steps; an interrupted run resumes at the one where it stopped:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -33,7 +33,7 @@ from offramp.policy.decide import check_rule
 from offramp.problems import Array, problem_of
 from offramp.reports.results import RetrofitResults
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.output_folder import check_same_guarantee, open_output, remembering_refusal
+from offramp.retrofits.output_folder import attempt_in, check_same_guarantee, open_output
 from offramp.retrofits.steps import Log, Steps
 from offramp.retrofits.text_split import check_enough, describe_repeats, hash_texts, split_texts
 from offramp.wording import count
@@ -134,27 +134,25 @@ def retrofit(
         "precisions": precisions,
         "seed": seed,
     }
-    with open_output(home, settings) as attempts:
-        target = replace(target, delta=attempts * target.delta)
+    with open_output(home, settings):
         if not (home / "model").exists():
-            if attempts > 1:
-                log(f"attempt {attempts} with these texts: the confidence is {100 * (1 - target.delta):g} %")
+            attempt = attempt_in(home, texts, settings, target.delta)
+            for line in [*attempt.describe(), *describe_repeats(split)]:
+                log(line)
             log(
                 f"{len(split.learn)} texts to learn from, {len(split.fit)} to fit a rule on, "
                 f"{len(split.calibration)} to calibrate on and {len(split.test)} to test on"
             )
-            for line in describe_repeats(split):
-                log(line)
             steps = Steps(home / "work", original, split, data or "the texts", seed, progress, log, callbacks)
             exits = steps.train_exits(label_names, tune, epochs)
             variants = [steps.variant(exits, runtime, each) for each in precisions]
-            with remembering_refusal(home):
-                calibrated = steps.calibrate(variants, target, None if rule is None else rules, attempts)
+            with attempt.paid() as spent:
+                calibrated = steps.calibrate(variants, target, None if rule is None else rules, spent)
             chosen, reason = steps.choose(calibrated, len(variants))
             results = steps.test(precisions, runtime, target, chosen, exits, tune, reason)
             steps.finish(home, chosen, results)
         results = RetrofitResults.load(home / "model")
-        check_same_guarantee(home, results.certificate, target.epsilon, target.delta)
+        check_same_guarantee(home, results.certificate, target.epsilon)
     return Retrofit(home / "model", results)
 
 

@@ -172,10 +172,12 @@ class Steps:
         return found
 
     def calibrate(
-        self, variants: Sequence[Variant], target: Guarantee, rules: Sequence[str] | None, attempts: int
+        self, variants: Sequence[Variant], target: Guarantee, rules: Sequence[str] | None, spent: float
     ) -> list[Calibrated]:
-        """A policy for each variant that has a safe one; the guarantee allows for the choice among them, and for
-        earlier attempts."""
+        """A policy for each variant that has a safe one; the guarantee allows for the choice among them.
+
+        `spent` is the delta of earlier attempts.
+        """
 
         def search(variant: Variant) -> Calibration:
             return calibrate(
@@ -183,11 +185,11 @@ class Steps:
                 rules,
                 target,
                 fit_on=self.trace(variant.folder, variant.precision, "fit"),
-                choices=choices,
+                choices=len(variants),
+                spent=spent,
                 allow_training_rows=True,  # as often as texts to come repeat them: the split is random
             )
 
-        choices = len(variants) * attempts
         return [Calibrated(*each) for each in self.safe(variants, search)]
 
     def safe(
