@@ -42,7 +42,6 @@ from offramp import (
     train,
 )
 from offramp.measuring.comparison import time_in_turns
-from offramp.measuring.rankings import Rankings
 from offramp.models.heads import HeadConfig
 from offramp.problems import Array
 from offramp.retrofits.original import Original, load_original
@@ -101,7 +100,7 @@ def main() -> None:
 
     trace = traced(folder, test, options.out / f"test-{variant(options)}.trace")
     full_depth = relevance(trace.logits[:, -1])
-    rankings = Rankings(trace.grouped(queries_of(test)), target.top_k)
+    lists = trace.grouped(queries_of(test))
     scores = relevance(stored(options.out / "original.npy", lambda: original.logits(pairs_of(test))))
     precision, layers = options.precision, trace.layers[-1]
 
@@ -111,7 +110,7 @@ def main() -> None:
         return Contender(name, found, model.model.config.num_hidden_layers, ranker(graph))
 
     def with_rule(name: str, exact_top: bool) -> Contender:
-        decision = rankings.decide(policy.with_exact_top() if exact_top else policy)
+        decision = (policy.with_exact_top() if exact_top else policy).decide_trace(lists, target.top_k)
         layer = float(np.asarray(trace.layers)[decision.exits].mean())
         return Contender(name, relevance(decision.logits), layer, ranker(folder, exact_top=exact_top))
 

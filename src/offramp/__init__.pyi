@@ -32,7 +32,6 @@ from offramp.reports import report as report
 from offramp.reports.stored_policy import store_policy as store_policy
 from offramp.retrofits import Retrofit as Retrofit
 from offramp.retrofits import retrofit as retrofit
-from offramp.retrofits import retrofit_reranker as retrofit_reranker
 from offramp.rules import RULES as RULES
 from offramp.trace import Trace as Trace
 from offramp.training import train as train

@@ -4,6 +4,7 @@ import csv
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from offramp import Guarantee, Policy, Reranker
 from offramp.cli import app
 from offramp.errors import BadData, BadOption, Incompatible
-from offramp.retrofits import retrofit_reranker
+from offramp.retrofits import retrofit
 from offramp.retrofits.text_split import split_texts
 
 WORDS = ["good", "bad", "film", *"abcdefgh"]
@@ -55,7 +56,7 @@ def original(
 def test_a_reranker_gets_exits_and_a_certificate_about_its_own_top_k(
     original: Path, pairs: list[tuple[str, str]], tmp_path: Path
 ) -> None:
-    done = retrofit_reranker(original, pairs, tmp_path / "out", TARGET, runtime="torch", data="pairs.csv")
+    done = retrofit(original, pairs, tmp_path / "out", TARGET, runtime="torch", data="pairs.csv")
     reranker = Reranker.from_pretrained(done.folder)
     proof = reranker.classifier.policy.certificate
     assert proof is not None
@@ -68,27 +69,30 @@ def test_a_reranker_gets_exits_and_a_certificate_about_its_own_top_k(
     card = (done.folder / "README.md").read_text()
     assert "\n# out\n" in card
     assert 'reranker.rank("a query"' in card
-    again = retrofit_reranker(original, pairs, tmp_path / "out", TARGET, runtime="torch", data="pairs.csv")
+    again = retrofit(original, pairs, tmp_path / "out", TARGET, runtime="torch", data="pairs.csv")
     assert again == done
 
 
 def test_pairs_of_a_query_stay_together(pairs: list[tuple[str, str]]) -> None:
-    split = split_texts(pairs, groups=[query for query, _ in pairs])
+    split = split_texts(pairs, by_query=True)
     parts = [{text[0] for text in part.texts} for part in vars(split).values()]
     assert sum(map(len, parts)) == len({query for query, _ in pairs}) == len(set.union(*parts))
     assert [len(part) for part in parts[1:]] == [9, 31, 9]
-    assert sum(split.sizes().values()) == len(pairs)
+    assert [*split.sizes().values()] == [41, 9, 31, 9]
+    assert sum(map(len, vars(split).values())) == len(pairs)
 
 
 def test_too_few_queries_are_refused_before_any_work(
     original: Path, pairs: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     with pytest.raises(BadData, match=r"not enough queries \(90\)"):
-        retrofit_reranker(original, pairs, tmp_path / "out", 0.01)
+        retrofit(original, pairs, tmp_path / "out", replace(TARGET, epsilon=0.01))
     with pytest.raises(BadData, match="single text"):
-        retrofit_reranker(original, ["a", "b"], tmp_path / "out", 0.3)  # type: ignore[list-item]
+        retrofit(original, ["a", "b"], tmp_path / "out", TARGET)
     with pytest.raises(BadOption, match="seed=-1"):
-        retrofit_reranker(original, pairs, tmp_path / "out", 0.3, seed=-1)
+        retrofit(original, pairs, tmp_path / "out", TARGET, seed=-1)
+    with pytest.raises(BadOption, match="no groups and no labels"):
+        retrofit(original, pairs, tmp_path / "out", TARGET, groups=[1] * len(pairs))
     assert not (tmp_path / "out").exists()
 
 
@@ -97,7 +101,7 @@ def test_a_ladder_that_does_not_rise_from_the_guarantee_is_refused_before_any_wo
     ladder: list[float], original: Path, pairs: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     with pytest.raises(BadOption):
-        retrofit_reranker(original, pairs, tmp_path / "out", TARGET, ladder=ladder)
+        retrofit(original, pairs, tmp_path / "out", TARGET, ladder=ladder)
     assert not (tmp_path / "out").exists()
 
 
@@ -107,7 +111,7 @@ def test_a_classifier_of_three_labels_is_refused(
     tiny_classifier("bert", num_labels=3).save_pretrained(tmp_path / "three")
     tokenizer.save_pretrained(tmp_path / "three")
     with pytest.raises(Incompatible, match="3 labels"):
-        retrofit_reranker(tmp_path / "three", pairs, tmp_path / "out", TARGET)
+        retrofit(tmp_path / "three", pairs, tmp_path / "out", TARGET)
 
 
 def test_the_command_line_takes_a_table_of_pairs(
@@ -136,8 +140,8 @@ def test_the_command_line_takes_a_table_of_pairs(
         *columns,
     ]
     command = ["retrofit", original, "--texts", file, "--out", tmp_path / "fast", *flags]
-    refused = run(*command, "--rule", "entropy")
-    assert "--rule is not used with --rank" in refused.stderr
+    refused = run(*command, "--tolerance", 0.1)
+    assert "--tolerance is not used with --rank" in refused.stderr
     done = run(*command)
     assert done.exit_code == 0, done.output
     assert "nDCG@2 against mine's order drops by at most 30%" in done.stdout

@@ -13,11 +13,12 @@ import torch
 from transformers import PreTrainedModel
 
 import offramp.training.run
-from offramp import Classifier, ExitModel, Guarantee, OfframpError, retrofit
+from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, retrofit
 from offramp.errors import NoSafeThreshold, OutputExists
 from offramp.measuring import comparison
 from offramp.retrofits import steps
 from offramp.retrofits.text_split import check_enough, describe_repeats, split_texts
+from offramp.serve.server import load_rung
 
 TEXTS = 600
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film"]
@@ -141,6 +142,16 @@ def test_an_interrupted_retrofit_resumes_with_the_same_result(
 
 def interrupt(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_ladder_of_larger_bounds_is_certified_for_a_server_under_load(
+    original: Path, tmp_path: Path
+) -> None:
+    done = retrofit(original, make_texts(), tmp_path / "out", 0.1, runtime="torch", ladder=[0.3])
+    rung = Policy.from_json(json.loads((tmp_path / "out" / "rung-1.json").read_text()))
+    assert rung.certificate is not None
+    assert rung.certificate.epsilon == 0.3
+    assert load_rung(Classifier.from_pretrained(done.folder), tmp_path / "out" / "rung-1.json") == rung
 
 
 def test_other_texts_or_another_seed_do_not_mix_with_a_retrofit(original: Path, done: Any) -> None:

@@ -81,9 +81,7 @@ def retrofit(
     ] = "overlap",
     ladder: Annotated[
         list[float] | None,
-        Option(
-            help="With --rank: a larger bound, for a rule to use under load: OUT/rung-1.json; repeatable."
-        ),
+        Option(help="A larger bound, for a policy to use under load: OUT/rung-1.json; repeatable."),
     ] = None,
 ) -> Result:
     """Make a fine-tuned classifier faster, with a guarantee.
@@ -101,13 +99,14 @@ def retrofit(
     """
     from offramp.measuring import Guarantee
     from offramp.retrofits import retrofit as run
-    from offramp.retrofits import retrofit_reranker
 
     options: dict[str, Any] = {
         "tune": tune,
         "epochs": epochs,
         "runtime": runtime,
         "precision": precision,
+        "rule": rule or None,
+        "ladder": ladder or (),
         "seed": seed,
         "data": texts.name,
         "progress": in_terminal(),
@@ -122,22 +121,18 @@ def retrofit(
             "labels": labels,
             "group": group,
         }
-        for flag, value in {**classifier_flags, "rule": rule}.items():
+        for flag, value in classifier_flags.items():
             if value:
                 raise BadOption(f"--{flag} is not used with --rank; leave it out.")
         ranked = Guarantee(parse_bound(guarantee or "0.05"), delta, risk, top_k=top_k)
         pairs = [row.text for rows in read_lists(texts, query, text or "text").values() for row in rows]
         with training_progress() as callbacks:
-            done = retrofit_reranker(
-                model, pairs, out, ranked, ladder=ladder or (), **options, callbacks=callbacks
-            )
+            done = run(model, pairs, out, ranked, **options, callbacks=callbacks)
     else:
-        if ladder:
-            raise BadOption("--ladder needs --rank; make looser policies with `offramp calibrate`.")
         names = [name.strip() for name in labels.split(",")] if labels else None
         target = Guarantee(parse_bounds(guarantee or "0.02"), delta, tolerance=tolerance)
         rows = [*read_rows(texts, text, text_pair)]
-        options |= {"label_names": names, "rule": rule or None, "groups": read_groups(rows, texts, group)}
+        options |= {"label_names": names, "groups": read_groups(rows, texts, group)}
         with training_progress() as callbacks:
             start = partial(
                 run, model, [row.text for row in rows], out, target, **options, callbacks=callbacks

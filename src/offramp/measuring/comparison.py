@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from offramp.data.metrics import score_logits
+from offramp.guarantees import Guarantee
+from offramp.measuring.rankings import Rankings
 from offramp.policy import Policy
 from offramp.trace import Trace
 
@@ -69,15 +71,20 @@ def measure_contender(
     policy: Policy | None,
     speed: Speed,
     baseline: Speed,
-    tolerance: float | None = None,
+    target: Guarantee | None = None,
 ) -> Contender:
-    """A policy on a trace; without a policy, the reference itself."""
+    """A policy on a trace; without a policy, the reference itself. A trace of lists needs a target with a top k."""
+    tolerance, top_k = (None, None) if target is None else (target.tolerance, target.top_k)
     logits, mean_layer = trace.reference, float(trace.layers[-1])
     if policy is not None:
-        decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem)
+        decision = policy.decide_trace(trace, top_k)
         logits, mean_layer = decision.logits, float(np.asarray(trace.layers)[decision.exits].mean())
     assert logits is not None, "a policy or a reference"
-    losses = {"changed": float(np.mean(~trace.agrees(logits, tolerance)))}
+    if trace.sizes is None:
+        losses = {"changed": float(np.mean(~trace.agrees(logits, tolerance)))}
+    else:
+        rankings = Rankings(trace, top_k)
+        losses = {risk: float(rankings.losses(logits, risk).mean()) for risk in ("overlap", "ndcg")}
     scores = score_logits(trace.metrics, trace.labels, logits, trace.problem)
     return Contender(name, losses, scores, mean_layer, speed, speed.times_faster_than(baseline))
 

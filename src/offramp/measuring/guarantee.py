@@ -149,7 +149,8 @@ def try_on_lists(candidate: Candidate, target: Guarantee) -> Trials:
     thresholds = grid[np.argsort(-policy.rule.level(grid))]
 
     def decide(policy: Policy, index: int) -> Decision:
-        return rankings.decide(replace(policy, threshold=float(thresholds[index])))
+        changed = replace(policy, threshold=float(thresholds[index]))
+        return changed.decide_trace(candidate.trace, target.top_k)
 
     def losses(index: int) -> Array:
         """The guarantee covers both ways to rank."""

@@ -2,26 +2,20 @@
 
 from offramp.guarantees.losses import LOSSES, Reference
 from offramp.lists import Lists
-from offramp.policy import Decision, Policy
 from offramp.problems import Array
 from offramp.rules.rank import relevance
 from offramp.trace import Trace
 
 
 class Rankings:
-    """The lists of a trace, ranked by policies for the best k."""
+    """The lists of a trace, and which documents of each are the best k of the reference."""
 
     def __init__(self, trace: Trace, top_k: int | None) -> None:
         assert trace.sizes is not None
-        self.trace = trace
-        self.lists = Lists.consecutive(trace.sizes, top_k)
+        self.lists = Lists.consecutive(trace.sizes)
         full = self.lists.ranks(relevance(trace.reference_logits))
         self.reference = Reference(full, sizes=trace.sizes, top_k=top_k)
 
-    def decide(self, policy: Policy) -> Decision:
-        trace = self.trace
-        return policy.decide(trace.logits, trace.gates, trace.layers, trace.problem, self.lists)
-
     def losses(self, logits: Array, risk: str) -> Array:
-        """(lists,) from 0 to 1, of lists ranked by logits (documents, outputs)."""
+        """(lists,) from 0 to 1, if the lists are ranked by logits (documents, outputs)."""
         return LOSSES[risk].values(self.lists.ranks(relevance(logits)), self.reference)

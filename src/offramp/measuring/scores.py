@@ -129,7 +129,7 @@ def percentiles(scores: Array) -> Interval:
 
 def measure(policy: Policy, trace: Trace) -> dict[str, Any]:
     """Mean layer and scores of a policy, and the scores of full depth; no scores without labels."""
-    decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem)
+    decision = policy.decide_trace(trace)
     metrics = [name for name in metric_names(trace) if name != AGREEMENT]
     return {
         "examples": len(trace),

@@ -20,6 +20,7 @@ from offramp.policy.decide import Decider, Decision, Exits, check_rule, replay
 from offramp.problems import SINGLE_LABEL, Array, Problem, problem_of
 from offramp.rules.base import Rule
 from offramp.rules.rank import Rank
+from offramp.trace import Trace
 from offramp.wording import count, did_you_mean
 
 
@@ -184,6 +185,11 @@ class Policy:
         every = Exits(logits, gates, layers)
         problem = problem_of(every.logits.shape[-1], problem_type)
         return replay(self.begin(len(every.logits), every.layers, problem, lists), every)
+
+    def decide_trace(self, trace: Trace, top_k: int | None = None) -> Decision:
+        """The decisions about the rows of a trace; `top_k` is for lists, by default as the rule was calibrated."""
+        lists = None if trace.sizes is None else Lists.consecutive(trace.sizes, top_k)
+        return self.decide(trace.logits, trace.gates, trace.layers, trace.problem, lists)
 
     def begin(
         self,

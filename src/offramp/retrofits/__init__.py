@@ -1,6 +1,5 @@
 """Retrofit: exits for a fine-tuned classifier, from texts without labels, with a guarantee about its predictions."""
 
-from offramp.retrofits.rank import retrofit_reranker
 from offramp.retrofits.run import Retrofit, retrofit
 
-__all__ = ["Retrofit", "retrofit", "retrofit_reranker"]
+__all__ = ["Retrofit", "retrofit"]

@@ -9,8 +9,9 @@ The steps; an interrupted run resumes at the one where it stopped:
 5. it is compared with the original on texts that nothing was chosen on (`offramp.measuring.comparison`).
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import TrainerCallback
 
 from offramp.data.checks import label_numbers
 from offramp.errors import BadData, BadLabels, BadOption, MissingExtra, install_hint
+from offramp.files import write_files
 from offramp.inference.collect import read_labels
 from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
@@ -29,7 +31,7 @@ from offramp.measuring.curve import parse_rule
 from offramp.measuring.guarantee import class_bounds
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
-from offramp.policy.decide import check_rule
+from offramp.policy.decide import check_reranker, check_rule
 from offramp.problems import Array, problem_of
 from offramp.reports.results import RetrofitResults
 from offramp.retrofits.original import Original, load_original
@@ -74,6 +76,7 @@ def retrofit(
     runtime: str | None = None,
     precision: str = "auto",
     rule: str | Sequence[str] | None = None,
+    ladder: Sequence[float] = (),
     seed: int = 0,
     data: str = "",
     progress: bool = False,
@@ -86,9 +89,11 @@ def retrofit(
 
     Args:
         model: the folder or hub name of a `...ForSequenceClassification` of a supported family.
-        texts: like those that the model will see, or pairs of texts; no labels are needed.
+        texts: like those that the model will see, or pairs of texts; no labels are needed. For a guarantee about
+            rankings, pairs of a query and a document, with about as many documents per query as in production.
         out: the folder to create; the faster model is in `out/model`, the report in `out/report`.
-        guarantee: the largest share of predictions that may differ from the original's, with 95% confidence.
+        guarantee: the largest share of predictions that may differ from the original's, with 95% confidence; or
+            `Guarantee(0.05, risk="overlap", top_k=10)` for a cross-encoder that ranks documents.
         labels: those of the texts, by name, or as numbers in the order of the model's outputs; only to report scores.
         label_names: names for the outputs of a model that has none.
         groups: the conversation, customer or other source of each text, if texts of one source are alike: they stay
@@ -98,6 +103,7 @@ def retrofit(
         runtime: "onnx" or "torch"; by default ONNX Runtime if it is installed.
         precision: "fp32", "int8" (ONNX only), or "auto": calibrate and time both and keep the faster.
         rule: a rule or several to choose from; by default those of `calibrate`.
+        ladder: larger bounds, for policies that a server uses under load; `out/rung-1.json` is the first of them.
         seed: of training. The split of the texts depends on the texts alone.
         data: the name of the texts in reports.
         progress: show progress bars.
@@ -108,9 +114,13 @@ def retrofit(
     runtime = choose_runtime(runtime, precision)
     precisions = precisions_to_try(runtime, precision)
     check_seed(seed)
-    texts = [*check_texts(texts)]
+    by_query = target.loss.unit == "query"
+    rungs = looser_targets(target, ladder)
+    texts = [*check_texts(texts, pairs=True if by_query else None)]
     if not texts:
         raise BadData("there are no texts.")
+    if by_query and (groups is not None or labels is not None):
+        raise BadOption("a guarantee about rankings takes no groups and no labels; leave them out")
     if groups is not None and len(groups) != len(texts):
         raise BadData(f"{count(len(groups), 'group')} for {count(len(texts), 'text')}; give one for each.")
     original = load_original(model)
@@ -118,9 +128,9 @@ def retrofit(
     known = None
     if labels is not None:
         known = check_labels(labels, len(texts), original, label_names, data or "the labels")
-    rules = rules_for(original, rule)
-    split = split_texts(texts, known, groups)
-    check_enough(split, target, len(rules), len(precisions))
+    rules = rules_for(original, rule, by_query)
+    split = split_texts(texts, known, groups, by_query)
+    check_enough(split, target, len(rules), len(precisions) * (1 + len(rungs)))
     home = Path(out)
     settings = {
         "model": hash_weights(original.model),
@@ -129,6 +139,7 @@ def retrofit(
         "groups": None if groups is None else hash_texts([*map(str, groups)], None),
         "guarantee": asdict(target),
         "rules": rules,
+        "ladder": [*ladder],
         "tune": epochs if tune else False,
         "runtime": runtime,
         "precisions": precisions,
@@ -139,17 +150,27 @@ def retrofit(
             attempt = attempt_in(home, texts, settings, target.delta)
             for line in [*attempt.describe(), *describe_repeats(split)]:
                 log(line)
+            learn, fit, calibration, test = split.sizes().values()
             log(
-                f"{len(split.learn)} texts to learn from, {len(split.fit)} to fit a rule on, "
-                f"{len(split.calibration)} to calibrate on and {len(split.test)} to test on"
+                f"{learn} {'queries' if by_query else 'texts'} to learn from, {fit} to fit a rule on, "
+                f"{calibration} to calibrate on and {test} to test on"
             )
             steps = Steps(home / "work", original, split, data or "the texts", seed, progress, log, callbacks)
             exits = steps.train_exits(label_names, tune, epochs)
             variants = [steps.variant(exits, runtime, each) for each in precisions]
+            search: dict[str, Any] = {
+                "rules": rules if rule else None,
+                "choices": len(variants) * (1 + len(rungs)),
+            }
             with attempt.paid() as spent:
-                calibrated = steps.calibrate(variants, target, None if rule is None else rules, spent)
-            chosen, reason = steps.choose(calibrated, len(variants))
+                calibrated = steps.calibrate(variants, target, spent=spent, **search)
+                chosen, reason = steps.choose(calibrated, len(variants))
+                looser = [
+                    steps.calibrate_variant(chosen.variant, rung, spent=spent, **search) for rung in rungs
+                ]
             results = steps.test(precisions, runtime, target, chosen, exits, tune, reason)
+            for number, rung in enumerate(looser, 1):
+                write_files({home / f"rung-{number}.json": json.dumps(rung.policy.to_json(), indent=1)})
             steps.finish(home, chosen, results)
         results = RetrofitResults.load(home / "model")
         check_same_guarantee(home, results.certificate, target.epsilon)
@@ -182,12 +203,26 @@ def check_seed(seed: int) -> None:
         raise BadOption(f"seed={seed} must be 0 or more")
 
 
-def rules_for(original: Original, rule: str | Sequence[str] | None) -> list[str]:
+def looser_targets(target: Guarantee, ladder: Sequence[float]) -> list[Guarantee]:
+    """The guarantees of the rungs of a ladder."""
+    if not ladder:
+        return []
+    if isinstance(target.epsilon, Mapping):
+        raise BadOption("a ladder takes one bound, not one per class")
+    bounds = [target.epsilon, *ladder]
+    if bounds != sorted({*bounds}):
+        raise BadOption(
+            f"ladder={[*ladder]}: give increasing bounds, all above the guarantee of {target.epsilon:g}."
+        )
+    return [replace(target, epsilon=epsilon) for epsilon in ladder]
+
+
+def rules_for(original: Original, rule: str | Sequence[str] | None, by_query: bool) -> list[str]:
     """The rules to choose from; one that cannot decide for such a model is an error."""
     config = original.model.config
     problem = problem_of(config.num_labels or 1, config.problem_type)
     if rule is None:
-        return rules_of(problem, config.num_labels or 1)
+        return ["rank"] if by_query else rules_of(problem, config.num_labels or 1)
     rules = [rule] if isinstance(rule, str) else [*rule]
     for each in rules:
         check_rule(parse_rule(each).rule, config.num_labels or 1, problem, has_gate=False)
@@ -199,6 +234,11 @@ def check_problem(original: Original, target: Guarantee, label_names: Sequence[s
     if label_names and len(label_names) != config.num_labels:
         raise BadOption(f"{len(label_names)} label names for a model with {config.num_labels} outputs")
     problem = problem_of(config.num_labels or 1, config.problem_type)
+    if target.loss.unit == "query":
+        check_reranker(config.num_labels or 1, problem)
+        if target.tolerance is not None or isinstance(target.epsilon, Mapping):
+            raise BadOption("a guarantee about rankings takes one bound and no tolerance")
+        return
     if not problem.has_classes and target.tolerance is None:
         raise BadOption(
             "the model predicts numbers; set tolerance=..., the difference within which two count as equal"

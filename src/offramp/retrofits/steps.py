@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -21,6 +21,7 @@ from offramp.folder.folder import REFERENCE
 from offramp.inference import Classifier
 from offramp.inference.classifier import NEVER
 from offramp.inference.collect import collect
+from offramp.inference.reranker import Reranker
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import Calibration, calibrate
 from offramp.measuring.comparison import BATCH, Predict, Speed, compare_speed, measure_contender
@@ -42,11 +43,12 @@ from offramp.training.recipes import frozen, mixed
 ORIGINAL, EXITS = "transformers", "offramp"
 SAME_BITS = 256
 """Texts on which full depth is compared with the original bit by bit."""
+TIMED_QUERIES = 10
+"""The number of queries that are timed."""
 CHOICE_SECONDS, TEST_SECONDS = 10, 20
 """The most time that is spent on timing, for the choice of a precision and for the comparison."""
 
 Log = Callable[[str], None]
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -151,13 +153,16 @@ class Steps:
                 data=self.data,
                 progress=self.progress,
             )
-            replace(
+            found = replace(
                 found,
                 reference=self.reference(part),
                 reference_name=self.original.name,
                 texts=rows.groups,
                 trained_on=np.isin(rows.groups, self.split.before(part)),
-            ).save(file)
+            )
+            if rows.by_query:
+                found = found.grouped([text[0] for text in rows.texts])
+            found.save(file)
         return Trace.load(file)
 
     def reference(self, part: str) -> Array:
@@ -172,60 +177,79 @@ class Steps:
         return found
 
     def calibrate(
-        self, variants: Sequence[Variant], target: Guarantee, rules: Sequence[str] | None, spent: float
+        self,
+        variants: Sequence[Variant],
+        target: Guarantee,
+        *,
+        rules: Sequence[str] | None,
+        choices: int,
+        spent: float,
     ) -> list[Calibrated]:
-        """A policy for each variant that has a safe one; the guarantee allows for the choice among them.
-
-        `spent` is the delta of earlier attempts.
-        """
-
-        def search(variant: Variant) -> Calibration:
-            return calibrate(
-                variant.trace,
-                rules,
-                target,
-                fit_on=self.trace(variant.folder, variant.precision, "fit"),
-                choices=len(variants),
-                spent=spent,
-                allow_training_rows=True,  # as often as texts to come repeat them: the split is random
-            )
-
-        return [Calibrated(*each) for each in self.safe(variants, search)]
-
-    def safe(
-        self, variants: Sequence[Variant], search: Callable[[Variant], Result]
-    ) -> list[tuple[Variant, Result]]:
-        """The variants for which something can be proven; if there is none, `NoSafeThreshold`."""
+        """A policy for each variant that has a safe one; further arguments as for `calibrate_variant`."""
         self.log("calibrating")
-        found, refusals = [], {}
-        for each in variants:
+        calibrated, refusals = [], {}
+        for variant in variants:
             try:
-                found.append((each, search(each)))
+                calibrated.append(
+                    self.calibrate_variant(variant, target, rules=rules, choices=choices, spent=spent)
+                )
             except NoSafeThreshold as refusal:
-                refusals[each.precision] = refusal
-        if not found:
+                refusals[variant.precision] = refusal
+        if not calibrated:
             raise next(iter(refusals.values()))
         for precision, reason in refusals.items():
             self.log(f"{precision}: {reason}")
-        return found
+        return calibrated
+
+    def calibrate_variant(
+        self, variant: Variant, target: Guarantee, *, rules: Sequence[str] | None, choices: int, spent: float
+    ) -> Calibrated:
+        """A policy. The guarantee allows for all `choices`, of variants and rungs; `spent` is the delta of earlier
+        attempts."""
+        calibration = calibrate(
+            variant.trace,
+            rules,
+            target,
+            fit_on=self.trace(variant.folder, variant.precision, "fit"),
+            choices=choices,
+            spent=spent,
+            allow_training_rows=True,  # as often as texts to come repeat them: the split is random
+        )
+        return Calibrated(variant, calibration)
 
     def choose(self, calibrated: Sequence[Calibrated], tried: int) -> tuple[Calibrated, str]:
         """The faster one on calibration texts, and the reason in words."""
         if len(calibrated) == 1:
-            return calibrated[0], only_one(tried)
+            return calibrated[0], f"the only precision {'tried' if tried == 1 else 'with a safe policy'}"
         self.log("timing " + " and ".join(each.variant.precision for each in calibrated))
         speeds = self.compare_speed(
-            {each.variant.precision: predictor(each.variant.folder, each.policy) for each in calibrated},
-            self.split.calibration.texts,
+            {each.variant.precision: self.predictor(each.variant.folder, each.policy) for each in calibrated},
+            self.split.calibration,
             CHOICE_SECONDS,
         )
         best = min(calibrated, key=lambda each: speeds[each.variant.precision].cost)
-        return best, faster_one(best.variant.precision, speeds)
+        return best, faster_one(best.variant.precision, speeds, self.unit)
 
     def compare_speed(
-        self, contenders: Mapping[str, Predict], examples: Sequence[Any], seconds: float
+        self, contenders: Mapping[str, Predict], part: TextSet, seconds: float
     ) -> dict[str, Speed]:
-        return compare_speed(contenders, examples[:BATCH], seconds=seconds, progress=self.progress)
+        examples = part.examples[: TIMED_QUERIES if part.by_query else BATCH]
+        return compare_speed(contenders, examples, seconds=seconds, progress=self.progress)
+
+    def predictor(self, folder: Path, policy: Policy) -> Predict:
+        if self.unit == "query":
+            return Reranker.from_pretrained(folder, policy).rank_many
+        return Classifier.from_pretrained(folder, policy).predict
+
+    def predict_by_original(self, examples: Sequence[Any]) -> Array:
+        if self.unit == "query":
+            examples = [(query, document) for query, documents in examples for document in documents]
+        return self.original.logits(examples)
+
+    @property
+    def unit(self) -> str:
+        """What counts as one example."""
+        return "query" if self.split.test.by_query else "text"
 
     def test(
         self,
@@ -245,25 +269,25 @@ class Steps:
         if not tuned and variant.precision == "fp32":
             same_bits = is_bit_equal(self.original, load_model(exits)[0], self.split.test.texts[:SAME_BITS])
         contenders: dict[str, tuple[Predict, Trace, Policy | None]] = {
-            ORIGINAL: (self.original.logits, trace, None),
+            ORIGINAL: (self.predict_by_original, trace, None),
             **{
                 full_depth_name(precision): (
-                    predictor(folder, NEVER),
+                    self.predictor(folder, NEVER),
                     self.trace(folder, folder.name, "test"),
                     NEVER,
                 )
                 for precision, folder in plain.items()
             },
-            EXITS: (predictor(variant.folder, policy), trace, policy),
+            EXITS: (self.predictor(variant.folder, policy), trace, policy),
         }
         self.log("timing the original and the retrofitted model")
         predictors = {name: predict for name, (predict, _, _) in contenders.items()}
-        speeds = self.compare_speed(predictors, self.split.test.texts, TEST_SECONDS)
+        speeds = self.compare_speed(predictors, self.split.test, TEST_SECONDS)
         rows = [
-            measure_contender(name, at, under, speeds[name], speeds[ORIGINAL], target.tolerance)
+            measure_contender(name, at, under, speeds[name], speeds[ORIGINAL], target)
             for name, (_, at, under) in contenders.items()
         ]
-        decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem)
+        decision = policy.decide_trace(trace, target.top_k)
         assert policy.certificate is not None
         cut = chosen.calibration.static_cut
         cut_layer: Any = cut and cut.policy.threshold
@@ -271,7 +295,7 @@ class Steps:
             date=str(date.today()),
             original=self.original.name,
             data=self.data,
-            unit="text",
+            unit=self.unit,
             examples=self.split.sizes(),
             runtime=runtime,
             precision=variant.precision,
@@ -284,7 +308,9 @@ class Steps:
             layers=tuple(trace.layers),
             exits=exit_shares(decision.exits, trace),
             comparison=tuple(rows),
-            unseen=measure_unseen(trace[trace.unseen()], policy, target.tolerance),
+            unseen=None
+            if self.unit == "query"
+            else measure_unseen(trace[trace.unseen()], policy, target.tolerance),
             full_depth_bit_equal=same_bits,
             megabytes=self.megabytes(variant, runtime, tuned),
         )
@@ -299,15 +325,19 @@ class Steps:
         )
 
     def finish(self, home: Path, chosen: Calibrated, results: RetrofitResults) -> None:
-        """Writes the report, then the model folder, which is complete once it exists."""
-        trace = self.trace(chosen.variant.folder, chosen.variant.precision, "test")
+        """Writes the report, if it is about texts, then the model folder, which is complete once it exists."""
+        if self.unit == "text":
+            self.report(home, chosen.variant, results)
+        with atomic_folder(home / "model") as draft:
+            self.write_model(draft, chosen.variant, results)
+            store_policy(draft, chosen.policy, chosen.calibration.trace)
+
+    def report(self, home: Path, variant: Variant, results: RetrofitResults) -> None:
+        trace = self.trace(variant.folder, variant.precision, "test")
         if not trace.problem.has_classes and trace.labels is None:
             # the curves then show the correlation with the original
             trace = replace(trace, labels=trace.reference_predictions())
         report({"test texts": trace}, lead="\n".join(results.verdict())).save(home / "report")
-        with atomic_folder(home / "model") as draft:
-            self.write_model(draft, chosen.variant, results)
-            store_policy(draft, chosen.policy, chosen.calibration.trace)
 
     def write_model(self, folder: Path, variant: Variant, results: RetrofitResults) -> None:
         """The chosen variant with the results, and the original where full depth is not the same."""
@@ -339,15 +369,7 @@ class Steps:
         return folder
 
 
-def predictor(folder: Path, policy: Policy) -> Predict:
-    return Classifier.from_pretrained(folder, policy).predict
-
-
-def only_one(tried: int) -> str:
-    return f"the only precision {'tried' if tried == 1 else 'with a safe policy'}"
-
-
-def faster_one(precision: str, speeds: Mapping[str, Speed], unit: str = "text") -> str:
+def faster_one(precision: str, speeds: Mapping[str, Speed], unit: str) -> str:
     (other,) = speeds.keys() - {precision}
     times = speeds[precision].times_faster_than(speeds[other])
     return (
@@ -362,5 +384,5 @@ def exit_shares(exits: Array, trace: Trace) -> tuple[float, ...]:
 
 
 def measure_unseen(trace: Trace, policy: Policy, tolerance: float | None) -> Unseen:
-    decision = policy.decide(trace.logits, trace.gates, trace.layers, trace.problem)
+    decision = policy.decide_trace(trace)
     return Unseen(len(trace), int((~trace.agrees(decision.logits, tolerance)).sum()))

@@ -13,7 +13,7 @@ from offramp.data.files import text_columns
 from offramp.errors import BadData
 from offramp.files import digest
 from offramp.guarantees import Guarantee
-from offramp.guarantees.bounds import binomial_examples
+from offramp.guarantees.bounds import BOUNDS
 from offramp.inference.texts import Text
 from offramp.problems import Array
 from offramp.row_hashes import hash_rows, split_rows
@@ -30,6 +30,18 @@ class TextSet:
     labels: Array | None
     groups: Array
     """A hash of each text, or of its group."""
+    by_query: bool = False
+    """Whether the pairs of a query, which are a group, are one example."""
+
+    @property
+    def examples(self) -> Sequence[Any]:
+        """The texts, or each query with its documents."""
+        if not self.by_query:
+            return self.texts
+        documents: dict[str, list[str]] = {}
+        for pair in self.texts:
+            documents.setdefault(pair[0], []).append(pair[1])
+        return [*documents.items()]
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -49,7 +61,8 @@ class TextSplit:
     test: TextSet
 
     def sizes(self) -> dict[str, int]:
-        return {name: len(part) for name, part in vars(self).items()}
+        """The number of examples of each part."""
+        return {name: len(part.examples) for name, part in vars(self).items()}
 
     def before(self, part: str) -> Array:
         """The hashes of the texts that have been used before those of a part are."""
@@ -62,16 +75,24 @@ class TextSplit:
 
 
 def split_texts(
-    texts: Sequence[Text], labels: Array | None = None, groups: Sequence[Any] | None = None
+    texts: Sequence[Text],
+    labels: Array | None = None,
+    groups: Sequence[Any] | None = None,
+    by_query: bool = False,
 ) -> TextSplit:
     """A random split that is the same for the same texts. Rows of a group stay together; those of a text do not:
-    if frequent texts could only be learned from, they would never be tested.
+    if frequent texts could only be learned from, they would never be tested. With `by_query`, pairs of a query are a
+    group.
     """
+    if by_query:
+        groups = [text[0] for text in texts]
     keys = hash_rows(texts) if groups is None else hash_rows(map(str, groups))
     test, calibration, fit, learn = split_rows(keys, [TEST, CALIBRATION, FIT], together=groups is not None)
 
     def part(rows: Array) -> TextSet:
-        return TextSet([texts[row] for row in rows], None if labels is None else labels[rows], keys[rows])
+        return TextSet(
+            [texts[row] for row in rows], None if labels is None else labels[rows], keys[rows], by_query
+        )
 
     return TextSplit(part(learn), part(fit), part(calibration), part(test))
 
@@ -80,19 +101,21 @@ def check_enough(split: TextSplit, target: Guarantee, rules: int, precisions: in
     """Too few texts to prove the guarantee, even without errors, are an error."""
     bounds = target.epsilon.values() if isinstance(target.epsilon, Mapping) else [target.epsilon]
     delta, most = target.delta / (rules * precisions), CALIBRATION[1]  # they share it
-    proof = sum(binomial_examples([0.0], bound, delta) or most for bound in bounds)
-    wanted = f"a bound of {min(bounds):g} takes {proof} distinct texts to calibrate on"
+    needed_for, by_query = BOUNDS[target.loss.bound].examples_needed, split.calibration.by_query
+    units = "queries" if by_query else "texts"
+    proof = sum(needed_for([0.0], bound, delta) or most for bound in bounds)
+    wanted = f"a bound of {min(bounds):g} takes {proof} distinct {units} to calibrate on"
     if proof > most:
         raise BadData(f"{wanted}, and at most {most} are used. Allow a larger bound.")
     total, unseen = sum(split.sizes().values()), split.unseen("calibration")
     if unseen < proof:
-        needed, repeated = ceil(proof / CALIBRATION[0]) + 1, repeated_share(split)
+        needed, repeated = ceil(proof / CALIBRATION[0]) + 1, 0 if by_query else repeated_share(split)
         distinct = (
             f"; {repeated:.0%} of the calibration texts repeat others and do not count" if repeated else ""
         )
         raise BadData(
-            f"not enough texts ({total}): {wanted}, so {needed} in all, and more if predictions change{distinct}. "
-            "Add texts, or allow a larger bound."
+            f"not enough {units} ({total}): {wanted}, so {needed} in all, and more if predictions change{distinct}. "
+            f"Add {units}, or allow a larger bound."
         )
 
 
@@ -104,6 +127,8 @@ def repeated_share(split: TextSplit) -> float:
 def describe_repeats(split: TextSplit) -> list[str]:
     """Lines for people about texts that repeat, or nearly do."""
     part, lines = split.calibration, []
+    if part.by_query:
+        return []
     if repeated := repeated_share(split):
         lines.append(
             f"{repeated:.0%} of the {len(part)} calibration rows repeat another row or one to learn from; "
