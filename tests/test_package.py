@@ -34,8 +34,9 @@ def test_a_bad_argument_is_a_value_error(policy: str) -> None:
 
 
 def test_a_missing_extra_gives_the_pip_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing_extra = offramp.MissingExtra
     monkeypatch.setattr(offramp, "import_module", import_without("torch"))
-    with pytest.raises(offramp.MissingExtra, match=re.escape("pip install 'offramp[train]'")):
+    with pytest.raises(missing_extra, match=re.escape("pip install 'offramp[train]'")):
         _ = offramp.ExitModel
 
 

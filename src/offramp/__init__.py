@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from offramp.errors import MissingExtra, extra_with, install_hint
+from offramp.errors import explain_missing
 
 __version__ = "0.1.0"
 
@@ -22,12 +22,8 @@ __all__ = sorted(_MODULES)
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'offramp' has no attribute {name!r}")
-    try:
+    with explain_missing(f"offramp.{name}"):
         return getattr(import_module(_MODULES[name]), name)
-    except ModuleNotFoundError as error:
-        if (extra := extra_with(error.name)) is None:
-            raise
-        raise MissingExtra(f"offramp.{name} {install_hint(error.name, extra)}") from error
 
 
 def __dir__() -> list[str]:

@@ -1,11 +1,16 @@
 """Errors that a caller can cause. Each message names the cause and the next step."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
 EXTRAS = {
     "measure": "scipy sklearn",
     "train": "torch transformers accelerate datasets",
     "onnx": "onnxruntime",
     "export": "onnx onnxscript",
     "serve": "fastapi prometheus_client uvicorn",
+    "parquet": "pyarrow",
     "ray": "ray",
 }
 """The modules that each extra installs."""
@@ -111,6 +116,21 @@ def extra_with(module: str | None) -> str | None:
     """
     top = (module or "").split(".")[0]
     return next((extra for extra, modules in EXTRAS.items() if top in modules.split()), None)
+
+
+def is_installed(extra: str) -> bool:
+    return all(find_spec(module) for module in EXTRAS[extra].split())
+
+
+@contextmanager
+def explain_missing(feature: str) -> Iterator[None]:
+    """`MissingExtra` for a package that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (extra := extra_with(error.name)) is None:
+            raise
+        raise MissingExtra(f"{feature} {install_hint(error.name, extra)}", name=error.name) from error
 
 
 def install_hint(module: str | None, extra: str) -> str:

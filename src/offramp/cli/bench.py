@@ -4,6 +4,8 @@ import platform
 from dataclasses import asdict
 from datetime import date
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -12,6 +14,7 @@ from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions, texts_of
 from offramp.cli.options import RuntimeOptions
 from offramp.cli.progress import in_terminal
+from offramp.cpus import available_cpus
 from offramp.errors import BadOption
 from offramp.wording import count
 
@@ -48,8 +51,7 @@ def bench(
     folder = find_model(model)
     info = ModelInfo.read(folder)
     task = data.load_task(info, columns)
-    rows = task.load(data.split_name)[data.split_name]
-    rows = rows.select(range(min(limit, len(rows))))
+    rows = {name: values[:limit] for name, values in task.columns(data.split_name).items()}
     texts = texts_of(rows)
     classifier = runtime.load(folder, policy)
     if classifier.policy.rule.reads == "nothing":
@@ -76,23 +78,19 @@ def bench(
         "repeats": repeats,
         "policy": str(classifier.policy),
         "date": str(date.today()),
-        **machine(),
+        **machine(runtime.threads),
         "runs": [asdict(contender) for contender in contenders],
     }
     heading = f"{count(len(texts), 'text')}, median of {count(repeats, 'run')}"
     return Result(values, f"{heading}\n\n{comparison_table(contenders)}")
 
 
-def machine() -> dict[str, Any]:
-    """The machine and versions that a timing belongs to."""
-    import torch
-    import transformers
-
+def machine(threads: int | None) -> dict[str, Any]:
+    packages = [name for name in ("torch", "transformers", "onnxruntime") if find_spec(name)]
     return {
         "machine": platform.machine(),
         "system": platform.system(),
-        "threads": torch.get_num_threads(),
+        "threads": threads or available_cpus(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **{name: version(name) for name in packages},
     }

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -22,7 +23,16 @@ import yaml
 from typer.models import OptionInfo
 
 import offramp
-from offramp.errors import BadPolicy, NoSafeThreshold, OfframpError, extra_with, install_hint
+from offramp.errors import (
+    EXTRAS,
+    BadPolicy,
+    MissingExtra,
+    NoSafeThreshold,
+    OfframpError,
+    extra_with,
+    install_hint,
+    is_installed,
+)
 from offramp.wording import did_you_mean
 
 EXIT_CODES = {
@@ -84,7 +94,8 @@ def command(work: Callable[..., Result]) -> Callable[..., None]:
         flags.pop("config")
         for name, group in groups.items():
             flags[name] = group(**{field.name: flags.pop(field.name) for field in fields(group)})
-        with report_errors(names, debug), report_warnings(names):
+        model = flags.get("model") or getattr(flags.get("options"), "model", None)
+        with report_errors(names, debug), report_warnings(names), name_extras(work.__name__, model):
             show(work(**flags), as_json)
 
     run.__doc__ = work.__doc__
@@ -182,6 +193,40 @@ def show(result: Result, as_json: bool) -> None:
     sys.stdout.flush()  # so that a full disk or a closed pipe is reported here
 
 
+EXTRAS_OF = {
+    "retrofit": ["train"],
+    "train": ["train"],
+    "curve": ["measure"],
+    "calibrate": ["measure"],
+    "predict_files": ["ray"],
+    "serve": ["serve"],
+    "export": ["export"],
+    "import_checkpoint": ["train"],
+}
+"""The extras that each command needs, apart from that of the model's runtime."""
+
+
+@contextmanager
+def name_extras(command: str, model: str | None) -> Iterator[None]:
+    """If a package is missing, name all extras that are: that of the package, of the command, and of the model."""
+    try:
+        yield
+    except ImportError as error:
+        if (extra := extra_with(error.name)) is None:
+            raise
+        from offramp.folder import is_exported
+
+        runtime = []
+        if model is not None:
+            runtime = ["onnx" if is_exported(model) or is_exported(f"{model}/model") else "train"]
+        needed = dict.fromkeys([extra, *EXTRAS_OF.get(command, []), *runtime])
+        missing = [each for each in needed if not is_installed(each)]
+        if isinstance(error, MissingExtra) and missing == [extra]:
+            raise
+        modules = [name for each in missing for name in EXTRAS[each].split() if not find_spec(name)]
+        raise MissingExtra(f"this command {install_hint(', '.join(modules), ','.join(missing))}") from error
+
+
 @contextmanager
 def report_errors(flags: Mapping[str, str], debug: bool) -> Iterator[None]:
     try:
@@ -205,8 +250,6 @@ def describe(error: BaseException) -> tuple[int, str]:
         return 130, "interrupted; run the same command again"
     if isinstance(error, NoSafeThreshold):
         return 3, one_line(error)
-    if isinstance(error, ModuleNotFoundError) and (extra := extra_with(error.name)):
-        return 1, f"this command {install_hint(error.name, extra)}"
     if isinstance(error, OfframpError):
         return 1, one_line(error)
     if isinstance(error, OSError) and error.strerror:

@@ -1,6 +1,6 @@
 """The data of a command: a known task, local files, or a dataset on the hub; and a trace of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +21,7 @@ HUB = "Dataset on the hub: NAME or NAME:CONFIG."
 TASK = "Known task, such as mrpc; see `offramp list tasks`."
 
 
+Columns = Mapping[str, list[Any]]
 SWAPPED = 0.75
 """The share of rows that renamed labels must explain before they count as swapped."""
 
@@ -130,11 +131,15 @@ def match_labels(task: "Task", model: "ModelInfo") -> "Task":
     return task.with_label_order(model.labels, model.backbone)
 
 
-def texts_of(rows: Any) -> list[Any]:
-    """The texts of a loaded split, or its pairs."""
-    if "text_pair" not in rows.column_names:
-        return list(rows["text"])
-    return list(zip(rows["text"], rows["text_pair"], strict=True))
+def texts_of(columns: Columns) -> list[Any]:
+    """The texts of a split, or its pairs."""
+    if "text_pair" not in columns:
+        return columns["text"]
+    return list(zip(columns["text"], columns["text_pair"], strict=True))
+
+
+def select(columns: Columns, rows: Iterable[int]) -> Columns:
+    return {name: [values[row] for row in rows] for name, values in columns.items()}
 
 
 def collect_trace(
@@ -155,8 +160,8 @@ def collect_trace(
     from offramp.reports.results import RetrofitResults
 
     task = data.load_task(ModelInfo.read(folder), columns)
-    rows = task.load(data.split_name)[data.split_name]
-    rows = rows if chosen is None else rows.select(chosen)
+    rows: Columns = task.columns(data.split_name)
+    rows = rows if chosen is None else select(rows, chosen)
     name = f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name
     classifier = runtime.load(folder, "never", batch_tokens=batch_tokens)
     found = collect(classifier, rows, metrics=task.metrics, data=name, progress=in_terminal())

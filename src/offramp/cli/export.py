@@ -58,9 +58,9 @@ def export(
     check_output(out, force=None)
     sample, others = None, None
     if data.given():  # read first, so that bad data fails before the export
-        rows = data.load_task(info, columns).load(data.split_name)[data.split_name]
+        texts = texts_of(data.load_task(info, columns).columns(data.split_name))
         if precision == "int8":
-            sample, others = split_sample(rows, calibrates)
+            sample, others = split_sample(texts, calibrates)
     with atomic_folder(out) as draft:
         export_model(folder, draft, precision, texts=sample)
         if calibrates:
@@ -91,16 +91,16 @@ def export(
     return Result(values, "\n".join(lines))
 
 
-def split_sample(rows: Any, calibrates: bool) -> tuple[list[Any], list[int]]:
+def split_sample(texts: list[Any], calibrates: bool) -> tuple[list[Any], list[int]]:
     """Texts to find the scales of int8 on, and the rows that are left to calibrate on.
 
     They are kept apart because a guarantee is about texts that the model has not seen.
     """
     from offramp.onnx_export.exporter import SAMPLE_TEXTS
 
-    step = max(5 if calibrates else 1, -(-len(rows) // SAMPLE_TEXTS))
-    others = [row for row in range(len(rows)) if row % step]
-    return texts_of(rows.select(range(0, len(rows), step))), others
+    step = max(5 if calibrates else 1, -(-len(texts) // SAMPLE_TEXTS))
+    others = [row for row in range(len(texts)) if row % step]
+    return texts[::step], others
 
 
 def target_flags(info: "ModelInfo") -> str:

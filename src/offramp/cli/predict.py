@@ -163,7 +163,7 @@ def predict_submission(
 
     from offramp.data.submission import write_submission
 
-    rows = task.load("test")["test"]
+    rows = task.columns("test")
     decision = classifier.decide(texts_of(rows), classifier.resolve_policy(classifier.policy, max_layer))
     layers = np.asarray(classifier.runtime.info.exits)[decision.exits]
     files = write_submission(
@@ -175,8 +175,8 @@ def predict_submission(
     )
     values = {
         "files": [str(file) for file in files],
-        "examples": len(rows),
+        "examples": len(layers),
         "mean_layer": float(layers.mean()),
     }
-    found = f"{count(len(rows), 'prediction')}, mean layer {layers.mean():.2f}"
+    found = f"{count(len(rows['idx']), 'prediction')}, mean layer {layers.mean():.2f}"
     return Result(values, f"{', '.join(map(str, files))}: {found}")

@@ -1,12 +1,10 @@
 """Batch prediction on Ray Data, on one machine or on a cluster."""
 
-from offramp.errors import MissingExtra, install_hint
+from offramp.errors import explain_missing
 
-try:
+with explain_missing("offramp.cluster"):
     import pyarrow.dataset  # noqa: F401
     import ray.data  # noqa: F401
-except ModuleNotFoundError as error:
-    raise MissingExtra(f"offramp.cluster {install_hint(str(error.name), 'ray')}") from error
 
 from offramp.cluster.job import RunSummary, predict
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from offramp.errors import BadData
+from offramp.errors import BadData, explain_missing
 from offramp.wording import count
 
 Column: TypeAlias = int | str
@@ -384,8 +384,9 @@ def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _parquet(path: Path) -> Iterator[Record]:
-    import pyarrow
-    import pyarrow.parquet
+    with explain_missing(f"{path} is a Parquet file, which"):
+        import pyarrow
+        import pyarrow.parquet
 
     try:
         table = pyarrow.parquet.read_table(path)

@@ -267,25 +267,33 @@ class Task:
         """The given splits, or all of them, with every row checked."""
         import datasets
 
+        self._check()
+        return datasets.DatasetDict({split: self._dataset(split) for split in splits or self.splits})
+
+    def columns(self, split: str) -> dict[str, list[Any]]:
+        """The columns of one split, with every row checked; for local files, without the package datasets."""
+        self._check()
+        if split not in self.splits:
+            raise BadData(f"{self.name} has no split {split!r} here; it has {', '.join(self.splits)}")
+        table = self.splits[split].read()
+        return check_rows(table, self.text_columns, self.labels, self.problem, self.separator, self.bad_rows)
+
+    def _check(self) -> None:
         if self.bad_rows not in ("error", "drop"):
             raise BadData(f"bad_rows={self.bad_rows!r}, expected error or drop")
         if not self.splits:
             raise BadData(f"{self.name} is not on the hub; pass folder=..., the folder of its files")
-        return datasets.DatasetDict({split: self._dataset(split) for split in splits or self.splits})
 
     def _dataset(self, split: str) -> "Dataset":
         import datasets
 
-        if split not in self.splits:
-            raise BadData(f"{self.name} has no split {split!r} here; it has {', '.join(self.splits)}")
-        table, texts = self.splits[split].read(), self.text_columns
-        columns = check_rows(table, texts, self.labels, self.problem, self.separator, self.bad_rows)
+        columns = self.columns(split)
         label_types: dict[str, object] = {
             SINGLE_LABEL: datasets.ClassLabel(names=list(self.labels or ())),
             MULTI_LABEL: datasets.List(datasets.Value("float32")),  # as binary cross-entropy expects
             REGRESSION: datasets.Value("float32"),
         }
-        features = {text: datasets.Value("string") for text in texts}
+        features = {text: datasets.Value("string") for text in self.text_columns}
         features |= {"label": label_types[self.problem]} if "label" in columns else {}
         features["idx"] = datasets.Value("int64")
         return datasets.Dataset.from_dict(columns, features=datasets.Features(features))

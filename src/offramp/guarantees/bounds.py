@@ -11,7 +11,6 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betainc, logsumexp
 
 from offramp.problems import Array
 
@@ -36,6 +35,8 @@ def binomial(losses: ArrayLike, epsilon: float) -> float:
 
 
 def binomial_tail(errors: int, examples: int, epsilon: float) -> float:
+    from scipy.special import betainc  # not installed where models only run
+
     return 1.0 if errors >= examples else float(betainc(examples - errors, errors + 1, 1 - epsilon))
 
 
@@ -78,7 +79,7 @@ def log_money(losses: Array, epsilon: float, examples: int, bets: Sequence[float
     sizes = np.array(bets) / (1 - epsilon)  # the largest bet loses all if the loss is 1
     values, counts = np.unique(losses, return_counts=True)
     growth = np.log1p(-np.outer(sizes, values - epsilon)) @ counts / len(losses)
-    return float(logsumexp(examples * growth) - np.log(len(sizes)))
+    return float(np.logaddexp.reduce(examples * growth) - np.log(len(sizes)))
 
 
 def betting_examples(

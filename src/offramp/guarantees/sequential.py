@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import logsumexp
 
 from offramp.guarantees.bounds import NET_BETS, betting_examples, bisect
 from offramp.problems import Array
@@ -140,5 +139,5 @@ def column(values: Sequence[float]) -> Array:
 
 def mean_money(paths: Array, gamblers: int) -> Array:
     """The logarithm of the mean money of all gamblers, of which `paths` are those that have any left."""
-    total = logsumexp(paths, axis=0) if len(paths) else -np.inf
+    total = np.logaddexp.reduce(paths, axis=0) if len(paths) else -np.inf
     return np.asarray(total - np.log(gamblers))

@@ -12,7 +12,7 @@ from typing import Any, Self, TypedDict, Unpack, overload
 import numpy as np
 
 from offramp.engine import WINDOW, Engine
-from offramp.errors import BadOption
+from offramp.errors import BadOption, explain_missing
 from offramp.folder import SavedTokenizer, copy_model, find_model, is_exported, load_model, push_model
 from offramp.inference.prediction import Prediction, predictions
 from offramp.inference.texts import BatchTokenizer, Text, check_texts, chunks, is_single
@@ -185,7 +185,8 @@ class Classifier:
 
     def sklearn(self, policy: Policy | str | None = None, classes: Sequence[Any] | None = None) -> Any:
         """A fitted scikit-learn estimator; it predicts `classes` instead of label names if they are given."""
-        from offramp.inference.estimator import estimator
+        with explain_missing("Classifier.sklearn"):
+            from offramp.inference.estimator import estimator
 
         return estimator(self, policy, classes)
 

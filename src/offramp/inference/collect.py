@@ -1,7 +1,7 @@
 """One pass of a model over a data set, run by the engine: where every trace comes from."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -39,9 +39,9 @@ def collect(
 
     Args:
         model: an `ExitModel`, or a `Classifier` to use its runtime, tokenizer, `batch_tokens` and `max_length`.
-        dataset: a `datasets.Dataset` or `IterableDataset` with the columns `text` and optionally `text_pair`, or
-            with `input_ids`; optionally `label` or `labels`, and `idx` or `id`. Labels that are all -1 or None, as
-            in a hidden test set, count as unlabelled.
+        dataset: a `datasets.Dataset` or `IterableDataset`, or a mapping of columns to lists, with the columns `text`
+            and optionally `text_pair`, or with `input_ids`; optionally `label` or `labels`, and `idx` or `id`. Labels
+            that are all -1 or None, as in a hidden test set, count as unlabelled.
         tokenizer: the model's fast tokenizer, needed for texts.
         batch_tokens: the most tokens in a micro-batch, padding included; by default what suits the runtime.
         max_length: the number of tokens at which texts are truncated; by default as in training, or the
@@ -52,7 +52,7 @@ def collect(
             so that a guarantee must be proven on one row of each.
         progress: show a progress bar.
     """
-    columns = dataset.column_names or ()
+    columns = column_names(dataset)
     if group and columns and group not in columns:
         raise BadOption(f"group={group!r}: no such column; choose one of {', '.join(columns)}")
     was_training = getattr(model, "training", False)
@@ -108,17 +108,18 @@ def run(
     from tqdm.auto import tqdm
 
     problem, classes = engine.runtime.info.problem, len(engine.runtime.info.labels)
-    total = len(dataset) if hasattr(dataset, "__len__") else None
-    label_columns = [name for name in ("label", "labels") if name in (dataset.column_names or ())]
+    total, columns = count_rows(dataset), column_names(dataset)
+    label_columns = [name for name in columns if name in ("label", "labels")]
+    others: Sequence[str] | None = None
     parts: dict[str, list[Array]] = defaultdict(list)
     if total and label_columns:
-        for _, _, labels in read(dataset.select_columns(label_columns), engine.window, problem, classes):
+        for _, _, labels in read(dataset, label_columns, engine.window, problem, classes):
             if labels is not None:
                 parts["labels"].append(labels)
-        dataset = dataset.remove_columns(label_columns)
+        others = [name for name in columns if name not in label_columns]
     logits = None if total is None else np.empty((total, len(engine.runtime.info.exits), classes), np.float32)
     with tqdm(total=total, unit=" examples", disable=not progress) as bar:
-        for first, batch, labels in read(dataset, engine.window, problem, classes):
+        for first, batch, labels in read(dataset, others, engine.window, problem, classes):
             tokens = tokenize(batch, first, tokenizer)
             rows = range(first, first + len(tokens))
             outputs, gates = engine.trace(tokens)
@@ -147,18 +148,39 @@ def run(
     return arrays if logits is None else arrays | {"logits": logits}
 
 
+def column_names(dataset: Any) -> Sequence[str]:
+    """Those of a stream may be unknown."""
+    return [*dataset] if isinstance(dataset, Mapping) else dataset.column_names or ()
+
+
+def count_rows(dataset: Any) -> int | None:
+    """None for a stream."""
+    if isinstance(dataset, Mapping):
+        return len(next(iter(dataset.values()), ()))
+    return len(dataset) if hasattr(dataset, "__len__") else None
+
+
 def read(
-    dataset: Any, size: int, problem: Problem, classes: int
+    dataset: Any, columns: Sequence[str] | None, size: int, problem: Problem, classes: int
 ) -> Iterator[tuple[int, Batch, Array | None]]:
-    """The data set in batches: the number of the first row, the columns, and the labels if there are any."""
+    """The data set in batches: the number of the first row, some columns or all, and the labels if there are any."""
     first, labelled = 0, None
-    for batch in dataset.with_format(None).iter(batch_size=size):
+    for batch in batches(dataset, columns, size):
         labels = read_labels(batch.get("label", batch.get("labels", [])), first, problem, classes)
         if labelled is not None and labelled != (labels is not None):
             raise unlabelled(0 if labels is not None else first)
         labelled = labels is not None
         yield first, batch, labels
         first += len(next(iter(batch.values())))
+
+
+def batches(dataset: Any, columns: Sequence[str] | None, size: int) -> Iterator[Batch]:
+    if isinstance(dataset, Mapping):
+        for start in range(0, count_rows(dataset) or 0, size):
+            yield {name: dataset[name][start : start + size] for name in columns or dataset}
+    else:
+        chosen = dataset if columns is None else dataset.select_columns(columns)
+        yield from chosen.with_format(None).iter(batch_size=size)
 
 
 def read_labels(labels: Sequence[Any], first: int, problem: Problem, classes: int) -> Array | None:

@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import binomtest
-
 from offramp.files import read_json
 from offramp.measuring.comparison import Contender
 from offramp.policy import Certificate
@@ -158,6 +156,8 @@ def loss_text(results: RetrofitResults) -> str:
 
 
 def share_text(number: int, total: int, unit: str) -> str:
+    from scipy.stats import binomtest
+
     if not total:
         return f"no {unit}s"
     interval: Any = binomtest(number, total).proportion_ci()
