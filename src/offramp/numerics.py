@@ -10,7 +10,8 @@ Array: TypeAlias = NDArray[Any]
 
 def finite_rows(logits: Array) -> Array:
     """(...) False where any of the logits (..., classes) is NaN or infinite."""
-    return np.asarray(np.isfinite(logits).all(-1))
+    finite: Array = np.isfinite(logits).all(-1)
+    return finite
 
 
 def softmax(logits: Array) -> Array:
@@ -38,7 +39,7 @@ def entropy(logits: Array) -> Array:
 
 
 def _below_top(logits: Array) -> Array:
-    wide: Array = np.array(logits, np.float64)
+    wide: Array = logits.astype(np.float64)
     with np.errstate(invalid="ignore"):  # inf - inf
         wide -= wide.max(-1, keepdims=True)
     return wide

@@ -67,17 +67,17 @@ def test_the_reference_decides_what_agreement_means() -> None:
 def test_features_follow_the_class_predicted_now() -> None:
     rule = Agreement()
     state, first = rule.observe(rule.start((1, 1)), np.array([[[3.0, 0.0]]]))
-    np.testing.assert_allclose(first.T, [[3, 3, 3, 3, 3, 0]])
+    np.testing.assert_allclose(first[0], [[3, 3, 3, 3, 3, 0]])
     state, second = rule.observe(state, np.array([[[0.0, 1.0]]]))  # class 1, which had log-odds of -3
-    np.testing.assert_allclose(second.T, [[1, -3, -1, -3, 1, 0]])
+    np.testing.assert_allclose(second[0], [[1, -3, -1, -3, 1, 0]])
     _, third = rule.observe(state, np.array([[[0.0, 2.0]]]))
-    np.testing.assert_allclose(third.T, [[2, 1, 0, -3, 2, 1]], atol=1e-12)
+    np.testing.assert_allclose(third[0], [[2, 1, 0, -3, 2, 1]], atol=1e-12)
 
 
 def test_of_several_labels_the_least_certain_counts() -> None:
     rule = Agreement()
     _, features = rule.observe(rule.start((1, 2)), MULTI_LABEL.choices(np.array([[5.0, -0.5]])))
-    np.testing.assert_allclose(features[0, 0], 0.5)
+    np.testing.assert_allclose(features[0, 0, 0], 0.5)
 
 
 def test_an_exit_that_is_not_finite_counts_as_undecided() -> None:

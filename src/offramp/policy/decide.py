@@ -211,10 +211,11 @@ def advance(
     finite = finite_rows(logits)
     choices = problem.choices(logits)
     if rule.reads == "gate":
-        read = np.asarray(gate)[:, None]
+        assert gate is not None  # see `check_rule`
+        read = gate[:, None]
         finite &= np.isfinite(read[:, 0])
     elif rule.reads == "layer":
-        read = np.full((len(logits), 1), layer)
+        read = np.full_like(logits[:, :1], layer)
     else:
         read = choices
     if state is None and isinstance(rule, Rank):

@@ -86,7 +86,7 @@ class Agreement(Rule):
         for exit in range(len(trace.layers)):
             logits = trace.problem.choices(trace.logits[:, exit])
             state, features = rule.observe(state or rule.start(logits.shape[:2]), logits)
-            rows.append(fit_exit(features.T, trace.agrees(trace.logits[:, exit], tolerance)))
+            rows.append(fit_exit(features[:, 0], trace.agrees(trace.logits[:, exit], tolerance)))
         return cls(rule.tolerance, tuple(rows))
 
     def check(self, exits: int) -> None:
@@ -105,24 +105,22 @@ class Agreement(Rule):
     def step(self, seen: History, logits: Array) -> tuple[History, Array]:
         state, features = self.observe(seen, logits)
         intercept, weights = self._weights[state.exits - 1]
-        probability = 1 / (1 + np.exp(-intercept - (weights * features).sum(0)))
-        if logits.ndim > 2 and logits.shape[1] > 1:  # all labels of an example leave together
-            probability = np.repeat(probability, logits.shape[1])
-        return state, probability.reshape(logits.shape[:-1])
+        readiness: Array = 1 / (1 + np.exp(-intercept - (weights * features).sum(-1)))
+        return state, readiness
 
     @cached_property
     def _weights(self) -> list[tuple[float, Array]]:
-        """Intercept and weights (features, 1) of each exit."""
+        """Intercept and weights (features,) of each exit."""
         assert self.coefficients is not None  # see `check`
-        return [(first, np.array(others)[:, None]) for first, *others in self.coefficients]
+        return [(first, np.array(others)) for first, *others in self.coefficients]
 
     def observe(self, seen: History, logits: Array) -> tuple[History, Array]:
-        """The history after this exit, and the features (features, examples) that the estimate is made from.
+        """The history after this exit, and the features (..., features) that the estimate is made from.
 
-        A single text pays for every call of numpy, so there are few.
+        Several labels have one estimate, of the least certain: their features are (examples, 1, features).
         """
-        if not np.isfinite(logits).all():  # an exit that gives NaN or infinity is undecided
-            logits = np.where(finite_rows(logits)[..., None], logits, 0)
+        # an exit that gives NaN or infinity is undecided
+        logits = np.where(finite_rows(logits)[..., None], logits, 0)
         number = logits.shape[-1] == 1
         values = logits.astype(np.float64) if number else log_odds(logits)
         previous = seen.last if seen.exits else values
@@ -130,22 +128,21 @@ class Agreement(Rule):
         low, high = np.minimum(seen.low, values), np.maximum(seen.high, values)
         if number:
             agrees = (np.abs(values - previous)[..., 0] <= self.tolerance) & bool(seen.exits)
-            found = self._distances(values - previous, values - total / exits, high - low)
+            history = self._distances(values - previous, values - total / exits, high - low)
         else:
             agrees = prediction == seen.prediction
-            every = np.array([values, previous, total / exits, low, high])
-            rows = every.reshape(len(every), prediction.size, values.shape[-1])
-            found = rows[:, np.arange(prediction.size), prediction.ravel()]  # of the predicted class
+            every = np.stack([values, previous, total / exits, low, high], axis=-2)  # (..., 5, classes)
+            predicted = np.repeat(prediction[..., None, None], 5, axis=-2)
+            history = np.take_along_axis(every, predicted, -1)[..., 0]
         run = (seen.run + 1) * agrees
-        features = np.empty((len(found) + 1, run.size))
-        features[:-1], features[-1] = found, run.ravel()
-        if logits.ndim > 2 and logits.shape[1] > 1:  # the least certain label counts
-            features = features.reshape(len(features), *run.shape).min(-1)
+        features: Array = np.concatenate([history, run[..., None]], axis=-1)
+        if logits.ndim > 2 and logits.shape[1] > 1:
+            features = features.min(1, keepdims=True)
         return History(values, total, low, high, prediction, run, exits), features
 
     def _distances(self, *distances: Array) -> Array:
         """How close the value is to earlier ones, in units of the tolerance, as negative logarithms."""
-        away = np.abs(np.array(distances)).reshape(len(distances), -1)
+        away = np.abs(np.concatenate(distances, axis=-1))
         close: Array = -np.log(away / (self.tolerance or 1.0) + 1e-3)
         return close
 
@@ -157,6 +154,8 @@ def log_odds(logits: Array) -> Array:
         odds: Array = wide - wide[..., ::-1]
     else:
         log_p = log_softmax(logits)
+        below = np.minimum(log_p, 0)
         with np.errstate(divide="ignore"):  # a probability of 1 has infinite odds
-            odds = log_p - np.log(-np.expm1(np.minimum(log_p, 0)))
+            # p - 1 as a product that keeps its digits where p is close to 1, as expm1 would
+            odds = log_p - np.log(-np.tanh(below / 2) * (np.exp(below) + 1))
     return np.minimum(np.maximum(odds, -CLIP), CLIP)  # faster than clip

@@ -73,7 +73,7 @@ class Rule:
 
     def level(self, threshold: ArrayLike) -> Array:
         """The readiness that a threshold, in the rule's own units, stands for."""
-        value = np.asarray(threshold, np.float64)
+        value: Any = np.multiply(threshold, 1.0)
         return np.where(value > 0, value, np.inf) if self.counts_exits else self.sign * value
 
 

@@ -30,7 +30,8 @@ class Layer(Rule):
 
     def level(self, threshold: ArrayLike) -> Array:
         """A layer number stands for itself: 0 is the exit before the first layer."""
-        return np.asarray(threshold, np.float64)
+        level: Array = np.multiply(threshold, 1.0)
+        return level
 
     def step(self, state: Any, layer: Array) -> tuple[Any, Array]:
         return state, layer
@@ -53,7 +54,7 @@ class Never(Rule):
     regression = True
 
     def step(self, state: Any, logits: Array) -> tuple[Any, Array]:
-        return state, np.full(logits.shape[:-1], -np.inf)
+        return state, np.full_like(logits[..., 0], -np.inf)
 
 
 @dataclass(frozen=True)

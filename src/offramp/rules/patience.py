@@ -48,7 +48,7 @@ class Patience(Rule):
 
     def step(self, seen: Streak, logits: Array) -> tuple[Streak, Array]:
         if logits.shape[-1] == 1:
-            prediction = np.asarray(logits[..., 0], np.float64)
+            prediction = logits[..., 0].astype(np.float64)
             with np.errstate(invalid="ignore"):  # inf - inf
                 agree = np.abs(prediction - seen.prediction) < self.tolerance
         else:

@@ -1,0 +1,142 @@
+"""The exit rules inside an ONNX graph decide as they do in numpy, on any logits."""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offramp.errors import Incompatible
+from offramp.onnx_export.one_file import Nest, Output
+from offramp.onnx_export.symbolic import Recorder, Symbol
+from offramp.policy import Policy
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from offramp.rules import RULES
+from offramp.rules.agreement import Agreement
+
+EXITS = 4
+LAYERS = (0, 2, 3, 6)
+
+
+def fitted(columns: int) -> Agreement:
+    rng = np.random.default_rng(3)
+    return Agreement(0.3, tuple(map(tuple, rng.normal(0, 0.5, (EXITS, columns)).round(3).tolist())))
+
+
+CLASSES = [
+    *map(
+        Policy.parse,
+        [
+            "entropy:0.4",
+            "entropy:0.5,normalized=true",
+            "entropy:0.3,top=2",
+            "confidence:0.8",
+            "margin:0.5",
+            "min_probability:0.1",
+            "ensemble:0.7",
+            "patience:1",
+            "patience:2",
+            "patience:0",
+            "patience_confidence:2,confidence=0.5",
+            "window:2,shape=side,entropy=0.1,margin=0.1",
+            "window:2,shape=monotone,entropy=0.1,margin=0",
+            "window:2,shape=range,entropy=0.1,margin=0,range=0.2",
+            "gate:0.6",
+            "layer:3",
+            "never",
+            "never,max_layer=3",
+            "confidence:0.7,min_layer=2",
+            "confidence:0.6/0.9/0.7/0.5",
+        ],
+    ),
+    Policy(fitted(7), 0.6),
+]
+NUMBERS = [
+    *map(Policy.parse, ["patience:1,tolerance=0.5", "gate:0.6", "layer:2", "never"]),
+    Policy(fitted(5), 0.6),
+]
+CASES = [
+    *((policy, SINGLE_LABEL, outputs) for policy in CLASSES for outputs in (2, 3)),
+    *((policy, MULTI_LABEL, outputs) for policy in CLASSES for outputs in (1, 3)),
+    *((policy, REGRESSION, 1) for policy in NUMBERS),
+]
+
+
+def compiled(policy: Policy, problem: Problem, outputs: int) -> onnxruntime.InferenceSession:
+    """A graph whose stages only look up logits (rows, exits, outputs) and gates (rows, exits)."""
+    recorder = Recorder()
+    shapes = {"logits_of_exits": (None, EXITS, outputs), "gates_of_exits": (None, EXITS)}
+    inputs = {
+        name: ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
+        for name, shape in shapes.items()
+    }
+    rows = {name: Symbol(recorder, value, np.float32, shapes[name]) for name, value in inputs.items()}
+
+    def stage(exit: int, rows: dict[str, Symbol]) -> Output:
+        return Output(rows["logits_of_exits"][:, exit], rows["gates_of_exits"][:, exit], rows)
+
+    nest = Nest(policy, LAYERS, problem, stage, recorder)
+    model = nest.model(nest.level(0, rows, None), [*inputs.values()], opset=20)
+    return onnxruntime.InferenceSession(
+        ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+
+
+@pytest.fixture(scope="module")
+def sessions() -> dict[Any, onnxruntime.InferenceSession]:
+    return {}
+
+
+VALUES = st.one_of(
+    st.floats(-6, 6, width=32),
+    st.sampled_from([0.0, 1.0, -1.0, 40.0, -40.0, np.nan, np.inf, -np.inf]),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_rule_decides_in_the_graph_as_in_numpy(
+    sessions: dict[Any, Any], case: Any, data: st.DataObject
+) -> None:
+    policy, problem, outputs = case
+    key = (str(policy), problem, outputs)
+    if key not in sessions:
+        sessions[key] = compiled(*case)
+    rows = data.draw(st.integers(1, 6))
+    values = st.lists(VALUES, min_size=rows * EXITS * outputs, max_size=rows * EXITS * outputs)
+    logits = np.array(data.draw(values), np.float32).reshape(rows, EXITS, outputs)
+    gates = np.random.default_rng(rows).random((rows, EXITS)).astype(np.float32)
+    expected = policy.decide(logits, gates, LAYERS, problem)
+    found, layers = sessions[key].run(None, {"logits_of_exits": logits, "gates_of_exits": gates})
+    np.testing.assert_array_equal(layers, np.array(LAYERS)[expected.exits])
+    np.testing.assert_allclose(found, expected.logits, rtol=1e-6, atol=1e-6)
+
+
+def test_threshold_and_max_layer_can_be_overridden() -> None:
+    policy = Policy.parse("confidence:0.9")
+    session = compiled(policy, SINGLE_LABEL, 2)
+    logits = np.random.default_rng(0).normal(0, 2, (50, EXITS, 2)).astype(np.float32)
+    inputs = {"logits_of_exits": logits, "gates_of_exits": np.zeros((50, EXITS), np.float32)}
+    loose = session.run(["layer"], inputs | {"threshold": np.array(0.6)})[0]
+    assert (loose == np.array(LAYERS)[Policy.parse("confidence:0.6").exits(logits, layers=LAYERS)]).all()
+    deep = session.run(["layer"], inputs | {"threshold": np.array(np.inf)})[0]
+    assert (deep == 6).all()
+    cut = session.run(["layer"], inputs | {"threshold": np.array(np.inf), "max_layer": np.array(3)})[0]
+    assert (cut == 3).all()
+
+
+def test_every_rule_that_runs_live_is_compiled() -> None:
+    names = {str(policy).split(":")[0].split(",")[0] for policy, *_ in CASES}
+    assert names == {*RULES} - {"oracle", "rank"}  # oracle needs labels, and rank the documents of a list
+
+
+def test_a_rule_that_uses_an_unknown_function_is_refused_by_name() -> None:
+    symbol = Symbol(Recorder(), ir.Value(name="x"), np.float64, (None, 2))
+    with pytest.raises(Incompatible, match=r"np\.arctan2 has no counterpart"):
+        np.arctan2(symbol, 1.0)
+    with pytest.raises(Incompatible, match=r"np\.sort has no counterpart"):
+        np.sort(symbol)
