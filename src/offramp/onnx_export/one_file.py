@@ -9,119 +9,316 @@ a batch takes as long as the rows that stay. The arithmetic of the rule is its o
 `threshold` and `max_layer` are inputs with defaults, those of the policy.
 """
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+from onnx import GraphProto, ModelProto, TensorProto, helper
 
+import offramp
+from offramp.errors import Incompatible
+from offramp.folder.manifest import EMBEDDING, STAGES, Manifest
+from offramp.model_info import ModelInfo
 from offramp.onnx_export.symbolic import Recorder, Symbol, new
 from offramp.policy import Policy
 from offramp.policy.decide import advance, check_rule, reached
 from offramp.problems import Problem
+from offramp.runtimes.onnx import token_weights
 
-Rows = dict[str, Symbol]
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+STAGE_INPUTS = ("hidden", "attention_mask", "token_weights")
+LARGEST = 2**31 - 1
+"""Bytes that a protobuf message may have."""
+SHARED = 1024
+"""Bytes of a weight from which on copies are worth avoiding."""
+
+Array = Any
+"""A `Symbol`, used like an array of numpy."""
+Rows = dict[str, Array]
 """What a stage reads, with one row for each example that has not exited."""
 
 
-class Output(NamedTuple):
-    """Of the stage before an exit."""
+def one_file(folder: Path, policy: Policy) -> ModelProto:
+    """The model in an exported folder as one graph that exits as the policy says."""
+    info, manifest = ModelInfo.read(folder), Manifest.load(folder)
+    policy.check(info.exits, info.problem, info.has_gate)
+    embedding = onnx.load(folder / EMBEDDING)
+    leaves = [*branches_of(onnx.load(folder / STAGES).graph)]
+    stages = [leaves[branch] for branch in manifest.branches]
+    reads_types = any(each.name == "token_type_ids" for each in embedding.graph.input) or info.reads_types
+    recorder = Recorder()
+    weights = Weights(recorder, [embedding.graph, *stages])
+    names = INPUTS if reads_types else INPUTS[:2]
+    inputs = {name: int64_input(recorder, name) for name in names}
+    rows = first_rows(recorder, weights, embedding.graph, inputs, manifest.padding, info.reads_types)
 
-    logits: Symbol
-    gate: Symbol | None
+    def stage(exit: int, rows: Rows) -> Output:
+        outputs = weights.splice(stages[exit], {name: rows[name].value for name in STAGE_INPUTS})
+        hidden = outputs.get("hidden_after", rows["hidden"].value)
+        gate = outputs.get("gate")
+        return Output(
+            Symbol(recorder, outputs["logits"], np.float32, (None, len(info.labels))),
+            None if gate is None else Symbol(recorder, gate, np.float32, (None,)),
+            rows | {"hidden": Symbol(recorder, hidden, np.float32, (None, None, None))},
+        )
+
+    nest = Nest(policy, info.exits, info.problem, stage, recorder)
+    opsets = {each.domain: each.version for each in embedding.opset_import}
+    model = nest.model(nest.level(0, rows, None), [each.value for each in inputs.values()], opsets)
+    model.metadata_props["offramp"] = json.dumps(metadata(info, manifest, policy))
+    proto: ModelProto = ir.to_proto(model)
+    if proto.ByteSize() > LARGEST:
+        raise Incompatible(
+            f"the graph has {proto.ByteSize():,} bytes, and one file at most {LARGEST:,}; try int8."
+        )
+    return proto
+
+
+def metadata(info: ModelInfo, manifest: Manifest, policy: Policy) -> dict[str, Any]:
+    """What a host may want to know, as JSON in the file."""
+    return {
+        "version": offramp.__version__,
+        "labels": [*info.labels],
+        "problem_type": str(info.problem),
+        "layers": [*info.exits],
+        "max_length": info.trained_length or manifest.max_length,
+        "precision": manifest.precision,
+        "fingerprint": manifest.fingerprint,
+        "policy": policy.to_json(),
+    }
+
+
+def branches_of(graph: GraphProto) -> Iterator[GraphProto]:
+    """The stages in a joined graph, in order, as graphs that declare their inputs."""
+    choice = next(
+        (node for node in graph.node if node.op_type == "If" and node.input[0].endswith("is_below")), None
+    )
+    if choice is None:
+        leaf = GraphProto()
+        leaf.CopyFrom(graph)
+        del leaf.input[:]
+        leaf.input.extend(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in STAGE_INPUTS
+        )
+        yield leaf
+    else:
+        halves = {attribute.name: attribute.g for attribute in choice.attribute}
+        yield from branches_of(halves["then_branch"])
+        yield from branches_of(halves["else_branch"])
+
+
+def int64_input(recorder: Recorder, name: str) -> Symbol:
+    shape = ir.Shape(["rows", "tokens"])
+    value = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.INT64))
+    return Symbol(recorder, value, np.int64, (None, None))
+
+
+def first_rows(
+    recorder: Recorder,
+    weights: "Weights",
+    embedding: GraphProto,
+    inputs: dict[str, Symbol],
+    padding: int,
+    reads_types: bool,
+) -> Rows:
+    """What the first stage reads."""
+    mask: Array = inputs["attention_mask"]
+    types: Array = inputs.get("token_type_ids")
+    given = {
+        "attention_mask": mask,
+        "token_type_ids": types,
+        "input_ids": np.where(mask > 0, inputs["input_ids"], padding),
+    }
+    needed = {each.name: given[each.name].value for each in embedding.input}
+    hidden = weights.splice(embedding, needed)["hidden"]
+    places = new(recorder, "CumSum", [np.where(mask > 0, 1, 1), np.array(1)], np.int64, (None, None))
+    return {
+        "hidden": Symbol(recorder, hidden, np.float32, (None, None, None)),
+        "attention_mask": mask,
+        "token_weights": token_weights(mask, types if reads_types else None),
+        "end": (places * mask).max(-1),  # the place of the last token, from 1
+    }
+
+
+def trimmed(rows: Rows) -> Rows:
+    """Rows without the padding that none of them needs."""
+    recorder, end = rows["end"].recorder, rows["end"].max(0)[None]
+
+    def cut(name: str, axis: int) -> Symbol:
+        x = rows[name]
+        return new(recorder, "Slice", [x, np.array([0]), end, np.array([axis])], x.dtype, x.shape)
+
+    return rows | {
+        "hidden": cut("hidden", 1),
+        "attention_mask": cut("attention_mask", 1),
+        "token_weights": cut("token_weights", 2),
+    }
+
+
+class Weights:
+    """The weights of all stages. A stage keeps its own, because ONNX Runtime does less with constants from outside of
+    a branch; those of several stages are stored once, outside."""
+
+    def __init__(self, recorder: Recorder, graphs: Sequence[GraphProto]) -> None:
+        self.recorder = recorder
+        digests = Counter(
+            digest(tensor)
+            for graph in graphs
+            for tensor in graph.initializer
+            if len(tensor.raw_data) >= SHARED
+        )
+        self.repeated = {key for key, number in digests.items() if number > 1}
+        self.outside: dict[bytes, ir.Value] = {}
+        self.spliced = 0
+
+    def splice(self, proto: GraphProto, inputs: dict[str, ir.Value]) -> dict[str, ir.Value]:
+        """The nodes of a graph, added to the innermost block with these inputs; its outputs by their plain names."""
+        block, prefix = self.recorder.blocks[-1], f"stage_{self.spliced}."
+        self.spliced += 1
+        graph = ir.from_proto(proto)
+        outside = {
+            tensor.name: self.store(tensor)
+            for tensor in proto.initializer
+            if len(tensor.raw_data) >= SHARED and digest(tensor) in self.repeated
+        }
+        replaced = inputs | outside
+        outputs = {str(value.name).rpartition(".")[2]: value for value in graph.outputs}
+        nodes = [*graph]
+        graph.outputs.clear()
+        graph.remove(nodes)
+        for node in nodes:
+            for index, value in enumerate(node.inputs):
+                if value is not None and value.producer() is None and value.name in replaced:
+                    node.replace_input_with(index, replaced[value.name])
+            for value in node.outputs:
+                value.name = f"{prefix}{value.name}"
+        own = [value for name, value in graph.initializers.items() if name not in outside]
+        graph.initializers.clear()
+        for value in own:
+            value.name = f"{prefix}{value.name}"
+        block.nodes.extend(nodes)
+        block.initializers.extend(own)
+        return {name: inputs.get(str(value.name), value) for name, value in outputs.items()}
+
+    def store(self, tensor: TensorProto) -> ir.Value:
+        key = digest(tensor)
+        if key not in self.outside:
+            content = ir.from_proto(tensor)
+            name = f"shared_{len(self.outside)}"
+            value = ir.Value(
+                name=name, shape=content.shape, type=ir.TensorType(content.dtype), const_value=content
+            )
+            self.recorder.blocks[0].initializers.append(value)
+            self.outside[key] = value
+        return self.outside[key]
+
+
+def digest(tensor: TensorProto) -> bytes:
+    content = hashlib.sha256(tensor.raw_data)
+    content.update(repr((tensor.data_type, [*tensor.dims])).encode())
+    return content.digest()
+
+
+class Output(NamedTuple):
+    """What the stage before an exit returns."""
+
+    logits: Array
+    gate: Array | None
     rows: Rows
     """What the next stage reads."""
 
 
-Stage = Callable[[int, Rows], Output]
-"""(exit, rows) -> the output of the stage."""
-
-
 class Nest:
-    """Levels of `If`, one for each exit."""
+    """Levels of `If`, one for each exit. `stage` maps an exit and the rows that reach it to its output."""
 
     def __init__(
-        self, policy: Policy, layers: Sequence[int], problem: Problem, stage: Stage, recorder: Recorder
+        self,
+        policy: Policy,
+        layers: Sequence[int],
+        problem: Problem,
+        stage: Callable[[int, Rows], Output],
+        recorder: Recorder,
     ) -> None:
         self.policy, self.layers, self.problem, self.stage = policy, layers, problem, stage
         self.recorder = recorder
         self.threshold = self.default("threshold", np.asarray(policy.threshold, np.float64))
         self.max_layer = self.default("max_layer", np.asarray(policy.last_layer(layers), np.int64))
 
-    def default(self, name: str, value: Any) -> Symbol:
+    def default(self, name: str, value: Any) -> Array:
         """An input of the graph that has a value where none is given."""
-        shape = ir.Shape(value.shape)
         kind = ir.TensorType(ir.DataType.from_numpy(value.dtype))
-        given = ir.Value(name=name, shape=shape, type=kind, const_value=ir.tensor(value, name=name))
+        given = ir.Value(
+            name=name, shape=ir.Shape(value.shape), type=kind, const_value=ir.tensor(value, name=name)
+        )
         return Symbol(self.recorder, given, value.dtype, value.shape)
 
-    def level(self, exit: int, rows: Rows, state: Any) -> tuple[Symbol, Symbol]:
-        """The logits and the layer of these rows, which have not exited before this exit."""
-        layer = self.layers[exit]
-        output = self.stage(exit, rows)
-        if state is None:
-            choices = self.problem.choices(output.logits)
-            shape = (1, 1) if self.policy.rule.reads in ("gate", "layer") else (1, choices.shape[1])
-            check_rule(self.policy.rule, output.logits.shape[-1], self.problem, output.gate is not None)
-            state = self.policy.rule.start(shape)  # one row stands for all
-        seen = advance(self.policy.rule, state, exit, output.logits, output.gate, layer, self.problem)
-        logits = seen.logits.astype(np.float32)
-        layers = np.full_like(logits[:, 0], layer, dtype=np.int64)
-        if exit == len(self.layers) - 1:
-            return logits, layers
-        threshold = self.threshold[exit] if self.threshold.ndim else self.threshold
-        exits = reached(self.policy.rule, seen.readiness, threshold).all(-1)
-        if layer < (self.policy.min_layer or 0):
-            exits = exits & False
-        stay = ~(exits | (self.max_layer <= layer))
-        return self.continue_with(stay, exit + 1, output.rows, seen.state, logits, layers)
-
-    def model(self, outputs: tuple[Symbol, Symbol], inputs: Sequence[ir.Value], opset: int) -> ir.Model:
+    def model(
+        self, outputs: tuple[Array, Array], inputs: Sequence[ir.Value], opsets: dict[str, int]
+    ) -> ir.Model:
         """The graph with these inputs, which returns logits and layers."""
         block = self.recorder.blocks[0]
         for name, output in zip(("logits", "layer"), outputs, strict=True):
             output.value.name = name
             output.value.type = ir.TensorType(ir.DataType.from_numpy(output.dtype))
-            output.value.shape = ir.Shape(output.shape)
+            output.value.shape = ir.Shape(["rows", *output.shape[1:]])
         block.outputs = [each.value for each in outputs]
         block.initializers += [self.threshold.value, self.max_layer.value]
         graph = block.graph("offramp", [*inputs, self.threshold.value, self.max_layer.value])
-        graph.opset_imports.update({"": opset})
+        graph.opset_imports.update(opsets)
         return ir.Model(graph, ir_version=10)
 
+    def level(self, exit: int, rows: Rows, state: Any) -> tuple[Array, Array]:
+        """The logits and the layer of these rows, which have not exited before this exit."""
+        rule, layer = self.policy.rule, self.layers[exit]
+        output = self.stage(exit, rows)
+        if state is None:
+            check_rule(rule, output.logits.shape[-1], self.problem, output.gate is not None)
+            choices = self.problem.choices(output.logits).shape[1] if rule.reads == "logits" else 1
+            state = rule.start((1, choices))  # one row stands for all
+        seen = advance(rule, state, exit, output.logits, output.gate, layer, self.problem)
+        logits: Array = seen.logits.astype(np.float32)
+        layers: Array = np.full_like(logits[:, 0], layer, dtype=np.int64)
+        if exit == len(self.layers) - 1:
+            return logits, layers
+        threshold = self.threshold[exit] if self.threshold.ndim else self.threshold
+        exits = reached(rule, seen.readiness, threshold).all(-1)
+        if layer < (self.policy.min_layer or 0):
+            exits = exits & False
+        stay = ~(exits | (self.max_layer <= layer))
+        return self.continue_with(stay, exit + 1, output.rows, seen.state, (logits, layers))
+
     def continue_with(
-        self, stay: Symbol, exit: int, rows: Rows, state: Any, logits: Symbol, layers: Symbol
-    ) -> tuple[Symbol, Symbol]:
+        self, stay: Array, exit: int, rows: Rows, state: Any, here: tuple[Array, Array]
+    ) -> tuple[Array, Array]:
         """Runs the levels from an exit on if some rows stay, on these rows only."""
         with self.recorder.branch() as then:
             kept = {name: value[stay] for name, value in rows.items()}
-            deeper = self.level(exit, trimmed(kept), state_of(state, stay))
-            found = new(self.recorder, "NonZero", [stay], np.int64, (1, None))
-            places = new(self.recorder, "Transpose", [found], np.int64, (None, 1), perm=[1, 0])
-            results = [
-                new(self.recorder, "ScatterND", [here, places, below], here.dtype, here.shape)
-                for here, below in zip((logits, layers), deeper, strict=True)
-            ]
-            then.outputs = [each.value for each in results]
+            deeper = self.level(exit, trimmed(kept) if "end" in kept else kept, state_of(state, stay))
+            indices = new(self.recorder, "NonZero", [stay], np.int64, (1, None))
+            places = new(self.recorder, "Transpose", [indices], np.int64, (None, 1), perm=[1, 0])
+            for above, below in zip(here, deeper, strict=True):
+                scattered = new(self.recorder, "ScatterND", [above, places, below], above.dtype, above.shape)
+                then.outputs.append(scattered.value)
         with self.recorder.branch() as otherwise:
-            copies = [
-                new(self.recorder, "Identity", [here], here.dtype, here.shape) for here in (logits, layers)
-            ]
-            otherwise.outputs = [each.value for each in copies]
-        some = stay.any(0)
-        chosen = self.recorder.choose(some.value, then, otherwise)
-        return tuple(
-            Symbol(self.recorder, value, here.dtype, here.shape)
-            for value, here in zip(chosen, (logits, layers), strict=True)
+            for above in here:
+                otherwise.outputs.append(
+                    new(self.recorder, "Identity", [above], above.dtype, above.shape).value
+                )
+        logits, layers = self.recorder.choose(stay.any(0).value, then, otherwise)
+        return (
+            Symbol(self.recorder, logits, here[0].dtype, here[0].shape),
+            Symbol(self.recorder, layers, here[1].dtype, here[1].shape),
         )
 
 
-def state_of(state: Any, stay: Symbol) -> Any:
+def state_of(state: Any, stay: Array) -> Any:
     """The state of the rows that stay; what is the same for all rows is not an array of the graph."""
     symbols = {name: value for name, value in vars(state).items() if isinstance(value, Symbol)}
     return replace(state, **{name: value[stay] for name, value in symbols.items()}) if symbols else state
-
-
-def trimmed(rows: Rows) -> Rows:
-    return rows

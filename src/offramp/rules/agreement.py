@@ -124,7 +124,7 @@ class Agreement(Rule):
         number = logits.shape[-1] == 1
         values = logits.astype(np.float64) if number else log_odds(logits)
         previous = seen.last if seen.exits else values
-        exits, total, prediction = seen.exits + 1, seen.total + values, values.argmax(-1)
+        exits, total, prediction = seen.exits + 1, seen.total + values, logits.argmax(-1)
         low, high = np.minimum(seen.low, values), np.maximum(seen.high, values)
         if number:
             agrees = (np.abs(values - previous)[..., 0] <= self.tolerance) & bool(seen.exits)

@@ -98,7 +98,7 @@ class PatienceConfidence(Rule):
 
     def step(self, seen: ConfidentRun, logits: Array) -> tuple[ConfidentRun, Array]:
         probabilities = softmax(logits)
-        prediction = probabilities.argmax(-1)
+        prediction = logits.argmax(-1)
         confident = probabilities.max(-1) > self.confidence
         run = np.where(confident & (prediction == seen.prediction), seen.run + 1, confident.astype(int))
         return ConfidentRun(prediction, run), run
@@ -162,7 +162,7 @@ class Window(Rule):
 
     def step(self, seen: Lean, logits: Array) -> tuple[Lean, Array]:
         probabilities = softmax(logits)
-        prediction, probability = probabilities.argmax(-1), probabilities.max(-1)
+        prediction, probability = logits.argmax(-1), probabilities.max(-1)
         above = probability > 0.5 + self.margin
         continues = above & (prediction == seen.prediction)
         if self.shape == "monotone":
