@@ -10,8 +10,9 @@ Array: TypeAlias = NDArray[Any]
 
 def finite_rows(logits: Array) -> Array:
     """(...) False where any of the logits (..., classes) is NaN or infinite."""
-    finite: Array = np.isfinite(logits).all(-1)
-    return finite
+    finite: Any = np.isfinite(logits)
+    of_rows: Array = finite.all(-1)
+    return of_rows
 
 
 def softmax(logits: Array) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 
@@ -21,9 +22,10 @@ from offramp.models.backbones import BACKBONES
 from offramp.models.exit_model import ExitModel
 from offramp.numerics import softmax
 from offramp.onnx_export import export, exporter
+from offramp.onnx_export.one_file import one_file
 from offramp.policy import Certificate, Policy
 from offramp.runtimes import Tokens
-from offramp.runtimes.onnx import OnnxRuntime
+from offramp.runtimes.onnx import OnnxRuntime, embedding_inputs
 
 make_graphs = exporter.graphs
 SAMPLE = [" ".join(np.random.default_rng(length).choice([*"abcdefghij"], length)) for length in range(1, 30)]
@@ -341,3 +343,40 @@ def test_a_folder_with_files_is_not_overwritten(exported: Callable[..., Path], t
         exported("bert")
     assert precious.read_text() == "keep me"
     assert [*precious.parent.iterdir()] == [precious]
+
+
+def in_one_file(folder: Path, policy: Policy) -> Callable[[list[Tokens]], tuple[np.ndarray, np.ndarray]]:
+    """Logits and layers of texts from the graph that has everything."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(
+        one_file(folder, policy).SerializeToString(), options, disabled_optimizers=["SkipLayerNormFusion"]
+    )
+    names = {each.name for each in session.get_inputs()}
+
+    def run(texts: list[Tokens]) -> tuple[np.ndarray, np.ndarray]:
+        inputs = embedding_inputs(texts, padding=1)
+        logits, layers = session.run(None, {name: inputs[name] for name in names})
+        return logits, layers
+
+    return run
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_one_file_exits_as_the_engine_and_neighbours_change_no_bit(
+    exported: Callable[..., Path], backbone: str, precision: str
+) -> None:
+    folder = exported(backbone, precision)
+    policy = Policy.parse("patience:1")
+    texts = tokens([*range(2, 30, 2), 7, 7, 3, 29])  # from two tokens, as above
+    expected = Engine(OnnxRuntime(folder, threads=1)).run(texts, policy)
+    run = in_one_file(folder, policy)
+    logits, layers = run(texts)
+    np.testing.assert_array_equal(layers, expected.exits)  # an exit after every layer, and before the first
+    assert len({*layers.tolist()}) > 1
+    np.testing.assert_array_equal(logits, expected.logits)
+    for row, text in enumerate(texts):
+        alone, layer = run([text])
+        assert layer == layers[row]
+        np.testing.assert_array_equal(alone[0], logits[row])

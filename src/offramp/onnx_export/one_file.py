@@ -164,16 +164,11 @@ def trimmed(rows: Rows) -> Rows:
 
 class Weights:
     """The weights of all stages. A stage keeps its own, because ONNX Runtime does less with constants from outside of
-    a branch; those of several stages are stored once, outside."""
+    a branch. The weights of layers that several stages share, as in ALBERT, are stored once, outside."""
 
     def __init__(self, recorder: Recorder, graphs: Sequence[GraphProto]) -> None:
         self.recorder = recorder
-        digests = Counter(
-            digest(tensor)
-            for graph in graphs
-            for tensor in graph.initializer
-            if len(tensor.raw_data) >= SHARED
-        )
+        digests = Counter(digest(tensor) for graph in graphs for tensor in of_layers(graph))
         self.repeated = {key for key, number in digests.items() if number > 1}
         self.outside: dict[bytes, ir.Value] = {}
         self.spliced = 0
@@ -182,12 +177,9 @@ class Weights:
         """The nodes of a graph, added to the innermost block with these inputs; its outputs by their plain names."""
         block, prefix = self.recorder.blocks[-1], f"stage_{self.spliced}."
         self.spliced += 1
-        graph = ir.from_proto(proto)
-        outside = {
-            tensor.name: self.store(tensor)
-            for tensor in proto.initializer
-            if len(tensor.raw_data) >= SHARED and digest(tensor) in self.repeated
-        }
+        graph = ir.serde.deserialize_graph(proto)
+        repeated = (tensor for tensor in of_layers(proto) if digest(tensor) in self.repeated)
+        outside = {tensor.name: self.store(tensor) for tensor in repeated}
         replaced = inputs | outside
         outputs = {str(value.name).rpartition(".")[2]: value for value in graph.outputs}
         nodes = [*graph]
@@ -205,19 +197,32 @@ class Weights:
             value.name = f"{prefix}{value.name}"
         block.nodes.extend(nodes)
         block.initializers.extend(own)
-        return {name: inputs.get(str(value.name), value) for name, value in outputs.items()}
+        return outputs
 
     def store(self, tensor: TensorProto) -> ir.Value:
         key = digest(tensor)
         if key not in self.outside:
-            content = ir.from_proto(tensor)
-            name = f"shared_{len(self.outside)}"
-            value = ir.Value(
-                name=name, shape=content.shape, type=ir.TensorType(content.dtype), const_value=content
+            content = ir.serde.deserialize_tensor(tensor)
+            self.outside[key] = ir.Value(
+                name=f"shared_{len(self.outside)}",
+                shape=ir.Shape([*tensor.dims]),
+                type=ir.TensorType(content.dtype),
+                const_value=content,
             )
-            self.recorder.blocks[0].initializers.append(value)
-            self.outside[key] = value
+            self.recorder.blocks[0].initializers.append(self.outside[key])
         return self.outside[key]
+
+
+def of_layers(graph: GraphProto) -> Iterator[TensorProto]:
+    """The large weights of a stage, without those of its head.
+
+    ONNX Runtime multiplies a single row by a constant from outside of a branch in another order than several rows. A
+    head, whose products are `Gemm`, has one row for a text; a layer has one for each of its tokens.
+    """
+    of_heads = {name for node in graph.node if node.op_type == "Gemm" for name in node.input}
+    for tensor in graph.initializer:
+        if len(tensor.raw_data) >= SHARED and tensor.name not in of_heads:
+            yield tensor
 
 
 def digest(tensor: TensorProto) -> bytes:

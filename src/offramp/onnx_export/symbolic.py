@@ -142,9 +142,9 @@ def new(
 
 
 def constant(recorder: Recorder, value: Any) -> ir.Value:
-    return recorder.op(
-        "Constant", [], {"value": ir.tensor(np.ascontiguousarray(value).reshape(np.shape(value)))}
-    )
+    tensor = ir.tensor(np.ascontiguousarray(value).reshape(np.shape(value)))
+    made: ir.Value = recorder.op("Constant", [], {"value": tensor})
+    return made
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -176,29 +176,22 @@ def elementwise(op: str, kind: Any = None, floating: bool = False) -> Callable[.
 def is_finite(recorder: Recorder, x: Symbol) -> Symbol:
     if not np.issubdtype(x.dtype, np.floating):
         return new(recorder, "Equal", [x, x], np.bool_, x.shape)
-    return ~(new(recorder, "IsNaN", [x], np.bool_, x.shape) | new(recorder, "IsInf", [x], np.bool_, x.shape))
-
-
-def logical_and(recorder: Recorder, a: Any, b: Any) -> Symbol:
-    return elementwise("And", np.bool_)(recorder, a, b)
-
-
-def multiply(recorder: Recorder, a: Any, b: Any) -> Symbol:
-    return elementwise("Mul")(recorder, a, b)
+    wrong = [new(recorder, op, [x], np.bool_, x.shape) for op in ("IsNaN", "IsInf")]
+    return elementwise("Not", np.bool_)(recorder, elementwise("Or", np.bool_)(recorder, *wrong))
 
 
 def vecdot(recorder: Recorder, a: Symbol, b: Symbol) -> Symbol:
-    return (a * b).sum(-1)
+    return elementwise("Mul")(recorder, a, b).sum(-1)
 
 
 def not_equal(recorder: Recorder, a: Any, b: Any) -> Symbol:
-    return ~elementwise("Equal", np.bool_)(recorder, a, b)
+    return elementwise("Not", np.bool_)(recorder, elementwise("Equal", np.bool_)(recorder, a, b))
 
 
 UFUNCS: dict[str, Callable[..., Symbol]] = {
     "add": elementwise("Add"),
     "subtract": elementwise("Sub"),
-    "multiply": multiply,
+    "multiply": elementwise("Mul"),
     "divide": elementwise("Div", floating=True),
     "negative": elementwise("Neg"),
     "absolute": elementwise("Abs"),
@@ -213,9 +206,9 @@ UFUNCS: dict[str, Callable[..., Symbol]] = {
     "less_equal": elementwise("LessOrEqual", np.bool_),
     "equal": elementwise("Equal", np.bool_),
     "not_equal": not_equal,
-    "bitwise_and": logical_and,
+    "bitwise_and": elementwise("And", np.bool_),
     "bitwise_or": elementwise("Or", np.bool_),
-    "logical_and": logical_and,
+    "logical_and": elementwise("And", np.bool_),
     "logical_or": elementwise("Or", np.bool_),
     "invert": elementwise("Not", np.bool_),
     "logical_not": elementwise("Not", np.bool_),
