@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,51 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(
     assert done.exit_code == code
     assert reason in done.stderr
     assert not [*home.glob("*fast*")]
+
+
+PLAIN_HOST = """
+import json, sys
+import numpy as np, onnxruntime
+from tokenizers import Tokenizer
+
+session = onnxruntime.InferenceSession(sys.argv[1])
+about = json.loads(session.get_modelmeta().custom_metadata_map["offramp"])
+tokenizer = Tokenizer.from_file(sys.argv[2])
+tokenizer.enable_padding()
+tokenizer.enable_truncation(about["max_length"])
+read = tokenizer.encode_batch(["a very good film", "not a good film", "film"])
+arrays = {
+    "input_ids": [each.ids for each in read],
+    "attention_mask": [each.attention_mask for each in read],
+    "token_type_ids": [each.type_ids for each in read],
+}
+names = {each.name for each in session.get_inputs()}
+logits, layers = session.run(["logits", "layer"], {name: np.array(arrays[name]) for name in names})
+assert "offramp" not in sys.modules
+print(json.dumps([[about["labels"][row.argmax()], int(layer)] for row, layer in zip(logits, layers)]))
+"""
+
+
+def test_one_file_predicts_in_plain_onnxruntime_as_offramp_does(
+    certified: tuple[Path, Result], tmp_path: Path, ask: Ask, run: Run
+) -> None:
+    home, graph = certified[0], tmp_path / "films.onnx"
+    done = run("export", home / "films", "--out", tmp_path / "films", "--one-file", graph)
+    assert done.exit_code == 0, done.output
+    assert f"{graph}: the model and its policy in one graph" in done.stdout
+    texts = "a very good film\nnot a good film\nfilm\n"
+    predicted = run("predict", tmp_path / "films", "--json", stdin=texts).stdout
+    expected = [[row["label"], row["layer"]] for row in map(json.loads, predicted.splitlines())]
+    command = [sys.executable, "-c", PLAIN_HOST, str(graph), str(tmp_path / "films/tokenizer.json")]
+    host = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(host.stdout) == expected
+
+
+def test_one_file_without_a_policy_names_the_next_step(trained: Path, tmp_path: Path, run: Run) -> None:
+    home = Path(shutil.copytree(trained / "films/model", tmp_path / "films"))
+    config = json.loads((home / "config.json").read_text())
+    (home / "config.json").write_text(json.dumps(config | {"policy": None}))
+    refused = run("export", home, "--out", tmp_path / "out", "--one-file", tmp_path / "films.onnx")
+    assert refused.exit_code != 0
+    assert "--one-file needs a policy" in refused.stderr
+    assert not (tmp_path / "out").exists()

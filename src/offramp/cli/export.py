@@ -26,6 +26,12 @@ def export(
     precision: Annotated[
         str, Option(help="fp32, or int8: smaller and faster, with slightly different logits.")
     ] = "fp32",
+    one_file: Annotated[
+        Path | None,
+        Option(
+            help="Also write the model and its policy as one ONNX graph, which exits early in any runtime."
+        ),
+    ] = None,
 ) -> Result:
     """Export a model to ONNX, to run without torch.
 
@@ -39,6 +45,7 @@ def export(
         offramp export runs/mine --out mine-onnx
         offramp export runs/mine --precision int8 --out mine-int8 --data logs.csv
         offramp export runs/mine --precision int8 --out mine-int8 --data held-out.csv --max-loss 0.5
+        offramp export runs/mine --out mine-onnx --one-file mine.onnx
     """
     from offramp.folder import find_model, megabytes
     from offramp.measuring.scores import measure
@@ -56,6 +63,12 @@ def export(
     if calibrates != data.given() and (calibrates or precision != "int8"):
         raise BadOption("calibrating needs both examples and a target, such as --data and --max-loss.")
     check_output(out, force=None)
+    if one_file is not None:
+        check_output(one_file, force=None, flag="--one-file")
+        if info.policy is None and not calibrates:
+            raise BadOption(
+                "--one-file needs a policy: calibrate the model first, or give --data and a target."
+            )
     sample, others = None, None
     if data.given():  # read first, so that bad data fails before the export
         texts = texts_of(data.load_task(info, columns).columns(data.split_name))
@@ -87,6 +100,14 @@ def export(
             f"the policy {short(info.policy)} was calibrated in another precision; calibrate it again:\n"
             f"  offramp trace {out} --data ... --out new.trace\n"
             f"  offramp calibrate {out} new.trace {target_flags(info)}"
+        )
+    if one_file is not None:
+        from offramp.onnx_export.one_file import write_one_file
+
+        write_one_file(out, one_file)
+        values["one_file"] = str(one_file)
+        lines.append(
+            f"{one_file}: the model and its policy in one graph, {one_file.stat().st_size / 1e6:.1f} MB"
         )
     return Result(values, "\n".join(lines))
 

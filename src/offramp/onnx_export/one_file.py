@@ -24,12 +24,14 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 
 import offramp
 from offramp.errors import Incompatible
+from offramp.files import atomic_file
 from offramp.folder.manifest import EMBEDDING, STAGES, Manifest
 from offramp.model_info import ModelInfo
 from offramp.onnx_export.symbolic import Recorder, Symbol, new
 from offramp.policy import Policy
 from offramp.policy.decide import advance, check_rule, reached
 from offramp.problems import Problem
+from offramp.rules.rank import Rank
 from offramp.runtimes.onnx import token_weights
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -45,9 +47,21 @@ Rows = dict[str, Array]
 """What a stage reads, with one row for each example that has not exited."""
 
 
+def write_one_file(folder: Path, path: Path) -> None:
+    """Writes the model in an exported folder and its policy as one graph."""
+    policy = ModelInfo.read(folder).policy
+    if policy is None:
+        raise Incompatible(f"{folder} has no policy; calibrate it first.")
+    graph = one_file(folder, policy)
+    with atomic_file(path) as draft:
+        draft.write_bytes(graph.SerializeToString())
+
+
 def one_file(folder: Path, policy: Policy) -> ModelProto:
     """The model in an exported folder as one graph that exits as the policy says."""
     info, manifest = ModelInfo.read(folder), Manifest.load(folder)
+    if isinstance(policy.rule, Rank):
+        raise Incompatible("the rule rank compares the documents of a query, and one file runs single texts.")
     policy.check(info.exits, info.problem, info.has_gate)
     embedding = onnx.load(folder / EMBEDDING)
     leaves = [*branches_of(onnx.load(folder / STAGES).graph)]
