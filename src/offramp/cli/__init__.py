@@ -12,6 +12,7 @@ import typer
 import offramp
 from offramp.cli.bench import bench
 from offramp.cli.calibrate import calibrate
+from offramp.cli.certify import certify
 from offramp.cli.command import EXIT_CODES, Result, command, silence_libraries
 from offramp.cli.curve import curve
 from offramp.cli.export import export
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[..., Result]] = {
     "trace": trace,
     "curve": curve,
     "calibrate": calibrate,
+    "certify": certify,
     "predict": predict,
     "predict-files": predict_files,
     "rerank": rerank,

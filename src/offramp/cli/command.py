@@ -38,8 +38,8 @@ from offramp.wording import did_you_mean
 EXIT_CODES = {
     0: "success",
     1: "error, explained in one line on stderr",
-    2: "usage error",
-    3: "no threshold reaches the target",
+    2: "usage error, or rows that certify cannot compare",
+    3: "no threshold reaches the target, or a claim of certify is not proven",
     130: "interrupted",
 }
 
@@ -67,6 +67,11 @@ class Result:
     """For machines, with --json."""
     text: str | Iterator[str]
     """For people."""
+    exit_code: int = 0
+
+
+class BadInput(OfframpError):
+    """Rows or options of a command whose exit code tells them from other failures."""
 
 
 def silence_libraries() -> None:
@@ -96,7 +101,10 @@ def command(work: Callable[..., Result]) -> Callable[..., None]:
             flags[name] = group(**{field.name: flags.pop(field.name) for field in fields(group)})
         model = flags.get("model") or getattr(flags.get("options"), "model", None)
         with report_errors(names, debug), report_warnings(names), name_extras(work.__name__, model):
-            show(work(**flags), as_json)
+            result = work(**flags)
+            show(result, as_json)
+            if result.exit_code:
+                raise typer.Exit(result.exit_code)
 
     run.__doc__ = work.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -250,6 +258,8 @@ def describe(error: BaseException) -> tuple[int, str]:
         return 130, "interrupted; run the same command again"
     if isinstance(error, NoSafeThreshold):
         return 3, one_line(error)
+    if isinstance(error, BadInput):
+        return 2, one_line(error)
     if isinstance(error, OfframpError):
         return 1, one_line(error)
     if isinstance(error, OSError) and error.strerror:

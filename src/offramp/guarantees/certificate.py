@@ -285,8 +285,8 @@ class Certificate:
             raise BadPolicy(f"the certificate is incomplete ({error}); calibrate again.") from error
 
 
-def percent(fraction: float) -> str:
-    return f"{100 * fraction:.4g}%"
+def percent(fraction: float, digits: int = 4) -> str:
+    return f"{100 * fraction:.{digits}g}%"
 
 
 def check_certificate(

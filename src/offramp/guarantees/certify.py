@@ -85,8 +85,8 @@ class Certification:
     """Fewer than `rows` if it stopped early."""
     repeated: int | None
     """Rows whose text is also that of an earlier row; None if the texts are unknown."""
-    stopped_early: bool
-    """Whether the rows were examined in random order until there was a verdict."""
+    finite: bool
+    """Whether the claims are about these rows alone."""
     claims: tuple[Claim, ...]
     by_class: tuple[ClassDifferences, ...]
     differences: tuple[Difference, ...]
@@ -121,7 +121,7 @@ def certify(
     *,
     risk: str = "changed",
     delta: float = 0.05,
-    decide: str = "",
+    decide: str | OperatingPoint = "",
     label_names: Sequence[str] = (),
     labels: Any = None,
     tolerance: float | None = None,
@@ -168,7 +168,7 @@ def certify(
         new,
         [*bounds],
         names,
-        OperatingPoint.parse(decide),
+        OperatingPoint.parse(decide) if isinstance(decide, str) else decide,
         tuple(label_names) or common_labels(old, new, names),
         None if labels is None else np.asarray(labels),
         tolerance,
@@ -194,7 +194,7 @@ def certify(
         len(old),
         len(compared.rows),
         repeated,
-        stop_early,
+        finite,
         claims,
         by_class(compared, shown),
         largest(compared, shown, tolerance, texts),

@@ -157,9 +157,12 @@ class Comparison:
         if labels.dtype.kind == "f":  # numbers that are decided about at a cut
             return self.point.decide(self.checked(labels, rows, "labels")[:, None], ("",))
         names = labels.astype(str)
-        check_known(names, self.label_names, rows, "labels", "not one of the labels")
-        yes = OperatingPoint(dict.fromkeys(self.point.thresholds))  # the correct label is the only likely one
-        return yes.decide(one_hot(names, self.label_names), self.label_names)
+        if self.point.is_argmax:
+            check_known(names, self.label_names, rows, "labels", "not one of the labels")
+        chosen = one_hot(names, [*self.point.thresholds] or self.label_names)
+        return OperatingPoint(dict.fromkeys(self.point.thresholds, 1.0)).decide(
+            chosen, [*self.point.thresholds]
+        )
 
     def decision_names(self, problem: Problem) -> Sequence[str]:
         """The names of decisions; of several labels, the names of those."""

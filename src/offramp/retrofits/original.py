@@ -54,18 +54,23 @@ class Original:
 
 
 def load_original(path: str | PathLike[str]) -> Original:
-    """Loads a fine-tuned classifier; anything else is an error that says what to do instead."""
+    """Loads a fine-tuned classifier that can get exits; anything else is an error that says what to do instead."""
     check_reachable(str(path))
     if not (Path(path) / CONFIG).exists() and (Path(path) / "model" / CONFIG).exists():
         path = Path(path) / "model"  # of a training run, or of a retrofit
-    with explain_damage(path):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    config = read_config(path)
     if config.model_type == "offramp":
         raise Incompatible(
             f"{path} has exits already; set its policy with `offramp calibrate`, or retrofit the model that it was "
             "made from, with the same output folder for another guarantee."
         )
     backbone_for(config.model_type)
+    return load_fine_tuned(path)
+
+
+def load_fine_tuned(path: str | PathLike[str]) -> Original:
+    """Loads a fine-tuned classifier of any architecture."""
+    config = read_config(path)
     if not is_classifier(config.architectures or []):
         kind = (config.architectures or [config.model_type])[0]
         raise Incompatible(
@@ -77,6 +82,11 @@ def load_original(path: str | PathLike[str]) -> Original:
     limit = min(tokenizer.model_max_length, count_positions(model.base_model))
     name = Path(path).resolve().name if Path(path).exists() else str(path)
     return Original(name, model.eval(), tokenizer, limit)
+
+
+def read_config(path: str | PathLike[str]) -> Any:
+    with explain_damage(path):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
 def length(text: Text) -> int:

@@ -1,0 +1,284 @@
+"""offramp certify: may one model replace another? A bound on what changes, proven from predictions of both."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from offramp.cli.command import BadInput, Result
+from offramp.cli.options import RuntimeOptions, TextOption, TextPairOption, check_writable
+from offramp.cli.rows import Row, read_labels, read_rows
+from offramp.errors import BadData, BadLabels, BadOption, CannotLoad, Incompatible, UnknownName
+
+if TYPE_CHECKING:
+    from offramp.cli.predictors import Predictor
+    from offramp.guarantees.certify import Certification
+    from offramp.guarantees.operating_point import OperatingPoint
+    from offramp.problems import Array
+
+NOT_PROVEN = 3
+FILES = (".csv", ".tsv", ".jsonl", ".parquet")
+SIDE_HELP = (
+    "A file of predictions, a model (a folder, a hub name or an .onnx file), or the address of a server."
+)
+
+
+@dataclass(frozen=True)
+class ClaimOptions:
+    """What is to be proven."""
+
+    guarantee: Annotated[
+        str, Option(help="Upper bound on the risk, such as 0.02; or several: missed=0.02,false_alarm=0.05.")
+    ] = "0.02"
+    risk: Annotated[
+        str,
+        Option(
+            help="What is bounded: changed, missed, false_alarm (or missed_of_all, false_alarm_of_all), score, "
+            "accuracy, accuracy_drop."
+        ),
+    ] = "changed"
+    decide: Annotated[
+        str, Option(help="Operating point, such as 'spam>=0.3'; the most likely label by default.")
+    ] = ""
+    tolerance: Annotated[
+        float | None, Option(help="For numbers and --risk score: differences up to this do not count.")
+    ] = None
+    delta: Annotated[float, Option(help="The probability that a verdict is wrong.")] = 0.05
+    stop_early: Annotated[
+        bool, Option("--stop-early", help="Examine rows in random order until there is a verdict.")
+    ] = False
+    finite: Annotated[
+        bool,
+        Option(
+            "--finite", help="With --stop-early: the claim is about these rows, not about others like them."
+        ),
+    ] = False
+    seed: Annotated[int, Option(help="Seed of the random order.")] = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of `certify`."""
+        return {
+            "guarantee": self.bounds(),
+            "decide": self.decide,
+            "tolerance": self.tolerance,
+            "delta": self.delta,
+            "stop_early": self.stop_early,
+            "finite": self.finite,
+            "seed": self.seed,
+        }
+
+    def bounds(self) -> dict[str, float]:
+        """By risk."""
+        parts = [part.rpartition("=") for part in self.guarantee.split(",")]
+        try:
+            return {name.strip() or self.risk: float(value) for name, _, value in parts}
+        except ValueError:
+            raise BadOption(
+                f"--guarantee {self.guarantee}: expected a number such as 0.02, or RISK=0.02,..."
+            ) from None
+
+    def needs_labels(self) -> bool:
+        from offramp.guarantees.losses import LOSSES
+
+        return any(LOSSES[risk].needs_labels for risk in self.bounds() if risk in LOSSES)
+
+    @property
+    def point(self) -> "OperatingPoint":
+        from offramp.guarantees.operating_point import OperatingPoint
+
+        return OperatingPoint.parse(self.decide)
+
+
+def certify(
+    old: Annotated[str, Argument(help=SIDE_HELP)],
+    new: Annotated[str, Argument(help="The same, for what should replace it.")],
+    claim: ClaimOptions,
+    runtime: RuntimeOptions,
+    texts: Annotated[
+        Path | None, Option(help="For models and servers: a txt, csv, tsv, jsonl or parquet file of texts.")
+    ] = None,
+    text: TextOption = None,
+    text_pair: TextPairOption = None,
+    label: Annotated[
+        str | None, Option(help="Column of the correct labels, for the risks that need them.")
+    ] = None,
+    labels: Annotated[
+        str | None, Option(help="For files: all labels, such as ham,spam, if one of them may lack some.")
+    ] = None,
+    column: Annotated[
+        str | None, Option(help="For files: column of the predictions; guessed from its name by default.")
+    ] = None,
+    id: Annotated[
+        str | None,
+        Option(help="For files: column to join them by; by default id, or else the order of rows."),
+    ] = None,
+    page: Annotated[Path | None, Option(help="Write an HTML page here.")] = None,
+    badge: Annotated[Path | None, Option(help="Write a Markdown badge here.")] = None,
+) -> Result:
+    """Prove that NEW may replace OLD: that at most so much changes.
+
+    Compares two files of predictions (columns label, or score, or probability_LABEL; joined by id or by order), or
+    two models or servers on the texts of a file. Prints the verdict, the observed rate with its interval, the
+    smallest bound that could be proven, how many more rows a verdict would need, and where the two differ.
+
+    The exit code is 0 if everything is proven, 3 if not, and 2 if the rows cannot be compared.
+
+    \\b
+    Examples:
+        offramp certify old.csv new.csv --guarantee 0.02
+        offramp certify my-model fast/model --texts logs.csv --stop-early
+        offramp certify http://127.0.0.1:8000 http://127.0.0.1:8001 --texts logs.csv --decide "spam>=0.3"
+    """
+    with bad_input():
+        for out in (page, badge):
+            if out is not None:
+                check_writable(out)
+        if texts is None:
+            made = certify_files(Path(old), Path(new), claim, text, text_pair, label, labels, column, id)
+        else:
+            refuse({"--labels": labels, "--column": column, "--id": id}, "are for two files of predictions")
+            made = certify_models(old, new, claim, runtime, texts, text, text_pair, label)
+    return show_certification(made, page, badge)
+
+
+@contextmanager
+def bad_input() -> Iterator[None]:
+    """Rows and options that cannot be compared have an exit code of their own."""
+    try:
+        yield
+    except (BadData, BadOption, UnknownName, CannotLoad) as error:
+        raise BadInput(str(error)) from error
+
+
+def refuse(options: dict[str, Any], reason: str) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise BadOption(f"{', '.join(given)}: {reason}; leave it out.")
+
+
+def certify_files(
+    old: Path,
+    new: Path,
+    claim: ClaimOptions,
+    text: str | None,
+    text_pair: str | None,
+    label: str | None,
+    labels: str | None,
+    column: str | None,
+    id: str | None,
+) -> "Certification":
+    from offramp.data.predictions import Columns, read_pair
+    from offramp.guarantees.certify import certify as run
+
+    if not all(path.suffix.lower() in FILES for path in (old, new)):
+        raise BadOption(
+            f"{old} and {new}: expected two files of predictions ({', '.join(FILES)}); models need --texts FILE."
+        )
+    thresholds = [name for name, value in claim.point.thresholds.items() if value is not None]
+    compares_scores = "score" in claim.bounds()
+    pair = read_pair(
+        old,
+        new,
+        Columns(
+            column,
+            id,
+            text,
+            text_pair,
+            label,
+            scores=tuple(thresholds) if thresholds or compares_scores else None,
+            numbers=claim.tolerance is not None,
+        ),
+        [name.strip() for name in labels.split(",")] if labels else (),
+    )
+    return run(
+        pair.old,
+        pair.new,
+        **claim.arguments(),
+        label_names=pair.label_names,
+        labels=pair.labels,
+        texts=pair.texts,
+        names=(old.name, new.name) if old.name != new.name else (str(old), str(new)),
+    )
+
+
+def certify_models(
+    old: str,
+    new: str,
+    claim: ClaimOptions,
+    runtime: RuntimeOptions,
+    texts: Path,
+    text: str | None,
+    text_pair: str | None,
+    label: str | None,
+) -> "Certification":
+    from offramp.cli.predictors import load_predictor, match_labels
+    from offramp.guarantees.certify import certify as run
+    from offramp.guarantees.comparison import Predicted
+    from offramp.guarantees.operating_point import OperatingPoint
+
+    arguments = claim.arguments()
+    rows = [*read_rows(texts, text, text_pair)]
+    inputs = [row.text for row in rows]
+    if not rows:
+        raise BadData(f"{texts}: the file is empty, expected texts")
+    sides = [load_predictor(name, runtime, inputs[0]) for name in (old, new)]
+    order, problem = match_labels(*sides), sides[0].problem
+    names = sides[0].labels
+    point = claim.point
+    if problem.multi_label and point.is_argmax:
+        point = OperatingPoint(dict.fromkeys(names, 0.5))
+
+    def predicted(predictor: "Predictor", columns: list[int]) -> Predicted:
+        def predict(numbers: "Array") -> "Array":
+            scores = predictor.score([inputs[number] for number in numbers])[:, columns]
+            return scores if problem.has_classes else scores[:, 0]
+
+        return Predicted(len(rows), predict)
+
+    return run(
+        predicted(sides[0], [*range(len(names))]),
+        predicted(sides[1], order),
+        **arguments | {"decide": point},
+        label_names=names if problem.has_classes else (),
+        labels=correct_labels(rows, texts, text, text_pair, label, sides[0])
+        if claim.needs_labels()
+        else None,
+        texts=inputs,
+        names=(old, new),
+        data=texts.name,
+    )
+
+
+def correct_labels(
+    rows: Sequence[Row],
+    source: Path,
+    text: str | None,
+    text_pair: str | None,
+    label: str | None,
+    predictor: "Predictor",
+) -> list[Any] | None:
+    cells = read_labels(rows, source, text, text_pair, label)
+    if cells is None or (predictor.problem.has_classes and not predictor.problem.multi_label):
+        return cells
+    try:
+        if not predictor.problem.has_classes:
+            return [float(cell) for cell in cells]
+        return [[int(name in cell) for name in predictor.labels] for cell in cells]
+    except (TypeError, ValueError):
+        raise BadLabels(
+            f"{source}: expected as labels {predictor.problem.expected(len(predictor.labels))}"
+        ) from None
+
+
+def show_certification(made: "Certification", page: Path | None, badge: Path | None) -> Result:
+    from offramp.files import atomic_file
+    from offramp.reports.certification import certification_badge, certification_page, certification_text
+
+    for out, content in ((page, certification_page), (badge, certification_badge)):
+        if out is not None:
+            with atomic_file(out) as draft:
+                draft.write_text(content(made) + "\n", encoding="utf-8")
+    return Result(made.to_json(), certification_text(made), 0 if made.proven else NOT_PROVEN)

@@ -1,0 +1,182 @@
+"""Anything that gives scores to texts: a folder of transformers or offramp, an ONNX file, a server."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offramp.cli.options import RuntimeOptions
+from offramp.errors import BadData, CannotLoad
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, Problem
+
+BATCH = 32
+ATTEMPTS = 5
+"""A server that has no capacity is asked again so often."""
+LONGEST_WAIT = 30.0
+TIMEOUT = 300.0
+DEFAULT_LENGTH = 512
+"""Tokens, for an ONNX file whose config says nothing."""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    name: str
+    labels: tuple[str, ...]
+    """In a regression there is one."""
+    problem: Problem
+    score: Callable[[Sequence[Any]], Array]
+    """Texts or pairs -> (texts, labels) probabilities; in a regression the number."""
+
+
+def load_predictor(name: str, runtime: RuntimeOptions, sample: Any) -> Predictor:
+    """A model or server by its folder, file, hub name or address; `sample` is one of the texts that it will get."""
+    if name.startswith(("http://", "https://")):
+        return server(name, sample)
+    if name.lower().endswith(".onnx"):
+        return onnx_file(Path(name), runtime)
+    from offramp.files import read_json
+    from offramp.folder import find_model, is_exported
+
+    folder = find_model(name)
+    if is_exported(folder) or read_json(folder / "config.json").get("model_type") == "offramp":
+        return offramp_model(name, folder, runtime)
+    return transformers_model(name, folder, runtime)
+
+
+def offramp_model(name: str, folder: Path, runtime: RuntimeOptions) -> Predictor:
+    classifier = runtime.load(folder, None)
+    info = classifier.runtime.info
+
+    def score(texts: Sequence[Any]) -> Array:
+        return probabilities(info.problem, classifier.decide(texts).logits)
+
+    return Predictor(name, info.labels, info.problem, score)
+
+
+def transformers_model(name: str, folder: Path, runtime: RuntimeOptions) -> Predictor:
+    from dataclasses import replace
+
+    import torch
+
+    from offramp.model_info import read_labels
+    from offramp.problems import problem_of
+    from offramp.retrofits.original import load_fine_tuned
+
+    if runtime.threads is not None:
+        torch.set_num_threads(runtime.threads)
+    model = load_fine_tuned(folder)
+    if runtime.max_length is not None:
+        model = replace(model, max_length=min(runtime.max_length, model.max_length))
+    config = model.model.config.to_dict()
+    labels = read_labels(config)
+    problem = problem_of(len(labels), config.get("problem_type"))
+    return Predictor(name, labels, problem, lambda texts: probabilities(problem, model.logits(texts)))
+
+
+def onnx_file(file: Path, runtime: RuntimeOptions) -> Predictor:
+    """A classifier in one graph, with config.json and tokenizer.json in its folder or in the one above."""
+    from tokenizers import Tokenizer
+
+    from offramp.files import read_json
+    from offramp.inference.texts import BatchTokenizer
+    from offramp.model_info import read_labels
+    from offramp.problems import problem_of
+    from offramp.runtimes.onnx import Graph, embedding_inputs, session_options
+
+    places = (file.parent, file.parent.parent)
+    folder = next((place for place in places if (place / "tokenizer.json").is_file()), None)
+    if not file.is_file() or folder is None or not (folder / "config.json").is_file():
+        raise CannotLoad(
+            f"{file}: expected an ONNX file with config.json and tokenizer.json beside or above it."
+        )
+    config = read_json(folder / "config.json")
+    labels = read_labels(config)
+    problem = problem_of(len(labels), config.get("problem_type"))
+    length = min(
+        runtime.max_length or DEFAULT_LENGTH, config.get("max_position_embeddings") or DEFAULT_LENGTH
+    )
+    tokenizer = BatchTokenizer(Tokenizer.from_file(str(folder / "tokenizer.json")), length)
+    graph = Graph(file, session_options(runtime.threads))
+    padding = int(config.get("pad_token_id") or 0)
+
+    def score(texts: Sequence[Any]) -> Array:
+        outputs = graph(embedding_inputs(tokenizer(texts), padding))
+        return probabilities(problem, outputs.get("logits", next(iter(outputs.values()))))
+
+    return Predictor(str(file), labels, problem, in_batches(score))
+
+
+def server(address: str, sample: Any) -> Predictor:
+    """A server of offramp, by its /predict."""
+    url = address.rstrip("/").removesuffix("/predict") + "/predict"
+    (first,) = post(url, [sample])
+    labels = tuple(first["probabilities"])
+    problem = REGRESSION if not labels else MULTI_LABEL if isinstance(first["label"], list) else SINGLE_LABEL
+
+    def score(texts: Sequence[Any]) -> Array:
+        predictions = post(url, texts)
+        if problem == REGRESSION:
+            return np.array([[as_number(each["score"])] for each in predictions])
+        return np.array(
+            [[as_number(each["probabilities"][label]) for label in labels] for each in predictions]
+        )
+
+    return Predictor(address, labels or ("score",), problem, in_batches(score))
+
+
+def post(url: str, texts: Sequence[Any]) -> list[Any]:
+    body = json.dumps({"texts": list(texts), "probabilities": True}).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+                return list(json.load(response)["predictions"])
+        except urllib.error.HTTPError as error:
+            if error.code not in (429, 503) or attempt == ATTEMPTS:
+                reason = " ".join(error.read(500).decode("utf-8", "replace").split())
+                raise BadData(f"{url} answers {error.code}: {reason}") from None
+            wait = error.headers.get("Retry-After", "")
+            time.sleep(min(float(wait) if wait.isdigit() else attempt, LONGEST_WAIT))
+        except OSError as error:
+            raise CannotLoad(f"{url}: no server answers ({getattr(error, 'reason', error)}).") from None
+        except (ValueError, KeyError, TypeError):
+            raise BadData(f"{url}: expected the /predict of a server of offramp.") from None
+    raise AssertionError("the last attempt returns or raises")
+
+
+def as_number(value: float | None) -> float:
+    """JSON has no NaN."""
+    return float("nan") if value is None else value
+
+
+def in_batches(score: Callable[[Sequence[Any]], Array]) -> Callable[[Sequence[Any]], Array]:
+    def score_all(texts: Sequence[Any]) -> Array:
+        return np.concatenate([score(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)])
+
+    return score_all
+
+
+def probabilities(problem: Problem, logits: Array) -> Array:
+    """(texts, labels), or the number of a regression."""
+    return problem.probabilities(logits) if problem.has_classes else logits
+
+
+def match_labels(old: Predictor, new: Predictor) -> list[int]:
+    """The position of each label of the old predictor in the scores of the new one."""
+    if old.problem != new.problem:
+        raise BadData(
+            f"{old.name} is for {old.problem} and {new.name} for {new.problem}; compare like with like."
+        )
+    for one, other in ((old, new), (new, old)):
+        unknown = [label for label in one.labels if label not in other.labels]
+        if unknown and old.problem.has_classes:
+            raise BadData(
+                f"{other.name} has no label {unknown[0]!r}, which {one.name} has; rename the labels in config.json."
+            )
+    return [new.labels.index(label) for label in old.labels] if old.problem.has_classes else [0]

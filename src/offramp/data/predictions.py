@@ -1,0 +1,272 @@
+"""Two files of predictions for the same rows, joined by id or by order. An error names the file and the line."""
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from offramp.data.files import Column, Record, check_not_empty, guess_columns, read_file
+from offramp.errors import BadData
+from offramp.numerics import Array
+from offramp.wording import count
+
+IDS = ("id", "idx", "uid", "guid")
+PREDICTIONS = ("label", "prediction", "predicted", "predicted_label", "pred")
+SCORE = "score"
+PROBABILITY = "probability_"
+PROBABILITIES = "probabilities"
+"""A column of JSONL files with an object of scores, as `offramp predict` writes it."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What to read. A column that is not named is found by the usual names for it."""
+
+    prediction: str | None = None
+    id: str | None = None
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
+    """The correct labels, in either file."""
+    scores: tuple[str, ...] | None = None
+    """Read the scores of these labels, or all there are if none is named; None: read predictions."""
+    numbers: bool = False
+    """The predictions are numbers, not labels."""
+
+
+@dataclass(frozen=True)
+class PredictionPair:
+    """The predictions of two files, in the order of the first."""
+
+    old: Array
+    new: Array
+    """(rows,) labels or numbers, or (rows, labels) scores."""
+    label_names: tuple[str, ...]
+    """Of the scores or labels; none if the predictions are numbers."""
+    texts: list[Any] | None
+    labels: Array | None
+    """The correct ones."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The records of a file, all with the same columns."""
+
+    path: Path
+    names: list[str]
+    records: Sequence[Record]
+
+    def cells(self, column: Column) -> list[Any]:
+        """A cell of each record, none of them empty."""
+        index = self.names.index(str(column))
+        cells = [record[index] for _, record in self.records]
+        for row, cell in enumerate(cells):
+            if cell is None or cell == "":
+                raise BadData(f"{self.where(row)}: no {column}")
+        return cells
+
+    def where(self, row: int) -> str:
+        return f"{self.path}, line {self.records[row][0]}"
+
+
+def read_pair(old: Path, new: Path, columns: Columns, label_names: Sequence[str] = ()) -> PredictionPair:
+    """Reads both files; `label_names` are all labels, if one of the files may lack some."""
+    first, second = (read_table(path) for path in (old, new))
+    first, second = align(first, second, columns)
+    texts = [read_texts(table, columns) for table in (first, second)]
+    check_same_texts(first, second, texts)
+    labels = read_labels(first, second, columns)
+    if columns.scores is not None:
+        names, values = read_scores(first, second, columns.scores)
+        return PredictionPair(*values, tuple(label_names) or names, texts[0] or texts[1], labels)
+    column = prediction_column(first, second, columns)
+    if columns.numbers:
+        old_numbers, new_numbers = (numbers(table, table.cells(column), column) for table in (first, second))
+        return PredictionPair(old_numbers, new_numbers, (), texts[0] or texts[1], labels)
+    old_labels, new_labels = ([label_text(cell) for cell in table.cells(column)] for table in (first, second))
+    known = tuple(label_names) or shared_labels(first, second, old_labels, new_labels)
+    check_labels(first, old_labels, known, "not one of the labels")
+    check_labels(second, new_labels, known, "not one of the labels")
+    return PredictionPair(np.array(old_labels), np.array(new_labels), known, texts[0] or texts[1], labels)
+
+
+def read_table(path: Path) -> Table:
+    file = read_file(path)
+    check_not_empty(file)
+    for number, cells in file.records:
+        if len(cells) != len(file.column_names):
+            expected = count(len(file.column_names), "column")
+            raise BadData(f"{path}, line {number}: expected {expected}, found {len(cells)}")
+    return Table(path, file.column_names, file.records)
+
+
+def align(old: Table, new: Table, columns: Columns) -> tuple[Table, Table]:
+    """Both tables, with the records of the second in the order of the first."""
+    column = columns.id or next((name for name in IDS if name in old.names and name in new.names), None)
+    if column is None:
+        if len(old.records) != len(new.records):
+            longer, shorter = (old, new) if len(old.records) > len(new.records) else (new, old)
+            rows = len(shorter.records)
+            raise BadData(
+                f"{longer.where(rows)}: {shorter.path} has only {count(rows, 'row')}; give both files the same "
+                "rows, or a column of ids"
+            )
+        return old, new
+    places = [places_by_id(table, column) for table in (old, new)]
+    for table, own, other, others in zip((old, new), places, (new, old), places[::-1], strict=True):
+        missing = next((key for key in own if key not in others), None)
+        if missing is not None:
+            raise BadData(
+                f"{table.where(own[missing])}: {other.path} has no row with the {column} {missing!r}"
+            )
+    return old, Table(new.path, new.names, [new.records[places[1][key]] for key in places[0]])
+
+
+def places_by_id(table: Table, column: str) -> dict[str, int]:
+    require_column(table, column)
+    places: dict[str, int] = {}
+    for row, cell in enumerate(table.cells(column)):
+        key = label_text(cell)
+        if key in places:
+            raise BadData(
+                f"{table.where(row)}: the {column} {key!r} is also in line {table.records[places[key]][0]}"
+            )
+        places[key] = row
+    return places
+
+
+def require_column(table: Table, column: str) -> None:
+    if column not in table.names:
+        raise BadData(f"{table.path}: no column named {column!r}, expected one of {', '.join(table.names)}")
+
+
+def read_texts(table: Table, columns: Columns) -> list[Any] | None:
+    """The texts, or pairs of texts; None if there is no column of them."""
+    try:
+        found = guess_columns(str(table.path), table.names, columns.text, columns.text_pair, label="")
+        chosen = [str(column) for column in (found.text, found.text_pair) if column is not None]
+    except BadData:
+        return None
+    if any(column not in table.names for column in chosen):
+        return None
+    parts = [[str(cell) for cell in table.cells(column)] for column in chosen]
+    return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
+
+
+def check_same_texts(old: Table, new: Table, texts: Sequence[list[Any] | None]) -> None:
+    if texts[0] is None or texts[1] is None:
+        return
+    for row, (one, other) in enumerate(zip(*texts, strict=True)):
+        if one != other:
+            raise BadData(
+                f"{new.where(row)}: the text is not that of {old.where(row)}; give both files a column of ids"
+            )
+
+
+def read_labels(old: Table, new: Table, columns: Columns) -> Array | None:
+    if columns.label is None:
+        return None
+    table = old if columns.label in old.names else new
+    require_column(table, columns.label)
+    cells = table.cells(columns.label)
+    if columns.numbers or columns.scores == (SCORE,):
+        return numbers(table, cells, columns.label)
+    return np.array([label_text(cell) for cell in cells])
+
+
+def prediction_column(old: Table, new: Table, columns: Columns) -> str:
+    """The column that both files have: the one that is named, or the usual name, or the only one."""
+    if columns.prediction is not None:
+        require_column(old, columns.prediction)
+        require_column(new, columns.prediction)
+        return columns.prediction
+    usual = (SCORE,) if columns.numbers else PREDICTIONS
+    taken = (columns.id, columns.label, *IDS)
+    both = [name for name in old.names if name in new.names and name not in taken]
+    candidates = [name for name in usual if name in both] or both
+    if len(candidates) != 1 and not (candidates and candidates[0] in usual):
+        raise BadData(
+            f"{old.path} and {new.path}: which column has the predictions? Pass column=..., one of "
+            f"{', '.join(both or old.names)}"
+        )
+    return candidates[0]
+
+
+def read_scores(
+    old: Table, new: Table, wanted: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[Array, Array]]:
+    """The names of the labels, and (rows, labels) their scores in both files."""
+    found = [score_cells(table, wanted) for table in (old, new)]
+    for table, cells, other, others in zip((old, new), found, (new, old), found[::-1], strict=True):
+        unknown = [name for name in cells if name not in others]
+        if unknown:
+            raise BadData(f"{other.path}: no scores of the label {unknown[0]!r}, which {table.path} has")
+    names = tuple(found[0])
+    sides = [
+        np.stack([numbers(table, cells[name], name) for name in names], 1)
+        for table, cells in zip((old, new), found, strict=True)
+    ]
+    return names, (sides[0], sides[1])
+
+
+def score_cells(table: Table, wanted: tuple[str, ...]) -> dict[str, list[Any]]:
+    """The cells with the scores of each label."""
+    if PROBABILITIES in table.names:
+        rows = table.cells(PROBABILITIES)
+        for row, scores in enumerate(rows):
+            if not isinstance(scores, dict) or scores.keys() != rows[0].keys():
+                raise BadData(
+                    f"{table.where(row)}: {PROBABILITIES} should be an object with a score of each label"
+                )
+        found = {name: [scores[name] for scores in rows] for name in rows[0]}
+    else:
+        found = {
+            name.removeprefix(PROBABILITY): table.cells(name)
+            for name in table.names
+            if name.startswith(PROBABILITY)
+        }
+    names = wanted if wanted or found else (SCORE,)
+    found |= {name: table.cells(name) for name in names if name not in found and name in table.names}
+    missing = [name for name in wanted if name not in found]
+    if missing or not found:
+        label = missing[0] if missing else "LABEL"
+        raise BadData(f"{table.path}: no scores; expected a column {PROBABILITY}{label} or {label}")
+    return found
+
+
+def numbers(table: Table, cells: Sequence[Any], column: str) -> Array:
+    for row, cell in enumerate(cells):
+        if not is_finite(cell):
+            raise BadData(f"{table.where(row)}: {cell!r} as {column}, expected a finite number")
+    return np.array([float(cell) for cell in cells])
+
+
+def is_finite(cell: Any) -> bool:
+    try:
+        return not isinstance(cell, bool) and math.isfinite(float(cell))
+    except (TypeError, ValueError):
+        return False
+
+
+def label_text(cell: Any) -> str:
+    """Numbers are names too, as in a csv file: 1 and 1.0 are "1"."""
+    return f"{cell:.15g}" if isinstance(cell, int | float) else str(cell)
+
+
+def shared_labels(old: Table, new: Table, old_labels: list[str], new_labels: list[str]) -> tuple[str, ...]:
+    """The labels of both files, each of which must be in the other too."""
+    check_labels(old, old_labels, {*new_labels}, f"never in {new.path}")
+    check_labels(new, new_labels, {*old_labels}, f"never in {old.path}")
+    return tuple(sorted({*old_labels}))
+
+
+def check_labels(table: Table, labels: Sequence[str], known: Container[str], fault: str) -> None:
+    for row, label in enumerate(labels):
+        if label not in known:
+            raise BadData(
+                f"{table.where(row)}: the label {label!r} is {fault}; if it belongs there, list all labels with "
+                "label_names=..."
+            )
