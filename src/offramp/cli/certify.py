@@ -149,7 +149,7 @@ def bad_input() -> Iterator[None]:
     """Rows and options that cannot be compared have an exit code of their own."""
     try:
         yield
-    except (BadData, BadOption, UnknownName, CannotLoad) as error:
+    except (BadData, BadOption, CannotLoad, Incompatible, UnknownName) as error:
         raise BadInput(str(error)) from error
 
 
