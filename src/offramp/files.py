@@ -98,9 +98,8 @@ def scratch(path: Path) -> Iterator[Path]:
         with TemporaryDirectory(SUFFIX, f".{path.name}.", path.parent, ignore_cleanup_errors=True) as folder:
             yield Path(folder) / path.name
     except OSError as error:
-        if SUFFIX in (
-            error.filename or SUFFIX
-        ):  # a full disk has no name, and the scratch folder means nothing
+        # the error of a full disk names no file, and the scratch folder means nothing to a reader
+        if error.errno is not None and SUFFIX in str(error.filename or SUFFIX):
             error.filename = os.fspath(path)
         raise
 

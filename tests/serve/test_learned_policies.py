@@ -102,9 +102,10 @@ def test_a_request_names_a_threshold_and_the_stored_coefficients_decide(learned:
 
 
 def test_policies_of_the_same_text_and_another_fit_are_refused(learned: Learned, tmp_path: Path) -> None:
-    record = json.loads(learned.rung.read_text())["saved_policy"]
-    record["options"]["coefficients"][0][0] += 1
-    (tmp_path / "other.json").write_text(json.dumps(record))
+    policy = Policy.from_json(json.loads(learned.rung.read_text())["saved_policy"])
+    first, *others = policy.rule.coefficients
+    other = replace(policy.rule, coefficients=((first[0] + 1, *first[1:]), *others))
+    (tmp_path / "other.json").write_text(json.dumps(replace(policy, rule=other).to_json()))
     with pytest.raises(BadPolicy, match="fitted to different examples"):
         load(ServerOptions(str(learned.model), ladder=(learned.rung, tmp_path / "other.json")))
 
@@ -121,7 +122,9 @@ def retrofitted(learned: Learned, tmp_path: Path) -> Path:
     original.save_pretrained(model / "reference")
     tokenizer.save_pretrained(model / "reference")
     config = json.loads((model / "config.json").read_text())
-    config["policy"]["certificate"]["reference"] = "my-classifier"
+    policy = Policy.from_json(config["policy"])
+    named = replace(policy.certificate, reference="my-classifier")
+    config["policy"] = replace(policy, certificate=named).to_json()
     (model / "config.json").write_text(json.dumps(config))
     return model
 
