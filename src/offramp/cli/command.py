@@ -228,10 +228,12 @@ def name_extras(command: str, model: str | None) -> Iterator[None]:
         if model is not None:
             runtime = ["onnx" if is_exported(model) or is_exported(f"{model}/model") else "train"]
         needed = dict.fromkeys([extra, *EXTRAS_OF.get(command, []), *runtime])
-        missing = [each for each in needed if not is_installed(each)]
+        missing = [each for each in needed if each == extra or not is_installed(each)]
         if isinstance(error, MissingExtra) and missing == [extra]:
             raise
-        modules = [name for each in missing for name in EXTRAS[each].split() if not find_spec(name)]
+        top = str(error.name).split(".")[0]  # it may be there and still not be importable
+        names = (name for each in missing for name in EXTRAS[each].split())
+        modules = [name for name in names if name == top or not find_spec(name)]
         raise MissingExtra(f"this command {install_hint(', '.join(modules), ','.join(missing))}") from error
 
 
