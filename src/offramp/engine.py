@@ -1,8 +1,8 @@
-"""Runs many examples together and lets each one leave at its own exit.
+"""Runs many examples together and lets each one take its own exit.
 
 A window of examples is sorted by length and cut into micro-batches. Each stage runs for all of them before the
-next one starts. Examples that the policy lets go leave; the others are packed again: finished rows and excess
-padding are dropped, and small micro-batches are merged. Micro-batches therefore stay full while examples leave,
+next one starts. Examples that are done exit; the rest are repacked: finished rows and excess
+padding are dropped, and small micro-batches are merged. Micro-batches therefore stay full while examples exit,
 and the weights of a stage stay in the cache. Nothing is kept between calls, so threads may share an engine.
 """
 
@@ -22,7 +22,7 @@ from offramp.runtimes import Runtime, Tokens
 
 WINDOW = 1024
 MAX_MICRO_BATCHES = 64
-"""A window ends early at this many full micro-batches, because it holds the hidden states of all its examples."""
+"""Caps memory: a window holds the hidden states of all its examples."""
 
 Outputs = tuple[Array, Array | None]
 """Logits (rows, labels) and gates (rows,) at one exit."""
@@ -165,15 +165,15 @@ class Engine:
             if timed:
                 in_time = np.concatenate([batch.rows for batch in batches])
                 rows, decider = in_time, decider[np.isin(rows, in_time)]
-            leaving, logits = decider.step(exit, *concatenate(outputs))
-            if not timed and not leaving.any():
+            exiting, logits = decider.step(exit, *concatenate(outputs))
+            if not timed and not exiting.any():
                 continue
             decision.exits[rows] = exit
             decision.logits[rows] = logits
             decision.finite[rows] = decider.finite
-            if leaving.all():
+            if exiting.all():
                 return
-            rows, decider, batches = rows[~leaving], decider[~leaving], self.pack(batches, ~leaving)
+            rows, decider, batches = rows[~exiting], decider[~exiting], self.pack(batches, ~exiting)
 
     def run_stage(
         self, exit: int, batches: list[MicroBatch], deadlines: Array | None = None

@@ -257,7 +257,7 @@ def report_errors(flags: Mapping[str, str], debug: bool) -> Iterator[None]:
 
 def describe(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted; run the same command again"
+        return 130, "interrupted; run the same command again to resume"
     if isinstance(error, NoSafeThreshold):
         return 3, one_line(error)
     if isinstance(error, BadInput):

@@ -19,9 +19,7 @@ PolicyOption = Annotated[
 MaxLayerOption = Annotated[int | None, Option(help="Every text exits at this layer at the latest.")]
 TextOption = Annotated[str | None, Option(help="Column of the text; guessed from its name by default.")]
 TextPairOption = Annotated[str | None, Option(help="Column of the second text, for pairs.")]
-DeviceOption = Annotated[
-    str | None, Option(help="Where PyTorch runs the model: cpu, cuda, cuda:1, mps; by default cpu.")
-]
+DeviceOption = Annotated[str | None, Option(help="PyTorch device: cpu (default), cuda, cuda:1, mps.")]
 SafeCsvOption = Annotated[
     bool,
     Option(

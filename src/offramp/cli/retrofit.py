@@ -53,7 +53,11 @@ def retrofit(
         ),
     ] = None,
     tune: Annotated[
-        bool, Option("--tune", help="Train the backbone too, taught by the original; slower, exits earlier.")
+        bool,
+        Option(
+            "--tune",
+            help="Also fine-tune the backbone, with the original as teacher. Slower, but texts exit earlier.",
+        ),
     ] = False,
     epochs: Annotated[float, Option(help="Epochs of --tune.")] = 2,
     runtime: Annotated[

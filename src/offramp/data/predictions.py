@@ -45,7 +45,7 @@ class PredictionPair:
     new: Array
     """(rows,) labels or numbers, or (rows, labels) scores."""
     label_names: tuple[str, ...]
-    """Of the scores or labels; none if the predictions are numbers."""
+    """The names of the scores or labels; none if the predictions are numbers."""
     texts: list[Any] | None
     labels: Array | None
     """The correct ones."""

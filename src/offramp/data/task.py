@@ -194,7 +194,9 @@ class Task:
         labelled = [source for source in splits.values() if source.columns.label is not None]
         problem = problem_named(problem_type) if problem_type else None
         if not labelled and not labels and problem != REGRESSION:
-            raise BadData(f"{name}: no split has labels; pass labels=..., their names in the model's order")
+            raise BadData(
+                f"{name}: no split has labels; pass labels=[...] in the order of the model's outputs"
+            )
         table = (labelled or list(splits.values()))[0].read()
         problem = problem or infer_problem(table, labels, separator)
         if not labels and problem.has_classes:

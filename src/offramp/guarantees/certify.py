@@ -98,7 +98,7 @@ class Certification:
 
     @property
     def verdict(self) -> str:
-        """Of all claims: the worst."""
+        """The worst verdict of all claims."""
         return worst(claim.verdict for claim in self.claims)
 
     def to_json(self) -> dict[str, Any]:

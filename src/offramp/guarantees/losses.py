@@ -40,7 +40,7 @@ class Loss:
     statement: str
     """The exact claim; `bounds` is the bound, or one for each class."""
     bound: str = "exact binomial"
-    """Of `BOUNDS`; the exact one is for losses of 0 or 1."""
+    """A name in `BOUNDS`; the exact one is for losses of 0 or 1."""
     among: Callable[[Reference], Array] | None = None
     """(examples,) the examples that count, where those are not all."""
     examples: str = "examples"

@@ -46,7 +46,7 @@ class SequentialTest:
     population: int | None = None
     """The number of examples in a finite population, about which the claim is."""
     losses: Array = field(default_factory=lambda: np.zeros(0))
-    """Of the examples up to the verdict."""
+    """The losses of the examples up to the verdict."""
     verdict: str | None = None
 
     def add(self, losses: Array) -> str | None:

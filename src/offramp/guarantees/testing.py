@@ -40,7 +40,7 @@ class PartResult:
     part: Part
     losses: Array
     bound: str
-    """Of `BOUNDS`."""
+    """A name in `BOUNDS`."""
 
     @property
     def examples(self) -> int:

@@ -21,17 +21,17 @@ class Prediction:
     """The label's probability; in a multi-label problem, the probability of being right about the least certain
     label; in a regression, the value."""
     probabilities: dict[str, float]
-    """Of every label; empty in a regression."""
+    """The probability of every label; empty in a regression."""
     layer: int
     """The layer of the exit taken; layer 0 is the embeddings."""
     layers: int
     """The number of layers in the model."""
     finite: bool = True
-    """False if an exit on the way returned NaN or infinity; texts never leave early on those."""
+    """False if any exit before this one produced NaN or infinity; such an exit is never taken early."""
     exits: tuple["Prediction", ...] = field(default=(), repr=False)
     """With `every_exit=True`, the prediction of every exit."""
     logits: tuple[float, ...] = field(default=(), repr=False)
-    """Of every label, in the model's order; in a regression, the value alone."""
+    """One for every label, in the model's order; in a regression, the value alone."""
 
 
 def predictions(decision: Decision, runtime: Runtime[Any]) -> Iterator[Prediction]:

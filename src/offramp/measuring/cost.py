@@ -34,7 +34,7 @@ class Cost:
 
     @property
     def layer_ratio(self) -> float:
-        """Infinite if every example leaves before the first layer; `macs` counts what that costs."""
+        """Infinite if every example exits before the first layer; `macs` counts what that costs."""
         return self.depth / self.mean_layer if self.mean_layer else float("inf")
 
     @property
@@ -43,7 +43,7 @@ class Cost:
 
 
 def cost(histogram: ArrayLike, layers: Sequence[int], depth: int, macs: float | None = None) -> Cost:
-    """The cost when histogram[e] examples leave at exit e, which follows layer layers[e].
+    """The cost when histogram[e] examples take exit e, which follows layer layers[e].
 
     *Shapes*: histogram (exits,), layers (exits,).
 

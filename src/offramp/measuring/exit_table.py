@@ -91,7 +91,7 @@ class ExitTable:
         return np.asarray((self.reached <= index).sum(0))
 
     def histogram(self) -> Array:
-        """(thresholds, exits) how many examples leave at each exit."""
+        """(thresholds, exits) how many examples exit at each exit."""
         return np.stack([self._from_exit(exit) for exit in range(len(self.reached))], axis=1).astype(np.int64)
 
     def total(self, values: Callable[[int], Array]) -> Array:
@@ -116,7 +116,7 @@ class ExitTable:
         return np.cumsum(change)[:-1]
 
     def _span(self, exit: int) -> tuple[Array, Array]:
-        """(examples,) start and stop of the range of thresholds at which each example leaves here."""
+        """(examples,) start and stop of the range of thresholds at which each example exits here."""
         stop = self.reached[exit]
         return (self.reached[exit - 1] if exit else np.zeros_like(stop)), stop
 
@@ -144,7 +144,7 @@ def useful_thresholds(policy: Policy, readiness: Array, layers: Sequence[int], n
     """At most `number` thresholds that give different exits, spread evenly over the readiness that occurs.
 
     Each lies between two neighbouring values of readiness, so that float noise decides nothing, and has few
-    digits. At the loosest every example leaves at the first exit allowed, at the strictest at the last.
+    digits. At the loosest every example exits at the first exit allowed, at the strictest at the last.
     """
     rule = policy.rule
     allowed = [exit for exit, layer in enumerate(layers[:-1]) if layer >= (policy.min_layer or 0)]

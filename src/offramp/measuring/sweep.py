@@ -162,7 +162,7 @@ def best_exits(trace: Trace, metric: str) -> Array:
     """
     predictions = trace.problem.decode(trace.logits)  # (examples, exits) or (examples, exits, labels)
     labels = np.asarray(trace.labels)[:, None]
-    usable = finite_rows(trace.logits)  # no rule leaves where logits are not finite,
+    usable = finite_rows(trace.logits)  # no rule exits where logits are not finite,
     usable[:, -1] = True  # except at the last exit
     if trace.problem.multi_label and metric != "acc":
         false_negatives, false_positives = (labels > predictions).sum(-1), (predictions > labels).sum(-1)

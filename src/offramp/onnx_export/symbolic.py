@@ -288,7 +288,7 @@ def where(recorder: Recorder, condition: Any, a: Any, b: Any) -> Symbol:
 
 
 def concatenate(recorder: Recorder, arrays: Sequence[Any], axis: int = 0) -> Symbol:
-    """Of arrays that may be constants with one row, which stand for all rows."""
+    """Concatenate arrays, some of which may be constants with one row, which stand for all rows."""
     dtype = np.result_type(*(each.dtype for each in arrays))
     arrays = [each for each in arrays if each.shape[axis] != 0]
     rows = next(each for each in arrays if isinstance(each, Symbol))

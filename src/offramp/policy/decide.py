@@ -35,7 +35,7 @@ class Decision:
 class Decider:
     """Applies a policy to examples, exit by exit; one row per example or part of one.
 
-    After `leaving, output = decider.step(exit, logits, gate)` continue with `decider = decider[~leaving]`.
+    After `exiting, output = decider.step(exit, logits, gate)` continue with `decider = decider[~exiting]`.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Decider:
         self.state = seen.state
         self.finite = self.finite & seen.finite
         if layer >= policy.last_layer(self.layers):
-            leaving = np.ones(len(logits), bool)
+            exiting = np.ones(len(logits), bool)
         elif layer < (policy.min_layer or 0):
-            leaving = np.zeros(len(logits), bool)
+            exiting = np.zeros(len(logits), bool)
         else:
             threshold = policy.threshold[exit] if isinstance(policy.threshold, tuple) else policy.threshold
-            leaving = np.asarray(reached(policy.rule, seen.readiness, threshold).all(-1))
-        return leaving, seen.logits
+            exiting = np.asarray(reached(policy.rule, seen.readiness, threshold).all(-1))
+        return exiting, seen.logits
 
     def __getitem__(self, rows: Any) -> "Decider":
         state = None if self.state is None else self.state[rows]
@@ -91,12 +91,12 @@ def replay(decider: Decider, every: "Exits") -> Decision:
     )
     waiting = np.arange(examples)
     for exit in range(exits):
-        leaving, output = decider.step(exit, *every.at(exit, waiting))
-        gone = waiting[leaving]
+        exiting, output = decider.step(exit, *every.at(exit, waiting))
+        gone = waiting[exiting]
         decision.exits[gone] = exit
-        decision.logits[gone] = output[leaving]
-        decision.finite[gone] = decider.finite[leaving]
-        waiting, decider = waiting[~leaving], decider[~leaving]
+        decision.logits[gone] = output[exiting]
+        decision.finite[gone] = decider.finite[exiting]
+        waiting, decider = waiting[~exiting], decider[~exiting]
         if not len(waiting):
             break
     return decision
@@ -121,7 +121,7 @@ def fold(
 ) -> Folded:
     """One pass of a rule over all exits, for sweeping thresholds; arguments as for `Policy.decide`.
 
-    A threshold lets an example leave at the first exit where `reached(rule, folded.readiness, threshold)`.
+    At a threshold an example takes the first exit where `reached(rule, folded.readiness, threshold)`.
     """
     every = Exits(logits, gates, layers)
     examples, exits, outputs = every.logits.shape

@@ -26,7 +26,7 @@ from offramp.wording import count, did_you_mean
 
 @dataclass(frozen=True)
 class Policy:
-    """When to leave. `offramp.policy.text` describes the text form.
+    """When to exit. `offramp.policy.text` describes the text form.
 
     *Example*:
 
@@ -41,9 +41,9 @@ class Policy:
     threshold: float | tuple[float, ...] = 0.0
     """In the rule's own units (nats, a probability, a number of exits); a tuple has one per exit."""
     min_layer: int | None = None
-    """The first layer at which an example may leave."""
+    """The first layer at which an example may exit."""
     max_layer: int | None = None
-    """The layer at which all remaining examples leave."""
+    """The layer at which all remaining examples exit."""
     certificate: Certificate | None = None
     """What calibration proved for this policy; part of the JSON form, not of the text."""
 
@@ -88,7 +88,7 @@ class Policy:
     def from_json(cls, record: Mapping[str, Any]) -> Self:
         """The policy that `to_json` wrote; without its certificate, and with a warning, if anything was changed.
 
-        Unknown fields are refused: a newer version may use them to decide where examples leave.
+        Unknown fields are refused: a newer version may use them to decide where examples exit.
         """
         try:
             policy = cls._read(**record)
@@ -216,7 +216,7 @@ class Policy:
         check_rule(self.rule, outputs, problem, has_gate)
 
     def last_layer(self, layers: Sequence[int]) -> int:
-        """The layer at which all remaining examples leave."""
+        """The layer at which all remaining examples exit."""
         return layers[-1] if self.max_layer is None else self.max_layer
 
     def skippable_exits(self, layers: Sequence[int], lists: Lists | None = None) -> int:

@@ -57,7 +57,7 @@ def check_settings(home: Path, settings: Mapping[str, Any]) -> None:
 
 def another_retrofit(home: Path, changed: Sequence[str]) -> OutputExists:
     return OutputExists(
-        f"{home} holds another retrofit ({', '.join(changed)} differ); choose another folder, or delete it."
+        f"{home} contains a different retrofit (other {', '.join(changed)}); choose another folder, or delete it."
     )
 
 

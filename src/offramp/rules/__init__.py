@@ -1,6 +1,6 @@
-"""When an example may leave: one rule per file, logits so far to readiness.
+"""Exit rules. Each maps the logits so far to a readiness score.
 
-Names are saved in policies, so they are for life.
+Names are stored in policies and never change.
 """
 
 from offramp.rules.agreement import Agreement

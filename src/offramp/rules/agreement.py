@@ -1,4 +1,4 @@
-"""Agreement: leave when full depth will probably predict the same, as learned from other examples."""
+"""Agreement: exit when full depth will probably predict the same, as learned from other examples."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,7 +31,7 @@ class History(PerExample):
 
 @dataclass(frozen=True)
 class Agreement(Rule):
-    """Leave when the estimated probability that full depth predicts the same is above the threshold.
+    """Exit when the estimated probability that full depth predicts the same is above the threshold.
 
     One logistic regression per exit on the history of the current prediction: its log-odds here and at the
     previous exit, their mean, minimum and maximum over all exits so far, and the number of consecutive exits that

@@ -1,7 +1,7 @@
 """The interface of a rule, and the record that holds its state.
 
 A rule is a fold over exits. It reads the logits of one exit at a time and returns how ready each example is to
-leave; a `Policy` compares that readiness with a threshold.
+exit; a `Policy` compares that readiness with a threshold.
 """
 
 from dataclasses import dataclass, replace
@@ -27,11 +27,11 @@ COUNT = float(np.finfo(np.float64).max)
 
 
 DIGITS = 6
-"""Of a fitted coefficient: more would only lengthen the saved policy."""
+"""Significant digits of a fitted coefficient: more would only lengthen the saved policy."""
 
 
 class Rule:
-    """A rule for leaving. Rules are frozen dataclasses whose fields are the rule's options.
+    """A rule for exiting early. Rules are frozen dataclasses whose fields are the rule's options.
 
     *Shapes*: `logits` (..., classes), where ... is (examples,) or (examples, labels); readiness (...). A
     multi-label problem is one two-class problem per label.
@@ -45,10 +45,10 @@ class Rule:
     highest: ClassVar[float] = np.inf
     """The highest readiness there is; a threshold beyond it would mean never."""
     counts_exits: ClassVar[bool] = False
-    """Whether readiness is a number of exits: it leaves at the threshold, not only above it, and 0 means never."""
+    """True if readiness counts exits; then `>=` the threshold is enough to exit, and a threshold of 0 means never."""
     takes_threshold: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
-    """Whether it reads the labels, so that it can bound a curve but never run."""
+    """True for the oracle, which reads labels: it bounds curves but cannot be deployed."""
     probability: ClassVar[bool] = False
     """Whether readiness is a probability that is not computed from one exit's logits alone."""
     is_fitted: ClassVar[bool] = True
@@ -64,11 +64,11 @@ class Rule:
         return PerExample()
 
     def step(self, state: Any, logits: Array) -> tuple[Any, Array]:
-        """The state after this exit, and the readiness to leave here: the higher, the readier."""
+        """The state after this exit, and the readiness to exit here: the higher, the readier."""
         raise NotImplementedError
 
     def output(self, state: Any, logits: Array) -> Array:
-        """The logits returned for an example that leaves here; `state` is the one after this exit."""
+        """The logits returned for an example that exits here; `state` is the one after this exit."""
         return logits
 
     def level(self, threshold: ArrayLike) -> Array:

@@ -13,7 +13,7 @@ from offramp.rules.base import PerExample, Rule, Shape
 
 @dataclass(frozen=True)
 class Entropy(Rule):
-    """Leave when the entropy, in nats, is below the threshold.
+    """Exit when the entropy, in nats, is below the threshold.
 
     *Reference*: DeeBERT (Xin et al. 2020, arXiv:2004.12993); RomeBERT and ElasticBERT use the same
     rule, ELBERT the normalized one.
@@ -47,7 +47,7 @@ class Entropy(Rule):
 
 @dataclass(frozen=True)
 class Confidence(Rule):
-    """Leave when the largest probability is above the threshold.
+    """Exit when the largest probability is above the threshold.
 
     *Reference*: the usual rule of the field since BranchyNet (Teerapittayanon et al. 2016, arXiv:1709.01686),
     which used entropy.
@@ -69,7 +69,7 @@ class Confidence(Rule):
 
 @dataclass(frozen=True)
 class Margin(Rule):
-    """Leave when the largest probability is ahead of the second largest by more than the threshold.
+    """Exit when the largest probability is ahead of the second largest by more than the threshold.
 
     *Reference*: margin sampling (Scheffer et al. 2001), used as a measure of certainty.
     *Relation*: `confidence` stays low when many classes share the rest; margin compares the best two only.
@@ -90,7 +90,7 @@ class Margin(Rule):
 
 @dataclass(frozen=True)
 class MinProbability(Rule):
-    """Leave when the smallest probability is below the threshold.
+    """Exit when the smallest probability is below the threshold.
 
     *Reference*: ELBERT's `thres_name: logits` (Xie et al. 2021, arXiv:2107.00175).
     *Relation*: for two classes the same as `confidence` at 1 - threshold; with more classes it means little.
@@ -118,7 +118,7 @@ class Votes(PerExample):
 
 @dataclass(frozen=True)
 class Ensemble(Rule):
-    """Leave when the geometric mean of the exits so far is confident, and return that mean.
+    """Exit when the geometric mean of the exits so far is confident, and return that mean.
 
     *Reference*: Zero Time Waste (Wojcik et al. 2021, arXiv:2106.05409), without its learned weights.
     *Relation*: `confidence`, with the mean in place of the exit's own logits, at the last exit too.

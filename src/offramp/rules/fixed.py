@@ -13,7 +13,7 @@ from offramp.rules.base import PerExample, Rule, Shape
 
 @dataclass(frozen=True)
 class Layer(Rule):
-    """Leave at this layer: a shallower model, the baseline for every other rule.
+    """Exit at this layer: a shallower model, the baseline for every other rule.
 
     *Reference*: ElasticBERT's static models.
     *Relation*: the same as `never` with max_layer.
@@ -39,7 +39,7 @@ class Layer(Rule):
 
 @dataclass(frozen=True)
 class Never(Rule):
-    """Leave at the last exit only.
+    """Take the last exit only.
 
     *Relation*: `layer` at the last layer.
     *Shapes*: logits (..., classes) to readiness (...), minus infinity.
@@ -59,7 +59,7 @@ class Never(Rule):
 
 @dataclass(frozen=True)
 class Gate(Rule):
-    """Leave when the exit's gate score is above the threshold.
+    """Exit when the exit's gate score is above the threshold.
 
     *Reference*: BERxiT, Xin et al. 2021, EACL, "learning to exit".
     *Relation*: like `patience` and `agreement`, it also works for regression; unlike them, it is part of the model.
@@ -88,7 +88,7 @@ class Ahead(PerExample):
 
 @dataclass(frozen=True, eq=False)
 class Oracle(Rule):
-    """Leave at the exit that was chosen in advance for each example.
+    """Take the exit that was chosen in advance for each example.
 
     *Reference*: the upper bound of early-exit papers, "overthinking" (Kaya et al. 2019, arXiv:1810.07052).
     *Relation*: what `gate` tries to learn.

@@ -18,10 +18,10 @@ class Streak(PerExample):
 
 @dataclass(frozen=True)
 class Patience(Rule):
-    """Leave when this many consecutive exits agreed with the one before.
+    """Exit once this many consecutive exits agree with their predecessor.
 
     *Reference*: PABEE (Zhou et al. 2020, arXiv:2006.04152). The first exit agrees with nothing, so
-    patience t leaves at the (t + 1)-th exit at the earliest, and 0 means never.
+    patience t exits at the (t + 1)-th exit at the earliest, and 0 means never.
     *Relation*: for two classes a `window` of t + 1 with shape=side, entropy=0 and margin=0 decides the same.
     *Shapes*: logits (..., classes), or (..., 1) in regression, to readiness (...), the run of agreements.
     *Example*:
@@ -66,7 +66,7 @@ class ConfidentRun(PerExample):
 
 @dataclass(frozen=True)
 class PatienceConfidence(Rule):
-    """Leave when this many consecutive exits, this one included, predicted the same class with enough confidence.
+    """Exit when this many consecutive exits, this one included, predicted the same class with enough confidence.
 
     *Reference*: PCEE-BERT, Zhang et al. 2022, Findings of NAACL, "Patient and Confident Early Exiting".
     *Relation*: with a threshold of 1 it is `confidence`; `patience` counts agreements, so one exit less.
@@ -117,7 +117,7 @@ class Lean(PerExample):
 
 @dataclass(frozen=True)
 class Window(Rule):
-    """Leave when normalized entropy is below `entropy`, or the last N exits fit a window, N the threshold.
+    """Exit when normalized entropy is below `entropy`, or the last N exits fit a window, N the threshold.
 
     Every exit of the window predicts the same class with a probability above 0.5 + `margin`, and in addition
     `side`: nothing; `monotone`: the probability never falls; `range`: it varies by at most `range`.

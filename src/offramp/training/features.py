@@ -100,7 +100,7 @@ class Scaling(NamedTuple):
 
 
 def measure_scaling(features: Features) -> Scaling:
-    """Of a sample of the features; heads train faster on inputs of mean 0 and deviation 1."""
+    """Estimate mean and scale on a sample: heads train faster on standardized inputs."""
     step = max(1, len(features) // SAMPLE)
     sample = features.vectors[::step].astype(np.float32)
     mean, scale = torch.from_numpy(sample.mean(0)), torch.from_numpy(sample.std(0)).clamp(min=1e-3)
@@ -129,7 +129,8 @@ def fold_scaling_into_head(model: ExitModel, scaling: Scaling, inverse: bool = F
 def shift_to_mean(model: ExitModel, features: Features) -> None:
     """Shift the inner exits of a regression so that their mean is that of the last exit.
 
-    A step moves a bias by no more than the learning rate, so exits would spend most of a short training on the mean.
+    A step moves a bias by no more than the learning rate, so a short training would mostly be spent on reaching the
+    mean.
     """
     nn.Module.eval(model)
     sample = features.__getitems__(range(0, len(features), max(1, len(features) // SAMPLE)))["features"]
