@@ -3,10 +3,13 @@
 How a server replaces its workers is tested in test_server.py.
 """
 
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +22,15 @@ from offramp.serve.processes import Supervisor, Worker
 
 
 def dead(problem: str = "") -> Worker:
-    process: Any = SimpleNamespace(pid=1, exitcode=1 if problem else -9)
+    process: Any = SimpleNamespace(pid=1, exitcode=1 if problem else -signal.SIGBUS)
     return Worker(process, pipe=None, problem=problem)  # type: ignore[arg-type]
+
+
+def supervise(wanted: int = 2) -> Supervisor:
+    with socket.socket() as listener:
+        return Supervisor(
+            print, (), wanted=wanted, listener=listener, drain_seconds=0, on_serving=lambda: None
+        )
 
 
 @pytest.mark.parametrize(
@@ -37,18 +47,49 @@ def dead(problem: str = "") -> Worker:
 def test_a_worker_that_cannot_start_ends_the_server_unless_another_serves_or_it_was_killed(
     has_served: bool, other_serves: bool, problem: str, ends: bool
 ) -> None:
-    supervisor = Supervisor(
-        print, (), wanted=2, listener=socket.socket(), drain_seconds=0, on_serving=lambda: None
-    )
+    supervisor = supervise()
     supervisor.served = has_served
-    supervisor.workers = [Worker(None, None, heard=float(other_serves))]  # type: ignore[arg-type]
-    if ends:
-        with pytest.raises(CannotLoad, match=problem or "exit code -9"):
+    ours, theirs = Pipe()
+    with ours, theirs:
+        supervisor.workers = [Worker(None, ours, heard=float(other_serves))]  # type: ignore[arg-type]
+        if ends:
+            with pytest.raises(CannotLoad, match=problem or "SIGBUS"):
+                supervisor.report_death(dead(problem))
+        else:
             supervisor.report_death(dead(problem))
-    else:
-        supervisor.report_death(dead(problem))
-        assert (supervisor.next_start > time.monotonic()) is bool(problem)
-    supervisor.listener.close()
+            assert supervisor.next_start > time.monotonic()
+            assert theirs.recv() is True, "the others learn it"
+
+
+def test_replacements_that_die_at_once_are_tried_ever_more_rarely_and_the_log_names_the_cause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("offramp.serve.processes.time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr("offramp.serve.processes.shutil.disk_usage", lambda _: SimpleNamespace(free=3 << 19))
+    supervisor = supervise()
+    supervisor.served = True
+    delays = []
+    for _ in range(8):
+        supervisor.report_death(dead())
+        delays.append(supervisor.next_start - 1000)
+    assert delays == [1, 2, 4, 8, 16, 32, 60, 60]
+    message = caplog.messages[-1]
+    assert "trying again in 60 s: a worker died while it loaded the model, with SIGBUS." in message
+    assert f"The temporary folder {tempfile.gettempdir()} has 1.5 MiB free" in message
+
+
+@pytest.mark.parametrize(
+    ("is_replacement", "seconds", "failures"), [(False, 0.1, 0), (True, 0.1, 1), (True, 100, 0)]
+)
+def test_a_replacement_that_serves_only_for_a_moment_has_failed_too(
+    is_replacement: bool, seconds: float, failures: int
+) -> None:
+    supervisor = supervise()
+    supervisor.served = True
+    worker = dead()
+    worker.is_replacement, worker.since, worker.heard = is_replacement, 1.0, 1.0 + seconds
+    supervisor.report_death(worker)
+    assert supervisor.failures == failures
 
 
 def test_only_a_worker_started_after_another_has_served_is_a_replacement(
@@ -61,16 +102,13 @@ def test_only_a_worker_started_after_another_has_served_is_a_replacement(
         return SimpleNamespace(pid=1)
 
     monkeypatch.setattr("offramp.serve.processes.new_process", record)
-    supervisor = Supervisor(
-        print, (), wanted=2, listener=socket.socket(), drain_seconds=0, on_serving=lambda: None
-    )
+    supervisor = supervise()
     supervisor.start_missing()
     supervisor.served = True
     supervisor.workers.pop().pipe.close()
     supervisor.start_missing()
     for worker in supervisor.workers:
         worker.pipe.close()
-    supervisor.listener.close()
     assert started == [False, False, True]
 
 

@@ -177,6 +177,34 @@ def test_a_killed_worker_is_replaced_while_the_other_answers(
         assert server.process.wait(timeout=60) == 0
 
 
+def test_while_a_killed_worker_cannot_be_replaced_the_server_answers_but_is_not_ready(
+    running: Run, exported: Path, until: Until
+) -> None:
+    with running(exported, "--workers", 2) as server:
+
+        def is_ready() -> bool:
+            return httpx.get(f"{server.url}/ready", timeout=60).status_code == 200
+
+        first, _ = server.workers(2)
+        forks, (_, hard) = parent_of(first), resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.prlimit(forks, resource.RLIMIT_FSIZE, (0, hard))  # its next workers cannot write files
+        assert is_ready()
+        os.kill(first, signal.SIGKILL)
+        for seconds in (1, 2):
+            message = server.wait_for("worker")["message"]
+            while "died with SIGKILL" in message:
+                message = server.wait_for("worker")["message"]
+            assert f"trying again in {seconds} s: " in message
+            assert "File too large" in message
+        until(lambda: not is_ready())
+        assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
+        assert "offramp_healthy 0.0" in httpx.get(f"{server.url}/metrics").text
+        assert ask(server.url, "good film").status_code == 200
+        resource.prlimit(forks, resource.RLIMIT_FSIZE, (hard, hard))
+        server.wait_for("all 2 workers serve again")
+        until(is_ready)
+
+
 def test_a_stopped_worker_delays_neither_the_replacement_of_another_nor_the_end(
     running: Run, exported: Path, until: Until
 ) -> None:

@@ -50,10 +50,12 @@ def create_app(
     options: ServerOptions,
     allowed: Mapping[str, Policy],
     shared_folder: Path | None = None,
+    worker_missing: threading.Event | None = None,
 ) -> ASGIApp:
     """`allowed` are the policies that a request may name. In `shared_folder` several workers share their metrics and
-    broken rungs."""
-    endpoints = Endpoints(batcher, options, allowed, shared_folder)
+    broken rungs. While `worker_missing` is set, the server is not ready."""
+    model = ServedModel(options.name, batcher, allowed, worker_missing or threading.Event())
+    endpoints = Endpoints(model, options, shared_folder)
     app = FastAPI(
         title=f"offramp: {options.name}",
         version=offramp.__version__,
@@ -114,12 +116,12 @@ async def health() -> Health:
 class Endpoints:
     def __init__(
         self,
-        batcher: Batcher,
+        model: ServedModel,
         options: ServerOptions,
-        allowed: Mapping[str, Policy],
         shared_folder: Path | None,
     ) -> None:
-        self.batcher, self.options, self.shared_folder = batcher, options, shared_folder
+        self.model, self.batcher = model, model.batcher
+        self.options, self.shared_folder = options, shared_folder
         self.api_key = (options.read_key() or "").encode()
         self.metrics = Metrics(shared_folder)
         self.most_unread = UNREAD_BODIES * options.max_body
@@ -128,8 +130,7 @@ class Endpoints:
         self.unread = self.unread_bytes = 0
         """Requests that no reader has parsed yet, and the bytes of their bodies."""
         self.counting = threading.Lock()
-        self.model = ServedModel(options.name, batcher, allowed)
-        self.fingerprint = batcher.classifier.runtime.fingerprint()
+        self.fingerprint = model.classifier.runtime.fingerprint()
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -143,7 +144,7 @@ class Endpoints:
         """Every second, for the other workers: any of them may be scraped."""
         while True:
             try:
-                await asyncio.to_thread(self.metrics.refresh, self.batcher)
+                await asyncio.to_thread(self.metrics.refresh, self.batcher, not self.model.fault)
                 if self.shared_folder:
                     await asyncio.to_thread(sync_broken, self.batcher.ladder, self.shared_folder)
             except Exception:
@@ -162,9 +163,9 @@ class Endpoints:
             )
 
     async def ready(self, request: Request) -> Response:
-        if self.batcher.healthy:
-            return JSONResponse({"ready": True})
-        return error_response(request, 503, "the model failed its test; see the server's log.")
+        if fault := self.model.fault:
+            return error_response(request, 503, fault)
+        return JSONResponse({"ready": True})
 
     def info(self) -> Response:
         """The model, its policies with their certificates, the audit, and the limits; and the fields of TEI."""
@@ -207,7 +208,7 @@ class Endpoints:
 
     def scrape(self) -> Response:
         """Metrics in Prometheus' text format."""
-        self.metrics.refresh(self.batcher)
+        self.metrics.refresh(self.batcher, not self.model.fault)
         return PlainTextResponse(self.metrics.render(), media_type="text/plain; version=0.0.4")
 
     def handler(self, route: Route) -> Callable[[Request], Awaitable[Response]]:

@@ -36,7 +36,9 @@ class Metrics:
             "waiting_tokens", "Tokens in the queue, padding included.", "livesum"
         )
         self.rung = self.gauge("rung", "Current rung; the lowest of all workers.", "livemax")
-        self.healthy = self.gauge("healthy", "1 if the model passes its test.", "livemin")
+        self.healthy = self.gauge(
+            "healthy", "1 if the model passes its test and no worker is missing.", "livemin"
+        )
         self.examined = self.gauge(
             "audit_examined", "Examples compared with the reference.", "livesum", "rung"
         )
@@ -69,13 +71,13 @@ class Metrics:
             if not prediction.finite:
                 self.not_finite.inc()
 
-    def refresh(self, batcher: Batcher) -> None:
+    def refresh(self, batcher: Batcher, is_ready: bool) -> None:
         """Sets the gauges to the batcher's current state."""
         waiting = batcher.waiting
         self.waiting_texts.set(waiting.items)
         self.waiting_tokens.set(waiting.tokens)
         self.rung.set(batcher.ladder.current)
-        self.healthy.set(batcher.healthy)
+        self.healthy.set(is_ready)
         for report in batcher.audit.reports() if batcher.audit else ():
             rung = str(report.rung)
             self.examined.labels(rung).set(report.examined)
@@ -98,13 +100,18 @@ class Metrics:
 
 
 def remove_dead_workers(folder: Path, remove: Callable[[int], object]) -> None:
-    """Removes the gauges of workers that were killed; their counters stay."""
-    workers = {int(file.stem.rpartition("_")[2]) for file in folder.glob("gauge_live*.db")}
+    """Removes the gauges of workers that were killed; their counters stay. Also their empty files, left if there was
+    no space: those cannot be read."""
+    workers = {int(file.stem.rpartition("_")[2]) for file in folder.glob("*.db")}
     for worker in workers:
         try:
             os.kill(worker, 0)
         except ProcessLookupError:
             with suppress(FileNotFoundError):  # a scrape of another worker was first
                 remove(worker)
+            for file in folder.glob(f"*_{worker}.db"):
+                with suppress(FileNotFoundError):
+                    if not file.stat().st_size:
+                        file.unlink()
         except PermissionError:
             continue  # the pid now belongs to another user's process

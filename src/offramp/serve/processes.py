@@ -6,6 +6,7 @@ load the model. What torch loads on macOS does not survive a fork, so there ever
 
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -27,8 +28,13 @@ HEARTBEAT = 1.0
 """Seconds between two messages of a worker that serves."""
 SILENCE = 60.0
 """Seconds without a message after which a worker that served is killed."""
-RETRY = 5.0
-"""Seconds until another attempt, after a worker could not start while others serve."""
+RETRY = 1.0
+"""Seconds until another attempt after a replacement has failed; twice as many after each further one in a row."""
+LONGEST_RETRY = 60.0
+SETTLED = 5.0
+"""Seconds for which a replacement must serve; one that dies earlier has failed, like one that cannot start."""
+LITTLE_SPACE = 16 << 20
+"""Bytes. With less in the temporary folder, the files in which a worker keeps its metrics may not fit."""
 OVERTIME = 4.0
 """Seconds beyond the time to drain after which workers are killed."""
 CAN_FORK = sys.platform == "linux"
@@ -38,8 +44,9 @@ log = logging.getLogger("offramp.serve")
 
 @dataclass
 class Supervisor:
-    """Runs `work(pipe, is_replacement, *arguments)` in several processes. The pipe is closed when a process is no
-    longer wanted; `is_replacement` is whether a worker has served before it started."""
+    """Runs `work(pipe, is_replacement, *arguments)` in several processes. Through the pipe a process learns whether
+    replacements fail (True) or not any more (False); it is closed when the process is no longer wanted.
+    `is_replacement` is whether a worker has served before it started."""
 
     work: Callable[..., None]
     arguments: tuple[Any, ...]
@@ -58,6 +65,8 @@ class Supervisor:
     """Whether any of them has served."""
     next_start: float = 0.0
     """When the next worker may start, by `time.monotonic`."""
+    failures: int = 0
+    """Replacements that have failed since all workers served."""
 
     def run(self) -> None:
         """Returns after SIGTERM or SIGINT, when all workers have ended; `CannotLoad` if none of them can start."""
@@ -83,7 +92,9 @@ class Supervisor:
                 log.error("%s; starting another", problem)
                 self.next_start = time.monotonic() + HEARTBEAT
             else:
-                self.workers.append(Worker(process, ours))
+                self.workers.append(Worker(process, ours, self.served))
+                if self.failures:
+                    self.workers[-1].send(True)
             finally:
                 theirs.close()
 
@@ -101,19 +112,30 @@ class Supervisor:
             self.workers.remove(worker)
             worker.pipe.close()
             self.report_death(worker)
+        if self.failures and len(self.workers) == self.wanted and all(each.settled for each in self.workers):
+            self.failures = 0
+            self.tell_workers()
+            log.info("all %d workers serve again", self.wanted)
 
     def report_death(self, worker: "Worker") -> None:
-        pid, code = worker.process.pid, worker.process.exitcode
-        if worker.heard:
-            log.error("worker %d died with exit code %s and is replaced", pid, code)
+        pid, cause = worker.process.pid, death(worker.process.exitcode)
+        if worker.heard and worker.settled:
+            log.error("worker %d died with %s and is replaced", pid, cause)
             return
-        problem = worker.problem or f"a worker died while it loaded the model, with exit code {code}."
+        when = "soon after its start" if worker.heard else "while it loaded the model"
+        problem = (worker.problem or f"a worker died {when}, with {cause}.") + space_problem()
         was_killed = self.served and not worker.problem  # since the model could be loaded before
         if not was_killed and not any(other.heard for other in self.workers):
             raise CannotLoad(problem)
-        delay = 0.0 if was_killed else RETRY
+        delay = min(RETRY * 2**self.failures, LONGEST_RETRY)
+        self.failures += 1
         log.error("worker %d could not start; trying again in %.0f s: %s", pid, delay, problem)
         self.next_start = time.monotonic() + delay
+        self.tell_workers()
+
+    def tell_workers(self) -> None:
+        for worker in self.workers:
+            worker.send(self.failures > 0)
 
     def stop(self) -> None:
         """Ends all workers, and kills those that take too long. New connections are refused from now on."""
@@ -141,15 +163,49 @@ class Worker:
     process: BaseProcess
     pipe: Connection
     """Receives an empty text while the worker serves, or the reason why it cannot start."""
+    is_replacement: bool = False
+    since: float = 0.0
+    """When it sent its first message; 0 until it serves."""
     heard: float = 0.0
     """When it last sent a message; 0 until it serves."""
     problem: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether it serves, and a replacement for long enough."""
+        return self.since > 0 and (not self.is_replacement or self.heard - self.since > SETTLED)
 
     def listen(self) -> None:
         with suppress(EOFError, OSError):
             while self.pipe.poll():
                 self.problem = self.pipe.recv()
                 self.heard = 0.0 if self.problem else time.monotonic()
+                self.since = self.since or self.heard
+
+    def send(self, replacements_fail: bool) -> None:
+        with suppress(OSError):  # it has died
+            self.pipe.send(replacements_fail)
+
+
+def death(code: int | None) -> str:
+    """How a process ended.
+
+    >>> death(-7), death(1)
+    ('SIGBUS', 'exit code 1')
+    """
+    try:
+        return signal.Signals(-(code or 0)).name
+    except ValueError:
+        return f"exit code {code}"
+
+
+def space_problem() -> str:
+    """A sentence if the temporary folder is full: then writing to a file that is mapped to memory is a SIGBUS."""
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if free >= LITTLE_SPACE:
+        return ""
+    return f" The temporary folder {folder} has {free / 2**20:.1f} MiB free; make room in it, or set TMPDIR."
 
 
 @contextmanager

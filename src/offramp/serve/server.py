@@ -110,11 +110,14 @@ def run_worker(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while loading; the server replaces it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which acts
-    threading.Thread(target=stop_when_closed, args=(pipe,), daemon=True).start()
+    worker_missing = threading.Event()
+    threading.Thread(target=follow_supervisor, args=(pipe, worker_missing), daemon=True).start()
     os.environ[METRICS_VARIABLE] = str(folder)  # the forkserver may have started for another server
     try:
         try:
-            batcher, app = make_app(options, folder, is_replacement=is_replacement)
+            batcher, app = make_app(
+                options, folder, is_replacement=is_replacement, worker_missing=worker_missing
+            )
         except Exception as error:
             known = isinstance(error, OfframpError | OSError)
             pipe.send(str(error) if known else f"{type(error).__name__}: {error}")
@@ -127,8 +130,11 @@ def run_worker(
     end_with(batcher)
 
 
-def stop_when_closed(pipe: Connection) -> None:
-    pipe.poll(None)  # nothing is ever sent to a worker
+def follow_supervisor(pipe: Connection, worker_missing: threading.Event) -> None:
+    """Sets the event while workers that died cannot be replaced; ends the worker when the pipe is closed."""
+    with suppress(EOFError, OSError):
+        while pipe.poll(None):
+            (worker_missing.set if pipe.recv() else worker_missing.clear)()
     log.error("the parent process has died or dropped this worker; it answers what it has accepted and ends")
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -210,12 +216,16 @@ def log_address(listener: socket.socket) -> None:
 
 
 def make_app(
-    options: ServerOptions, folder: Path | None = None, *, is_replacement: bool = False
+    options: ServerOptions,
+    folder: Path | None = None,
+    *,
+    is_replacement: bool = False,
+    worker_missing: threading.Event | None = None,
 ) -> tuple[Batcher, ASGIApp]:
     from offramp.serve.app import create_app  # late: prometheus_client reads the environment when imported
 
     batcher, allowed = load(options, is_replacement=is_replacement)
-    return batcher, create_app(batcher, options, allowed, folder)
+    return batcher, create_app(batcher, options, allowed, folder, worker_missing)
 
 
 def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batcher, dict[str, Policy]]:

@@ -2,6 +2,7 @@
 
 import math
 import string
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,17 @@ class ServedModel:
     batcher: Batcher
     policies: Mapping[str, Policy]
     """Those that requests may name, unless their rung is forbidden."""
+    worker_missing: threading.Event
+    """Set while a worker that died cannot be replaced."""
+
+    @property
+    def fault(self) -> str:
+        """Why it is not ready for requests; empty if it is."""
+        if not self.batcher.healthy:
+            return "the model failed its test; see the server's log."
+        if self.worker_missing.is_set():
+            return "a worker has died and cannot be replaced; see the server's log."
+        return ""
 
     @property
     def classifier(self) -> Classifier:

@@ -246,16 +246,16 @@ def probes(model: ServedModel) -> APIRouter:
 
     @get("/v2/health/ready")
     async def ready(request: Request) -> Response:
-        if model.batcher.healthy:
-            return JSONResponse({"ready": True})
-        return error_response(request, 503, "the model failed its test; see the server's log.")
+        if fault := model.fault:
+            return error_response(request, 503, fault)
+        return JSONResponse({"ready": True})
 
     @get("/v2/models/{name}/ready", "/v2/models/{name}/versions/{version}/ready")
     async def model_ready(request: Request) -> Response:
         check_path(model, request.path_params)
-        if model.batcher.healthy:
-            return JSONResponse({"name": model.name, "ready": True})
-        return error_response(request, 503, "the model failed its test; see the server's log.")
+        if fault := model.fault:
+            return error_response(request, 503, fault)
+        return JSONResponse({"name": model.name, "ready": True})
 
     return router
 
