@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from offramp.measuring import sweep
+from offramp.policy import Policy
 from offramp.reports import report
 from offramp.reports.chart import style
 from offramp.reports.sections import curves_chart
@@ -308,3 +309,40 @@ def test_elue_scores_are_those_above_the_exits_of_the_reference(make_trace: Make
     assert f"{expected:+.2f}" in str(found)
     itself = report(trace, ["layer"], elue_reference=trace, bootstrap=0).sections[0].elue["layer"]
     assert itself == pytest.approx(0)
+
+
+def test_the_shipped_policy_is_marked_with_its_own_exits_and_as_it_was_fitted(make_trace: Make) -> None:
+    calibration, trace = make_trace(400), make_trace(300, seed=1)
+    curve = sweep(calibration, "agreement").curves["agreement"]
+    shipped = curve.policy(curve.points[len(curve.points) // 3])
+    found = report({"test": trace}, ["entropy", "agreement"], shipped=shipped)
+    section = found.sections[0]
+    expected = shipped.decide_trace(trace).exits
+    assert section.shipped is not None
+    assert section.shipped.point.exits == tuple(np.bincount(expected, minlength=6))
+    assert [*section.sweep.curves] == ["agreement", "entropy"]
+    assert section.sweep.curves["agreement"].fitted == replace(shipped, threshold=0.0)
+
+    first = json.loads(re.search(r'class="points">(.*?)</script>', found.html()).group(1))[0]
+    assert first["policy"] == f"{short(shipped)}, the shipped policy"
+    assert first["exits"] == pytest.approx(100 * np.bincount(expected, minlength=6) / 300, abs=0.01)
+    words = Elements(found.html()).words
+    assert f"Where examples exit: {short(shipped)}, the shipped policy" in words
+
+
+@pytest.mark.parametrize(
+    "text", ["never", "layer:3", "patience:2,min_layer=2", "entropy:0.3", "entropy:0.1/0.2/0.3/0.3/0.3/0.3"]
+)
+def test_every_kind_of_policy_can_be_marked(text: str, make_trace: Make) -> None:
+    trace, policy = make_trace(100), Policy.parse(text)
+    found = report(trace, ["entropy", "layer"], shipped=policy).sections[0].shipped
+    assert found is not None
+    assert found.point.exits == tuple(np.bincount(policy.decide_trace(trace).exits, minlength=6))
+
+
+def test_the_shipped_point_is_the_one_that_a_sweep_measures_at_its_threshold(make_trace: Make) -> None:
+    trace = make_trace(100)
+    (expected,) = sweep(trace, "entropy", [0.3]).curves["entropy"].points
+    found = report(trace, ["layer"], shipped=Policy.parse("entropy:0.3")).sections[0].shipped
+    assert found is not None
+    assert found.point == expected

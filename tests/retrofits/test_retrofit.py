@@ -101,6 +101,13 @@ def test_the_certificate_names_the_model_that_it_protects(original: Path, done: 
     assert certificate.summary.split("(")[0] in (done.folder.parent / "report" / "report.html").read_text()
 
 
+def test_the_report_shows_the_policy_that_is_shipped(done: Any) -> None:
+    section = json.loads((done.folder.parent / "report" / "report.json").read_text())["sections"][0]
+    assert section["shipped"]["policy"] == str(Classifier.from_pretrained(done.folder).policy)
+    shares = np.array(section["shipped"]["point"]["exits"]) / done.results.examples["test"]
+    assert shares == pytest.approx(done.results.exits)
+
+
 def test_full_depth_of_an_untouched_backbone_is_bit_equal_to_the_original(
     original: Path, done: Any, padded: dict[str, torch.Tensor]
 ) -> None:

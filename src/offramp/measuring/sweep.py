@@ -6,11 +6,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from offramp.data.metrics import score_logits
 from offramp.errors import BadOption
 from offramp.measuring.cost import cost, macs
 from offramp.measuring.curve import Curve, Point, Sweep, needs_labels, parse_rule
 from offramp.measuring.exit_table import ExitTable, apply_rule, build_exit_table, fit_rule, useful_thresholds
-from offramp.measuring.scores import intervals, metric_names, scores
+from offramp.measuring.scores import AGREEMENT, intervals, metric_names, scores
 from offramp.numerics import finite_rows
 from offramp.policy import Policy
 from offramp.policy.text import fitted_names
@@ -142,6 +143,28 @@ def mean_macs(trace: Trace, policy: Policy, table: ExitTable, padded_to: int | N
         return None
     totals = table.total(lambda exit: macs_to_exit(trace, policy, exit, padded_to))
     return [float(total) / len(trace) for total in totals]
+
+
+def measure_point(trace: Trace, policy: Policy, padded_to: int | None = None) -> Point:
+    """A policy at its own threshold or thresholds, as it decides; without an interval."""
+    decision = policy.decide_trace(trace)
+    histogram = np.bincount(decision.exits, minlength=len(trace.layers))
+    metrics = metric_names(trace)
+    found = score_logits(
+        [name for name in metrics if name != AGREEMENT], trace.labels, decision.logits, trace.problem
+    )
+    if AGREEMENT in metrics:
+        found = {**found, AGREEMENT: float(trace.agrees(decision.logits).mean())}
+    spent = None
+    if trace.shape:
+        by_exit = [macs_to_exit(trace, policy, exit, padded_to) for exit in range(len(trace.layers))]
+        spent = float(np.stack(by_exit)[decision.exits, np.arange(len(trace))].mean())
+    return Point(
+        threshold=None if isinstance(policy.threshold, tuple) else policy.threshold,
+        scores=found,
+        cost=cost(histogram, trace.layers, trace.layers[-1], spent),
+        exits=tuple(histogram.tolist()),
+    )
 
 
 def macs_to_exit(trace: Trace, policy: Policy, exit: int, padded_to: int | None = None) -> Array:

@@ -28,6 +28,7 @@ class Style:
 
 
 RIGHT, WRONG = Style(COLOURS[0]), Style(COLOURS[1])
+SHIPPED = Style(COLOURS[0], mark="diamond")  # in the colour of the first curve, that of its rule
 FRONT, FULL_DEPTH = Style("#808080"), Style("#808080", (2, 3))
 
 

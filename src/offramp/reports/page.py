@@ -9,8 +9,9 @@ from typing import Any
 
 from offramp.measuring import Point, Sweep
 from offramp.measuring.mean_curve import MeanCurve
-from offramp.reports.chart import Chart
+from offramp.reports.chart import Bars, Chart, Line
 from offramp.reports.sections import (
+    SHIPPED_NAME,
     Section,
     comparison_chart,
     curves_chart,
@@ -20,7 +21,15 @@ from offramp.reports.sections import (
     readiness_chart,
 )
 from offramp.reports.svg import CSS, Drawing, key
-from offramp.reports.table import comparison_rows, exit_rows, percent, policy_text, rule_rows, summary_line
+from offramp.reports.table import (
+    comparison_rows,
+    exit_rows,
+    percent,
+    policy_text,
+    rule_rows,
+    short,
+    summary_line,
+)
 
 
 def page(sections: Sequence[Section], comparison: Sequence[MeanCurve] = (), lead: str = "") -> str:
@@ -65,17 +74,18 @@ def section_html(section: Section) -> str:
     sweep = section.sweep
     classes = f"<p>Classes: {escape(', '.join(section.classes))}</p>" if section.classes else ""
     model = f"<p>Model <code>{escape(sweep.fingerprint)}</code></p>" if sweep.fingerprint else ""
+    shown = f"{short(section.shipped.policy)}, the {SHIPPED_NAME}" if section.shipped else "point at a curve"
     return f"""<section>
 <h2>{escape(section.name)}</h2>
 <p class="lead">{escape(summary_line(sweep))}</p>
 {classes}{model}
 <h3>Score against layers</h3>
-{curves_html(sweep)}
+{curves_html(section)}
 <p class="hint">Point at a curve to see its policy and, below, where its examples exit.
 Names switch curves on and off.</p>
 <div class="pair">
-<figure><figcaption>Where examples exit: <span class="chosen">point at a curve</span></figcaption>
-{histogram_html(sweep)}</figure>
+<figure><figcaption>Where examples exit: <span class="chosen">{escape(shown)}</span></figcaption>
+{histogram_html(section)}</figure>
 <figure><figcaption>Score of each exit, if every example exited there</figcaption>
 {chart_html(exits_chart(sweep), 440, 260)}</figure>
 </div>
@@ -94,27 +104,37 @@ def chart_html(chart: Chart, width: int, height: int) -> str:
     return f'<div class="legend">{"".join(entries)}</div>{Drawing(chart, width, height).svg()}'
 
 
-def curves_html(sweep: Sweep) -> str:
-    """The chart of all curves; its legend switches them, and every point can be pointed at."""
-    chart = curves_chart(sweep)
+def curves_html(section: Section) -> str:
+    """The chart of all curves; its legend switches them, and every point can be pointed at.
+
+    The first point is shown until then: the shipped policy, or the middle of the first curve.
+    """
+    sweep, shipped = section.sweep, section.shipped
+    chart = curves_chart(sweep, shipped)
     drawing = Drawing(chart, 900, 420)
     entries = "".join(
         f'<label><input type="checkbox" checked data-series="{index}">{key(series)}{escape(series.name)}</label>'
         for index, series in chart.legend
     )
-    lines = [(index, series) for index, series in chart.legend if series.name in sweep.curves]
-    targets = [
-        {
+
+    def target(index: int, series: Line | Bars, point: Point, policy: str) -> dict[str, Any]:
+        return {
             "series": index,
             "at": drawing.at(*position(sweep, point)),
-            "policy": policy_text(sweep.curves[line.name], point),
+            "policy": policy,
             "lines": point_lines(sweep, point),
             "exits": [round(100 * count / sweep.examples, 2) for count in point.exits],
-            "colour": line.style.colour,
+            "colour": series.style.colour,
         }
-        for index, line in lines
-        for point in sweep.curves[line.name].points
-    ]
+
+    targets: list[dict[str, Any]] = []
+    for index, series in chart.legend:
+        if shipped is not None and series.name == SHIPPED_NAME:
+            text = f"{short(shipped.policy)}, the {SHIPPED_NAME}"
+            targets.insert(0, target(index, series, shipped.point, text))
+        elif series.name in sweep.curves:
+            curve = sweep.curves[series.name]
+            targets += [target(index, series, point, policy_text(curve, point)) for point in curve.points]
     svg = drawing.svg("curves", '<circle r="7" class="ring" hidden/>')
     data = (
         f'<script type="application/json" class="points">{script_json(targets)}</script>' if targets else ""
@@ -140,9 +160,13 @@ def script_json(data: Any) -> str:
     return json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def histogram_html(sweep: Sweep) -> str:
+def histogram_html(section: Section) -> str:
     """The histogram of one point; the script redraws its bars for the point that is pointed at."""
-    first = {rule: curve.points[len(curve.points) // 2] for rule, curve in list(sweep.curves.items())[:1]}
+    sweep, shipped = section.sweep, section.shipped
+    first = {
+        rule: curve.points[len(curve.points) // 2] if shipped is None else shipped.point
+        for rule, curve in list(sweep.curves.items())[:1]
+    }
     return Drawing(replace(histogram_chart(sweep, first), y=(0, 100)), 440, 260).svg("histogram")
 
 

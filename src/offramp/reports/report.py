@@ -16,6 +16,7 @@ from offramp.measuring import sweep
 from offramp.measuring.curve import needs_labels
 from offramp.measuring.exit_table import default_tolerance
 from offramp.measuring.mean_curve import MeanCurve, compare
+from offramp.policy import Policy
 from offramp.reports.page import page
 from offramp.reports.sections import Section, charts, comparison_chart, measure_section
 from offramp.reports.svg import svg_file
@@ -33,13 +34,15 @@ def report(
     bootstrap: int = 200,
     padded_to: int | None = None,
     lead: str = "",
+    shipped: Policy | None = None,
     **options: Any,
 ) -> "Report":
     """Measure one trace, or several by name; `bootstrap`, `padded_to` and other options are those of `sweep`.
 
     Traces of the same data are also compared: see `offramp.measuring.mean_curve.compare`. With `elue_reference`,
     every rule gets its ELUE score above the exits of that trace.
-    `lead` is text to show first, one paragraph per line.
+    `lead` is text to show first, one paragraph per line. The policy that is `shipped` is marked, and its rule is
+    measured as it was fitted, first of all rules.
 
     The default rules depend on the kind of problem. The oracle is left out of regression and where there are no
     labels, and agreement where scikit-learn is not installed.
@@ -59,7 +62,8 @@ def report(
     options |= {"bootstrap": bootstrap, "padded_to": padded_to}
     reference = None if elue_reference is None else sweep(elue_reference, [], padded_to=padded_to)
     sections = tuple(
-        measure_section(name, trace, rules_for(trace), reference, **options) for name, trace in named.items()
+        measure_section(name, trace, rules_for(trace), reference, shipped, **options)
+        for name, trace in named.items()
     )
     return Report(sections, compare({section.name: section.sweep for section in sections}), lead)
 

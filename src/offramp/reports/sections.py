@@ -1,20 +1,23 @@
 """One trace, measured: the numbers of a section of the report, and its charts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from offramp.measuring import Point, Sweep, sweep
+from offramp.measuring import Curve, Point, Sweep, sweep
 from offramp.measuring.curve import parse_rule
 from offramp.measuring.exit_table import apply_rule
 from offramp.measuring.mean_curve import MeanCurve
+from offramp.measuring.sweep import measure_point
+from offramp.policy import Policy
 from offramp.policy.text import rule_in_text
 from offramp.reports.chart import (
     FRONT,
     FULL_DEPTH,
     RIGHT,
+    SHIPPED,
     WRONG,
     Band,
     Bars,
@@ -27,6 +30,7 @@ from offramp.reports.chart import (
 from offramp.trace import Trace
 
 BINS = 30
+SHIPPED_NAME = "shipped policy"
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,14 @@ class Readiness:
 
 
 @dataclass(frozen=True)
+class Shipped:
+    """The policy that a model is shipped with, measured."""
+
+    policy: str
+    point: Point
+
+
+@dataclass(frozen=True)
 class Section:
     name: str
     sweep: Sweep
@@ -48,21 +60,55 @@ class Section:
     classes: tuple[str, ...] = ()
     elue: Mapping[str, float] = field(default_factory=dict)
     """The ELUE score of each rule, if there is a reference."""
+    shipped: Shipped | None = None
+    """Its rule, with the numbers that it was fitted to, is the first of the curves."""
 
 
 def measure_section(
-    name: str, trace: Trace, rules: Sequence[str], reference: Sweep | None, **options: Any
+    name: str,
+    trace: Trace,
+    rules: Sequence[str],
+    reference: Sweep | None,
+    shipped: Policy | None = None,
+    **options: Any,
 ) -> Section:
+    if shipped is not None:
+        rules = [rule for rule in rules if rule_in_text(rule) is not type(shipped.rule)]
     measured = sweep(trace, rules, **options)  # first, because it checks the rules
     seed = options.get("seed", 0)
-    readiness = {rule: measure_readiness(trace, rule, seed) for rule in rules if is_graded(rule)}
+    policies = {rule: parse_rule(rule) for rule in rules if is_graded(rule)}
+    point = None
+    if shipped is not None:
+        own = curve_of_shipped(trace, shipped, **options)
+        point = measure_point(trace, shipped, options.get("padded_to"))
+        measured = replace(measured, curves={own.rule: own, **measured.curves})
+        if is_graded(own.rule):
+            policies = {own.rule: shipped, **policies}
+    readiness = {rule: measure_readiness(trace, policy, seed) for rule, policy in policies.items()}
     return Section(
         name,
         measured,
         {rule: each for rule, each in readiness.items() if each is not None},
         tuple(trace.label_names),
         {} if reference is None else {rule: measured.elue(rule, reference) for rule in measured.curves},
+        None if point is None else Shipped(str(shipped), point),
     )
+
+
+def curve_of_shipped(trace: Trace, policy: Policy, **options: Any) -> Curve:
+    """The curve of a policy's rule as it was fitted."""
+    text = str(policy)
+    return replace(sweep(trace, policy, **options).curves[text], rule=without_threshold(text))
+
+
+def without_threshold(text: str) -> str:
+    """The rule of a policy's text form, with its options.
+
+    >>> without_threshold("patience:2,tolerance=0.1"), without_threshold("never")
+    ('patience,tolerance=0.1', 'never')
+    """
+    name, comma, options = text.partition(",")
+    return name.partition(":")[0] + comma + options
 
 
 def is_graded(rule: str) -> bool:
@@ -70,11 +116,10 @@ def is_graded(rule: str) -> bool:
     return kind is not None and kind.takes_threshold and not kind.counts_exits
 
 
-def measure_readiness(trace: Trace, rule: str, seed: int) -> Readiness | None:
+def measure_readiness(trace: Trace, policy: Policy, seed: int) -> Readiness | None:
     """Without labels, a prediction is right if full depth gives the same; None where there is nothing to count."""
     if not trace.problem.has_classes or len(trace.layers) == 1:
         return None
-    policy = parse_rule(rule)
     output = apply_rule(trace, policy, seed)
     truth = trace.reference_predictions() if trace.labels is None else trace.labels
     right = trace.problem.agree(output.predictions[:-1], truth).T
@@ -98,15 +143,15 @@ def charts(section: Section) -> dict[str, Chart]:
     """All charts of a section, by name."""
     sweep = section.sweep
     return {
-        "curves": curves_chart(sweep),
+        "curves": curves_chart(sweep, section.shipped),
         "exits": exits_chart(sweep),
         "histogram": histogram_chart(sweep, points_near_half(sweep)),
         **{f"readiness {rule}": readiness_chart(rule, seen) for rule, seen in section.readiness.items()},
     }
 
 
-def curves_chart(sweep: Sweep) -> Chart:
-    """Score against mean layers for every rule, with the Pareto front and full depth."""
+def curves_chart(sweep: Sweep, shipped: Shipped | None = None) -> Chart:
+    """Score against mean layers for every rule, with the Pareto front, full depth and the shipped policy."""
     depth = sweep.full.cost.depth
     full = position(sweep, sweep.full)
     front = tuple(position(sweep, point) for _, point in sweep.front())
@@ -114,6 +159,7 @@ def curves_chart(sweep: Sweep) -> Chart:
         Line(rule, tuple(position(sweep, point) for point in curve.points), style(index))
         for index, (rule, curve) in enumerate(sweep.curves.items())
     ]
+    marked = () if shipped is None else (position(sweep, shipped.point),)
     return Chart(
         x_label=f"mean layers (of {depth})",
         y_label=f"{sweep.headline}, per cent",
@@ -121,9 +167,10 @@ def curves_chart(sweep: Sweep) -> Chart:
             *([Line("Pareto front", front, FRONT, wide=True)] if front else []),
             Line("full depth", ((0, full[1]), full), FULL_DEPTH),
             *rules,
+            *([Line(SHIPPED_NAME, marked, SHIPPED)] if marked else []),
         ),
         x=(0, depth),
-        y=padded_range([full[1], *(y for rule in rules for _, y in rule.points)]),
+        y=padded_range([full[1], *(y for rule in rules for _, y in rule.points), *(y for _, y in marked)]),
     )
 
 

@@ -327,17 +327,19 @@ class Steps:
     def finish(self, home: Path, chosen: Calibrated, results: RetrofitResults) -> None:
         """Writes the report, if it is about texts, then the model folder, which is complete once it exists."""
         if self.unit == "text":
-            self.report(home, chosen.variant, results)
+            self.report(home, chosen, results)
         with atomic_folder(home / "model") as draft:
             self.write_model(draft, chosen.variant, results)
             store_policy(draft, chosen.policy, chosen.calibration.trace)
 
-    def report(self, home: Path, variant: Variant, results: RetrofitResults) -> None:
+    def report(self, home: Path, chosen: Calibrated, results: RetrofitResults) -> None:
+        variant = chosen.variant
         trace = self.trace(variant.folder, variant.precision, "test")
         if not trace.problem.has_classes and trace.labels is None:
             # the curves then show the correlation with the original
             trace = replace(trace, labels=trace.reference_predictions())
-        report({"test texts": trace}, lead="\n".join(results.verdict())).save(home / "report")
+        lead = "\n".join(results.verdict())
+        report({"test texts": trace}, lead=lead, shipped=chosen.policy).save(home / "report")
 
     def write_model(self, folder: Path, variant: Variant, results: RetrofitResults) -> None:
         """The chosen variant with the results, and the original where full depth is not the same."""
