@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from transformers import AutoConfig, AutoTokenizer
 from typer.testing import Result
 
 from offramp.folder import Manifest
+from offramp.model_info import ModelInfo
 from offramp.policy import Policy
 
 Run = Callable[..., Result]
@@ -146,26 +149,81 @@ print(json.dumps([[about["labels"][row.argmax()], int(layer)] for row, layer in 
 """
 
 
-def test_one_file_predicts_in_plain_onnxruntime_as_offramp_does(
-    certified: tuple[Path, Result], tmp_path: Path, ask: Ask, run: Run
-) -> None:
-    home, graph = certified[0], tmp_path / "films.onnx"
-    done = run("export", home / "films", "--out", tmp_path / "films", "--one-file", graph)
-    assert done.exit_code == 0, done.output
-    assert f"{graph}: the model and its policy in one graph" in done.stdout
+@pytest.fixture(scope="module")
+def portable(certified: tuple[Path, Result], run: Run) -> Path:
+    """A folder with `own`, exported with a certificate, and `portable`, the same for other libraries."""
+    home = certified[0]
+    for line in (
+        ("export", home / "films", "--out", home / "own"),
+        ("export", home / "own", "--portable", "--out", home / "portable"),
+    ):
+        done = run(*line)
+        assert done.exit_code == 0, done.output
+    assert f"{home / 'portable'}: for other libraries" in done.stdout
+    return home
+
+
+def test_a_portable_folder_predicts_in_plain_onnxruntime_as_offramp_does(portable: Path, run: Run) -> None:
     texts = "a very good film\nnot a good film\nfilm\n"
-    predicted = run("predict", tmp_path / "films", "--json", stdin=texts).stdout
+    predicted = run("predict", portable / "own", "--json", stdin=texts).stdout
     expected = [[row["label"], row["layer"]] for row in map(json.loads, predicted.splitlines())]
-    command = [sys.executable, "-c", PLAIN_HOST, str(graph), str(tmp_path / "films/tokenizer.json")]
+    graph, tokenizer = portable / "portable/onnx/model.onnx", portable / "portable/tokenizer.json"
+    command = [sys.executable, "-c", PLAIN_HOST, str(graph), str(tokenizer)]
     host = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(host.stdout) == expected
 
 
-def test_one_file_without_a_policy_names_the_next_step(trained: Path, tmp_path: Path, run: Run) -> None:
-    home = Path(shutil.copytree(trained / "films/model", tmp_path / "films"))
-    config = json.loads((home / "config.json").read_text())
-    (home / "config.json").write_text(json.dumps(config | {"policy": None}))
-    refused = run("export", home, "--out", tmp_path / "out", "--one-file", tmp_path / "films.onnx")
-    assert refused.exit_code != 0
-    assert "--one-file needs a policy" in refused.stderr
-    assert not (tmp_path / "out").exists()
+def test_a_portable_folder_is_that_of_a_plain_classifier(portable: Path) -> None:
+    config = AutoConfig.from_pretrained(portable / "portable")
+    assert config.model_type == "bert"
+    assert config.architectures == ["BertForSequenceClassification"]
+    assert [config.id2label[index] for index in range(config.num_labels)] == ["no", "yes"]
+
+    own, found = (AutoTokenizer.from_pretrained(portable / name) for name in ("films/model", "portable"))
+    texts = ["a very good film", "film", "film " * 100]
+    arguments: dict[str, Any] = {"padding": True, "truncation": True}
+    trained_length = ModelInfo.read(portable / "own").trained_length
+    assert found.model_max_length == trained_length
+    assert (
+        found(texts, **arguments)["input_ids"]
+        == own(texts, **arguments, max_length=trained_length)["input_ids"]
+    )
+
+
+def test_the_certificate_of_a_portable_folder_is_in_its_card_and_in_its_graph(portable: Path) -> None:
+    certificate = ModelInfo.read(portable / "own").policy.certificate
+    assert certificate.summary in (portable / "portable/README.md").read_text(encoding="utf-8")
+    graph = onnx.load(portable / "portable/onnx/model.onnx")
+    (about,) = (json.loads(each.value) for each in graph.metadata_props if each.key == "offramp")
+    assert Policy.from_json(about["policy"]).certificate == certificate
+    assert about["labels"] == ["no", "yes"]
+
+
+def test_an_int8_graph_has_the_name_that_transformers_js_expects(
+    certified: tuple[Path, Result], tmp_path: Path, run: Run
+) -> None:
+    done = run("export", certified[0] / "int8", "--portable", "--out", tmp_path / "portable")
+    assert done.exit_code == 0, done.output
+    graphs = [
+        (tmp_path / "portable/onnx" / name).read_bytes() for name in ("model.onnx", "model_quantized.onnx")
+    ]
+    assert graphs[0] == graphs[1]
+    config = json.loads((tmp_path / "portable/config.json").read_text())
+    assert config["transformers.js_config"] == {"dtype": "q8"}
+
+
+def test_a_model_that_cannot_be_made_portable_names_the_next_step(
+    certified: tuple[Path, Result], tmp_path: Path, run: Run
+) -> None:
+    def refusal(model: Path, *flags: Any) -> str:
+        refused = run("export", model, "--portable", "--out", tmp_path / "out", *flags)
+        assert refused.exit_code == 1
+        assert not (tmp_path / "out").exists()
+        return str(refused.stderr)
+
+    home, bare = certified[0], Path(shutil.copytree(certified[0] / "int8", tmp_path / "bare"))
+    config = json.loads((bare / "config.json").read_text())
+    (bare / "config.json").write_text(json.dumps(config | {"policy": None}))
+    assert "has no policy; calibrate it first" in refusal(bare)
+    assert f"`offramp export {home / 'films/model'} --out NEW`" in refusal(home / "films")
+    assert "--portable writes a model as it is" in refusal(home / "int8", "--precision", "int8")

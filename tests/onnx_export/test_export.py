@@ -15,14 +15,18 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from offramp.engine import Engine
 from offramp.errors import CannotLoad, CertificateMismatch, Incompatible, OutputExists
+from offramp.folder import Manifest
+from offramp.model_info import ModelInfo
 from offramp.models.backbones import BACKBONES
 from offramp.models.exit_model import ExitModel
 from offramp.numerics import softmax
 from offramp.onnx_export import export, exporter
 from offramp.onnx_export.one_file import one_file
+from offramp.onnx_export.portable import encoder_config
 from offramp.policy import Certificate, Policy
 from offramp.runtimes import Tokens
 from offramp.runtimes.onnx import OnnxRuntime, embedding_inputs
@@ -380,3 +384,14 @@ def test_one_file_exits_as_the_engine_and_neighbours_change_no_bit(
         alone, layer = run([text])
         assert layer == layers[row]
         np.testing.assert_array_equal(alone[0], logits[row])
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_the_config_of_a_portable_folder_makes_a_plain_classifier(
+    exported: Callable[..., Path], backbone: str
+) -> None:
+    folder = exported(backbone)
+    config = encoder_config(ModelInfo.read(folder), Manifest.load(folder))
+    plain = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**config))
+    assert config["architectures"] == [type(plain).__name__]
+    assert [*plain.config.id2label.values()] == [*ModelInfo.read(folder).labels]

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 import offramp.training.run
 from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, retrofit
@@ -186,9 +187,23 @@ def test_auto_keeps_one_of_two_precisions_and_says_why(
     assert found.results.kept_because
     assert found.results.certificate.rules_tried == 2  # one rule in two precisions
     test = split_texts(make_texts()).test.texts
-    labels = [each.label for each in Classifier.from_pretrained(found.folder).predict(test)]
+    predicted = Classifier.from_pretrained(found.folder).predict(test)
+    labels = [each.label for each in predicted]
     changed = sum(a != b for a, b in zip(labels, plain_predictions(original, test), strict=True))
     assert changed == changed_predictions(found)
+
+    # the folder for other libraries, with nothing of offramp
+    assert found.portable == tmp_path / "out/portable"
+    session = onnxruntime.InferenceSession(found.portable / "onnx/model.onnx")
+    texts = AutoTokenizer.from_pretrained(found.portable)(test, padding=True, return_tensors="np")
+    logits, layers = session.run(["logits", "layer"], {name: texts[name] for name in texts})
+    assert ["no yes".split()[row.argmax()] for row in logits] == labels
+    assert layers.tolist() == [each.layer for each in predicted]
+
+
+def test_a_finished_retrofit_in_pytorch_has_no_folder_for_other_libraries(done: Any) -> None:
+    assert done.portable is None
+    assert done.to_json()["portable"] is None
 
 
 def test_tuning_keeps_the_original_as_reference_and_for_the_audit(original: Path, tmp_path: Path) -> None:

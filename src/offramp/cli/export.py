@@ -24,14 +24,16 @@ def export(
     columns: ColumnOptions,
     target: TargetOptions,
     precision: Annotated[
-        str, Option(help="fp32, or int8: smaller and faster, with slightly different logits.")
-    ] = "fp32",
-    one_file: Annotated[
-        Path | None,
-        Option(
-            help="Also write the model and its policy as one ONNX graph, which exits early in any runtime."
-        ),
+        str | None,
+        Option(help="fp32, or int8: smaller and faster, with slightly different logits. By default fp32."),
     ] = None,
+    portable: Annotated[
+        bool,
+        Option(
+            "--portable",
+            help="MODEL is an exported folder: write it and its policy for other libraries and languages.",
+        ),
+    ] = False,
 ) -> Result:
     """Export a model to ONNX, to run without torch.
 
@@ -39,13 +41,15 @@ def export(
     that the model will run on, up to 256 of those in --data. The logits of int8 differ slightly, so its policy
     should be calibrated again: give held-out examples and a target to do that here. At most every fifth example
     is then used for the scales, and the others to calibrate. The rule is by default that of the stored policy.
+    With --portable, an exported model with its policy becomes a standard Hugging Face folder with one graph, which
+    exits early in any ONNX Runtime, such as that of transformers.js.
 
     \b
     Examples:
         offramp export runs/mine --out mine-onnx
         offramp export runs/mine --precision int8 --out mine-int8 --data logs.csv
         offramp export runs/mine --precision int8 --out mine-int8 --data held-out.csv --max-loss 0.5
-        offramp export runs/mine --out mine-onnx --one-file mine.onnx
+        offramp export mine-onnx --portable --out mine-portable
     """
     from offramp.folder import find_model, megabytes
     from offramp.measuring.scores import measure
@@ -56,6 +60,13 @@ def export(
     from offramp.reports.table import short
 
     folder = find_model(model)
+    if portable:
+        if precision or data.given() or target.given():
+            raise BadOption(
+                "--portable writes a model as it is; give --precision, data and targets without it."
+            )
+        return export_portable(folder, out)
+    precision = precision or "fp32"
     info = ModelInfo.read(folder)
     calibrates = bool(target.given())
     if calibrates:
@@ -63,12 +74,6 @@ def export(
     if calibrates != data.given() and (calibrates or precision != "int8"):
         raise BadOption("calibrating needs both examples and a target, such as --data and --max-loss.")
     check_output(out, force=None)
-    if one_file is not None:
-        check_output(one_file, force=None, flag="--one-file")
-        if info.policy is None and not calibrates:
-            raise BadOption(
-                "--one-file needs a policy: calibrate the model first, or give --data and a target."
-            )
     sample, others = None, None
     if data.given():  # read first, so that bad data fails before the export
         texts = texts_of(data.load_task(info, columns).columns(data.split_name))
@@ -101,15 +106,25 @@ def export(
             f"  offramp trace {out} --data ... --out new.trace\n"
             f"  offramp calibrate {out} new.trace {target_flags(info)}"
         )
-    if one_file is not None:
-        from offramp.onnx_export.one_file import write_one_file
-
-        write_one_file(out, one_file)
-        values["one_file"] = str(one_file)
-        lines.append(
-            f"{one_file}: the model and its policy in one graph, {one_file.stat().st_size / 1e6:.1f} MB"
-        )
     return Result(values, "\n".join(lines))
+
+
+def export_portable(folder: Path, out: Path) -> Result:
+    from offramp.folder.folder import is_exported
+    from offramp.onnx_export.portable import GRAPH, write_portable
+
+    if not is_exported(folder):
+        raise BadOption(
+            f"--portable takes an exported folder: first `offramp export {folder} --out NEW`, then "
+            f"`offramp export NEW --portable --out {out}`."
+        )
+    check_output(out, force=None)
+    write_portable(folder, out)
+    size = round((out / GRAPH).stat().st_size / 1e6, 1)
+    return Result(
+        {"portable": str(out), "megabytes": size},
+        f"{out}: for other libraries and languages; {GRAPH} has the model and its policy, {size} MB",
+    )
 
 
 def split_sample(texts: list[Any], calibrates: bool) -> tuple[list[Any], list[int]]:

@@ -149,6 +149,8 @@ def retrofit(
                 log(f"no scores: the file's labels are not the model's ({error})")
                 done = start()
     after = (NEXT_RANK if rank else NEXT).format(out=out)
+    if done.portable is not None:
+        after += f"\nFor other libraries and languages: {done.portable}"
     return Result(done.to_json(), f"{done}\n\n{after}")
 
 

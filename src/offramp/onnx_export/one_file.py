@@ -24,7 +24,6 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 
 import offramp
 from offramp.errors import Incompatible
-from offramp.files import atomic_file
 from offramp.folder.manifest import EMBEDDING, STAGES, Manifest
 from offramp.model_info import ModelInfo
 from offramp.onnx_export.symbolic import Recorder, Symbol, new
@@ -45,16 +44,6 @@ Array = Any
 """A `Symbol`, used like an array of numpy."""
 Rows = dict[str, Array]
 """What a stage reads, with one row for each example that has not exited."""
-
-
-def write_one_file(folder: Path, path: Path) -> None:
-    """Writes the model in an exported folder and its policy as one graph."""
-    policy = ModelInfo.read(folder).policy
-    if policy is None:
-        raise Incompatible(f"{folder} has no policy; calibrate it first.")
-    graph = one_file(folder, policy)
-    with atomic_file(path) as draft:
-        draft.write_bytes(graph.SerializeToString())
 
 
 def one_file(folder: Path, policy: Policy) -> ModelProto:
@@ -102,11 +91,18 @@ def metadata(info: ModelInfo, manifest: Manifest, policy: Policy) -> dict[str, A
         "labels": [*info.labels],
         "problem_type": str(info.problem),
         "layers": [*info.exits],
-        "max_length": info.trained_length or manifest.max_length,
+        "max_length": text_length(info, manifest),
+        "truncation_side": manifest.tokenizer["truncation_side"],
         "precision": manifest.precision,
         "fingerprint": manifest.fingerprint,
         "policy": policy.to_json(),
     }
+
+
+def text_length(info: ModelInfo, manifest: Manifest) -> int:
+    """The number of tokens at which `Classifier` truncates a text."""
+    limits = [info.trained_length, manifest.max_length, manifest.tokenizer["model_max_length"]]
+    return min(int(limit) for limit in limits if limit is not None)
 
 
 def branches_of(graph: GraphProto) -> Iterator[GraphProto]:

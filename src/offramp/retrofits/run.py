@@ -36,7 +36,7 @@ from offramp.problems import Array, problem_of
 from offramp.reports.results import RetrofitResults
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import attempt_in, check_same_guarantee, open_output
-from offramp.retrofits.steps import Log, Steps
+from offramp.retrofits.steps import PORTABLE, Log, Steps
 from offramp.retrofits.text_split import check_enough, describe_repeats, hash_texts, split_texts
 from offramp.wording import count
 
@@ -50,6 +50,8 @@ class Retrofit:
     folder: Path
     """The folder of the faster model, for `Classifier.from_pretrained`."""
     results: RetrofitResults
+    portable: Path | None
+    """The folder for other libraries and languages, if the runtime is ONNX and the rule can be part of a graph."""
 
     def __str__(self) -> str:
         return f"{self.results.table()}\n\n" + "\n".join(self.results.verdict())
@@ -57,6 +59,7 @@ class Retrofit:
     def to_json(self) -> dict[str, Any]:
         return {
             "model": str(self.folder),
+            "portable": None if self.portable is None else str(self.portable),
             **self.results.to_json(),
             "verdict": self.results.verdict(),
         }
@@ -91,7 +94,8 @@ def retrofit(
         model: the folder or hub name of a `...ForSequenceClassification` of a supported family.
         texts: like those that the model will see, or pairs of texts; no labels are needed. For a guarantee about
             rankings, pairs of a query and a document, with about as many documents per query as in production.
-        out: the folder to create; the faster model is in `out/model`, the report in `out/report`.
+        out: the folder to create; the faster model is in `out/model`, the report in `out/report`, and in
+            `out/portable` the model for other libraries, if it runs in ONNX Runtime.
         guarantee: the largest share of predictions that may differ from the original's, with 95% confidence; or
             `Guarantee(0.05, risk="overlap", top_k=10)` for a cross-encoder that ranks documents.
         labels: those of the texts, by name, or as numbers in the order of the model's outputs; only to report scores.
@@ -174,7 +178,8 @@ def retrofit(
             steps.finish(home, chosen, results)
         results = RetrofitResults.load(home / "model")
         check_same_guarantee(home, results.certificate, target.epsilon)
-    return Retrofit(home / "model", results)
+    portable = home / PORTABLE
+    return Retrofit(home / "model", results, portable if portable.exists() else None)
 
 
 def choose_runtime(runtime: str | None, precision: str) -> str:

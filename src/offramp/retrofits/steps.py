@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import TrainerCallback, set_seed
 
 from offramp.data.checks import has_default_names
-from offramp.errors import NoSafeThreshold
+from offramp.errors import Incompatible, NoSafeThreshold
 from offramp.files import atomic_file, atomic_folder, write_files
 from offramp.folder import load_model, megabytes
 from offramp.folder.folder import REFERENCE
@@ -40,6 +40,8 @@ from offramp.trace import Trace
 from offramp.training import train
 from offramp.training.recipes import frozen, mixed
 
+PORTABLE = "portable"
+"""The folder for other libraries, beside that of the model."""
 ORIGINAL, EXITS = "transformers", "offramp"
 SAME_BITS = 256
 """Texts on which full depth is compared with the original bit by bit."""
@@ -325,12 +327,24 @@ class Steps:
         )
 
     def finish(self, home: Path, chosen: Calibrated, results: RetrofitResults) -> None:
-        """Writes the report, if it is about texts, then the model folder, which is complete once it exists."""
+        """Writes the report, if it is about texts, then the model folders; all is complete once `model` exists."""
         if self.unit == "text":
             self.report(home, chosen, results)
         with atomic_folder(home / "model") as draft:
             self.write_model(draft, chosen.variant, results)
             store_policy(draft, chosen.policy, chosen.calibration.trace)
+            if results.runtime == "onnx":
+                self.write_portable(draft, home / PORTABLE)
+
+    def write_portable(self, model: Path, path: Path) -> None:
+        """The model for other libraries, if its rule can be part of a graph."""
+        from offramp.onnx_export.portable import write_portable
+
+        shutil.rmtree(path, ignore_errors=True)  # of a run that was interrupted after it
+        try:
+            write_portable(model, path)
+        except Incompatible as reason:
+            self.log(f"no folder for other libraries: {reason}")
 
     def report(self, home: Path, chosen: Calibrated, results: RetrofitResults) -> None:
         variant = chosen.variant

@@ -1,0 +1,121 @@
+"""A standard Hugging Face folder for other libraries and languages: they need no offramp to run it.
+
+The model and its rule are one graph (`one_file.py`), under the names that transformers.js and others look for; the
+config is that of the encoder, the tokenizer is the model's own.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from offramp.errors import Incompatible
+from offramp.files import atomic_folder
+from offramp.folder import Manifest
+from offramp.folder.manifest import TOKENIZER
+from offramp.model_info import CONFIG, ModelInfo
+from offramp.onnx_export.one_file import one_file, text_length
+from offramp.reports.card import CARD, policy_section, retrofit_section, summary, table, title
+from offramp.reports.results import RETROFIT, RetrofitResults
+
+GRAPH, QUANTIZED_GRAPH = "onnx/model.onnx", "onnx/model_quantized.onnx"
+DTYPES = {"fp32": "fp32", "int8": "q8"}
+"""The names that transformers.js has for our precisions; it would choose one by the device."""
+
+
+def write_portable(folder: Path, path: Path) -> None:
+    """Writes the model in an exported folder, with its policy, as a folder for other libraries."""
+    manifest = Manifest.load(folder)
+    info = manifest.check(ModelInfo.read(folder))
+    if info.policy is None:
+        raise Incompatible(f"{folder} has no policy; calibrate it first.")
+    graph = one_file(folder, info.policy)
+    with atomic_folder(path) as draft:
+        (draft / GRAPH).parent.mkdir()
+        (draft / GRAPH).write_bytes(graph.SerializeToString())
+        if manifest.precision == "int8":
+            link_or_copy(draft / GRAPH, draft / QUANTIZED_GRAPH)
+        shutil.copyfile(folder / TOKENIZER, draft / TOKENIZER)
+        for name, content in (
+            (CONFIG, encoder_config(info, manifest)),
+            ("tokenizer_config.json", tokenizer_config(folder, info, manifest)),
+        ):
+            (draft / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
+        (draft / CARD).write_text(card(folder, info, manifest), encoding="utf-8")
+
+
+def link_or_copy(source: Path, path: Path) -> None:
+    """The same file under a second name, where the file system can."""
+    try:
+        os.link(source, path)
+    except OSError:
+        shutil.copyfile(source, path)
+
+
+def encoder_config(info: ModelInfo, manifest: Manifest) -> dict[str, Any]:
+    """The config of a plain classifier."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    return {
+        **info.encoder,
+        "architectures": [MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[info.backbone]],
+        "id2label": {str(index): name for index, name in enumerate(info.labels)},
+        "label2id": {name: index for index, name in enumerate(info.labels)},
+        "problem_type": str(info.problem),
+        "transformers.js_config": {"dtype": DTYPES[manifest.precision]},
+    }
+
+
+def tokenizer_config(folder: Path, info: ModelInfo, manifest: Manifest) -> dict[str, Any]:
+    """What libraries read beside tokenizer.json: above all, where to truncate."""
+    settings = manifest.tokenizer
+    names = {"input_ids", "attention_mask", *settings["model_input_names"]}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # tokenizer.json as it is
+        "model_max_length": text_length(info, manifest),
+        "truncation_side": settings["truncation_side"],
+        "model_input_names": sorted(names),
+        "pad_token": Tokenizer.from_file(str(folder / TOKENIZER)).id_to_token(settings["pad_token_id"]),
+    }
+
+
+def card(folder: Path, info: ModelInfo, manifest: Manifest) -> str:
+    from huggingface_hub import ModelCard, ModelCardData
+
+    assert info.policy is not None
+    metadata = ModelCardData(
+        library_name="transformers.js",
+        pipeline_tag="text-classification",
+        tags=["onnx", "early-exit", "text-classification", info.backbone],
+    )
+    parts = [f"# {title(folder.resolve())}", summary(info)]
+    parts += [retrofit_section(RetrofitResults.load(folder))] if (folder / RETROFIT).is_file() else []
+    parts += [policy_section(info.policy), usage(info, manifest)]
+    body = "\n\n".join(parts)
+    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
+
+
+def usage(info: ModelInfo, manifest: Manifest) -> str:
+    rows = [
+        ["inputs", "`input_ids`, `attention_mask`, and `token_type_ids` if the graph has it: int64 (rows, tokens)"],
+        ["optional inputs", "`threshold` (float64), `max_layer` (int64): by default those of the policy"],
+        ["outputs", f"`logits`: float32 (rows, {len(info.labels)}); `layer`, where each row exited: int64 (rows,)"],
+        ["length", f"at most {text_length(info, manifest)} tokens: truncate longer texts"],
+        ["metadata", "under the key `offramp`, as JSON: labels, length, precision, policy, certificate"],
+    ]  # fmt: skip
+    return f"""\
+## Use
+
+`{GRAPH}` holds the model and its exit rule, in {manifest.precision}: any ONNX Runtime runs it, in any language.
+
+{table(["", ""], rows)}
+
+```js
+import {{ pipeline }} from "@huggingface/transformers";
+
+const classify = await pipeline("text-classification", "FOLDER");  // the folder of this file
+console.log(await classify("a text"));
+```"""
