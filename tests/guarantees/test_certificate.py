@@ -59,6 +59,8 @@ def is_broken(policy: Policy, target: Guarantee, population: Trace) -> bool:
         lost = (answers != full).any(-1) if many else answers != full
     else:
         lost = (full == population.labels) & (answers != population.labels)
+    if target.risk == "accuracy_drop":
+        lost = (full == population.labels) * 1.0 - (answers == population.labels)
     if not isinstance(target.epsilon, dict):
         return bool(lost.mean() > target.epsilon)
     belongs = full if target.risk == "changed" else population.labels
@@ -83,6 +85,12 @@ CASES: dict[str, Any] = {
     "changed predictions": (synthetic, "confidence", Guarantee(0.1, DELTA)),
     "a rule that counts": (synthetic, "patience", Guarantee(0.11, DELTA)),
     "right answers lost": (synthetic, "entropy", Guarantee(0.1, DELTA, risk="accuracy")),
+    "accuracy, net": (synthetic, "entropy", Guarantee(0.06, DELTA, risk="accuracy_drop")),
+    "accuracy of many labels, net": (
+        many_labels,
+        "confidence",
+        Guarantee(0.06, DELTA, risk="accuracy_drop"),
+    ),
     "each class": (synthetic, "entropy", Guarantee({"0": 0.2, "1": 0.1, "2": 0.2}, DELTA)),
     "right answers of each class": (
         synthetic,

@@ -159,6 +159,32 @@ def test_accuracy_counts_only_right_answers_that_were_lost(make_trace: Make) -> 
     assert layers < stricter
 
 
+def test_accuracy_drop_is_net_of_the_answers_that_become_right(make_trace: Make) -> None:
+    trace = make_trace(4000)
+    policy = calibrate(trace, "entropy", Guarantee(0.03, risk="accuracy_drop")).policy
+    layers, accuracy, _ = outcome(policy, trace)
+    full = np.mean(trace.logits[:, -1].argmax(-1) == trace.labels)
+    assert policy.certificate.observed_risk == pytest.approx(full - accuracy)
+    assert policy.certificate.bound == "paired betting"
+    assert full - accuracy < 0.03
+    assert layers < outcome(calibrate(trace, "entropy", Guarantee(0.03, risk="accuracy")).policy, trace)[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (Guarantee({"0": 0.1, "1": 0.1, "2": 0.1}, risk="accuracy_drop"), "one bound, not one per class"),
+        (Guarantee(0.1, risk="missed"), "changed, accuracy, accuracy_drop"),
+        (Guarantee(0.1, risk="overlap"), "changed, accuracy, accuracy_drop"),
+    ],
+)
+def test_risks_that_a_policy_cannot_be_calibrated_for_name_those_that_it_can(
+    target: Guarantee, message: str, make_trace: Make
+) -> None:
+    with pytest.raises(BadOption, match=message):
+        calibrate(make_trace(100), "entropy", target)
+
+
 def test_more_confidence_or_less_risk_never_leaves_earlier(make_trace: Make) -> None:
     trace = make_trace(2000)
 

@@ -284,6 +284,17 @@ def test_labels_by_name_or_number_only_add_scores(original: Path, done: Any, tmp
     assert scores[1] == scores[0]
 
 
+def test_with_labels_the_guarantee_may_be_about_the_net_accuracy(original: Path, tmp_path: Path) -> None:
+    labels, target = np.arange(TEXTS) % 2, Guarantee(0.25, risk="accuracy_drop")
+    found = retrofit(original, make_texts(), tmp_path / "out", target, labels=labels, runtime="torch")
+    proof, calibration = found.results.certificate, split_texts(make_texts(), labels).calibration
+    names = np.array(["no", "yes"])[calibration.labels]
+    now = [each.label for each in Classifier.from_pretrained(found.folder).predict(calibration.texts)]
+    before = plain_predictions(original, calibration.texts)
+    assert proof.observed_risk == pytest.approx(np.mean(names == before) - np.mean(names == now))
+    assert f"is at most 0.25 below that of {original.name}." in proof.promise
+
+
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
@@ -309,6 +320,8 @@ def test_useless_texts_are_refused_before_any_work(
         ({"rule": "gate"}, "this model has no gate"),
         ({"guarantee": Guarantee({"yes": 0.1, "noo": 0.1})}, "noo"),
         ({"guarantee": Guarantee({"yes": 0.1})}, "no bound for no"),
+        ({"guarantee": Guarantee(0.1, risk="accuracy_drop")}, "needs labels"),
+        ({"guarantee": Guarantee(0.1, risk="score")}, "is for `offramp certify`"),
         ({"seed": -1}, "seed=-1"),
         ({"labels": [0, 1]}, "2 labels for 600 texts"),
         ({"labels": [0.5] * 600}, r"row 0 has the label 0\.5"),

@@ -41,7 +41,7 @@ def retrofit(
     text: TextOption = None,
     text_pair: TextPairOption = None,
     label: Annotated[
-        str | None, Option(help="Column of labels, only to report scores; guessed from its name by default.")
+        str | None, Option(help="Column of labels, for scores and --risk; guessed from its name by default.")
     ] = None,
     labels: Annotated[
         str | None, Option(help="Comma-separated names for the outputs of a model that has none.")
@@ -78,11 +78,13 @@ def retrofit(
     ] = "query",
     top_k: Annotated[int, Option(help="With --rank: how many documents to find.")] = 10,
     risk: Annotated[
-        str,
+        str | None,
         Option(
-            help="With --rank: the loss, overlap (documents missed) or ndcg (against full depth's order)."
+            help="What the guarantee bounds: changed (default); with labels accuracy (correct predictions lost) or "
+            "accuracy_drop (those lost minus those gained). With --rank: overlap (default, documents missed) or "
+            "ndcg (against full depth's order)."
         ),
-    ] = "overlap",
+    ] = None,
     ladder: Annotated[
         list[float] | None,
         Option(help="A larger bound, for a policy to use under load: OUT/rung-1.json; repeatable."),
@@ -128,13 +130,13 @@ def retrofit(
         for flag, value in classifier_flags.items():
             if value:
                 raise BadOption(f"--{flag} is not used with --rank; leave it out.")
-        ranked = Guarantee(parse_bound(guarantee or "0.05"), delta, risk, top_k=top_k)
+        ranked = Guarantee(parse_bound(guarantee or "0.05"), delta, risk or "overlap", top_k=top_k)
         pairs = [row.text for rows in read_lists(texts, query, text or "text").values() for row in rows]
         with training_progress() as callbacks:
             done = run(model, pairs, out, ranked, **options, callbacks=callbacks)
     else:
         names = [name.strip() for name in labels.split(",")] if labels else None
-        target = Guarantee(parse_bounds(guarantee or "0.02"), delta, tolerance=tolerance)
+        target = Guarantee(parse_bounds(guarantee or "0.02"), delta, risk or "changed", tolerance)
         rows = [*read_rows(texts, text, text_pair)]
         options |= {"label_names": names, "groups": read_groups(rows, texts, group)}
         with training_progress() as callbacks:
@@ -144,7 +146,7 @@ def retrofit(
             try:
                 done = start(labels=read_labels(rows, texts, text, text_pair, label))
             except BadLabels as error:
-                if label is not None:
+                if label is not None or target.loss.needs_labels:
                     raise
                 log(f"no scores: the file's labels are not the model's ({error})")
                 done = start()

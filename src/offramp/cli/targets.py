@@ -49,7 +49,13 @@ class TargetOptions:
     delta: Annotated[
         float, Option(help="With --guarantee: the probability that the bound does not hold.")
     ] = 0.05
-    risk: Annotated[str | None, Option(help="With --guarantee: changed (default) or accuracy.")] = None
+    risk: Annotated[
+        str | None,
+        Option(
+            help="With --guarantee: changed (default); with labels accuracy (correct predictions lost) or "
+            "accuracy_drop (those lost minus those gained)."
+        ),
+    ] = None
     cost: Annotated[
         str | None,
         Option(help="With --min-speedup: macs (default) or layers. With --budget: layers (default) or macs."),

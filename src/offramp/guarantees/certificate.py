@@ -30,7 +30,8 @@ class Guarantee:
     delta: float = 0.05
     risk: str = "changed"
     """A loss of `LOSSES`: "changed", the prediction differs from the reference (no labels needed); "accuracy", a
-    correct prediction is lost, so accuracy drops by at most epsilon. For rankings: "overlap", the share of the
+    correct prediction is lost, so accuracy drops by at most epsilon; "accuracy_drop", the same net of correct
+    predictions that are gained, which allows earlier exits. For rankings: "overlap", the share of the
     reference's top k that is missed; "ndcg", 1 - nDCG@k, where the reference's top k have the gains k, ..., 1."""
     tolerance: float | None = None
     """In regression: numbers no further apart than this count as equal."""

@@ -27,6 +27,8 @@ from offramp.rules.rank import Rank
 from offramp.trace import Trace
 from offramp.wording import count
 
+RISKS = ("changed", "accuracy", "accuracy_drop")
+"""The losses of single texts that a policy can be calibrated for; see `LOSSES`."""
 GRID_SIZE = 400
 LOG_ODDS = -6.0, 14.0
 """The range of a grid of probabilities."""
@@ -60,11 +62,10 @@ def certify(
 
 def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     """The target, with the loss that it means for this problem."""
-    if target.risk not in ("changed", "accuracy", "label_accuracy") and target.loss.unit == "example":
-        raise BadOption(f"risk={target.risk!r} is for `offramp certify`; choose 'changed' or 'accuracy'")
+    check_risk(target)
     if target.loss.unit != "example" and trace.sizes is None:
         raise BadOption(
-            f"risk={target.risk!r} is for rankings; choose 'changed' or 'accuracy', or group the trace by query"
+            f"risk={target.risk!r} is for rankings; choose one of {', '.join(RISKS)}, or group the trace by query"
         )
     if target.loss.unit == "example" and trace.sizes is not None:
         raise BadOption(f"risk={target.risk!r} is for single texts; choose 'overlap' or 'ndcg' for lists")
@@ -77,10 +78,18 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     if trace.problem.has_classes and target.tolerance is not None:
         raise BadOption("a tolerance is for regression only; leave it out")
     if target.loss.needs_labels and trace.labels is None:
-        raise BadOption("accuracy needs labels and the trace has none; pass risk='changed'")
+        raise BadOption(f"risk={target.risk!r} needs labels and the trace has none; pass risk='changed'")
     if target.risk == "accuracy" and trace.problem.multi_label:
         return replace(target, risk="label_accuracy")
     return target
+
+
+def check_risk(target: Guarantee) -> None:
+    """Some losses of single texts are about decisions or scores, which only `certify` compares."""
+    if target.loss.unit == "example" and target.risk not in (*RISKS, "label_accuracy"):
+        raise BadOption(f"risk={target.risk!r} is for `offramp certify`; choose one of {', '.join(RISKS)}")
+    if isinstance(target.epsilon, Mapping) and target.risk == "accuracy_drop":
+        raise BadOption("risk='accuracy_drop' takes one bound, not one per class; see risk='accuracy'")
 
 
 def prove(

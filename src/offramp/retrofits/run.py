@@ -28,7 +28,7 @@ from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import rules_of
 from offramp.measuring.curve import parse_rule
-from offramp.measuring.guarantee import class_bounds
+from offramp.measuring.guarantee import check_risk, class_bounds
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
 from offramp.policy.decide import check_reranker, check_rule
@@ -97,8 +97,10 @@ def retrofit(
         out: the folder to create; the faster model is in `out/model`, the report in `out/report`, and in
             `out/portable` the model for other libraries, if it runs in ONNX Runtime.
         guarantee: the largest share of predictions that may differ from the original's, with 95% confidence; or
+            `Guarantee(0.005, risk="accuracy_drop")` where there are labels;
             `Guarantee(0.05, risk="overlap", top_k=10)` for a cross-encoder that ranks documents.
-        labels: those of the texts, by name, or as numbers in the order of the model's outputs; only to report scores.
+        labels: those of the texts, by name, or as numbers in the order of the model's outputs; to report scores, and
+            for guarantees about accuracy. Nothing is trained on them.
         label_names: names for the outputs of a model that has none.
         groups: the conversation, customer or other source of each text, if texts of one source are alike: they stay
             together in the split, and count as one text where distinct texts must prove the guarantee.
@@ -118,6 +120,7 @@ def retrofit(
     runtime = choose_runtime(runtime, precision)
     precisions = precisions_to_try(runtime, precision)
     check_seed(seed)
+    check_risk(target)
     by_query = target.loss.unit == "query"
     rungs = looser_targets(target, ladder)
     texts = [*check_texts(texts, pairs=True if by_query else None)]
@@ -132,6 +135,8 @@ def retrofit(
     known = None
     if labels is not None:
         known = check_labels(labels, len(texts), original, label_names, data or "the labels")
+    if target.loss.needs_labels and known is None:
+        raise BadOption(f"risk={target.risk!r} needs labels, a correct one for each text")
     rules = rules_for(original, rule, by_query)
     split = split_texts(texts, known, groups, by_query)
     check_enough(split, target, len(rules), len(precisions) * (1 + len(rungs)))
