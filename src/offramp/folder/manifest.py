@@ -148,6 +148,7 @@ class SavedTokenizer:
     truncation_side: str
     model_input_names: list[str]
     pad_token_id: int
+    unk_token_id: int | None = None
 
     @classmethod
     def load(cls, folder: Path, settings: Mapping[str, Any]) -> Self:

@@ -114,6 +114,7 @@ class BatchTokenizer:
             self.rust.enable_truncation(self.max_length, direction=self.side)
             self.uses_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ["token_type_ids"])
             self.pad_token = int(getattr(tokenizer, "pad_token_id", None) or 0)
+            self.unknown_token: int | None = getattr(tokenizer, "unk_token_id", None)
             self.rust.encode_batch_fast(["a", ("a", "b")])
 
     def settings(self) -> dict[str, Any]:
@@ -123,6 +124,7 @@ class BatchTokenizer:
             "truncation_side": self.side,
             "model_input_names": ["input_ids", *(["token_type_ids"] if self.uses_types else [])],
             "pad_token_id": self.pad_token,
+            "unk_token_id": self.unknown_token,
         }
 
     def __call__(self, texts: Sequence[Text], whole: bool = False) -> list[Tokens]:

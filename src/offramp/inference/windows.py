@@ -1,0 +1,110 @@
+"""Texts of any length as windows of tokens, for models that tag every token.
+
+A text that is longer than the model's positions is read in windows of that length, spread evenly, so that each shares
+at least a quarter of its tokens with the next. Every token belongs to one window: the overlap is cut in the middle,
+so that a token next to the cut has context on both sides. The tags of a text are those of its windows' own tokens,
+one after the other. Nothing is truncated.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from offramp.errors import BadOption
+from offramp.folder.manifest import usable_tokenizer
+from offramp.inference.spans import Words
+from offramp.inference.texts import BatchTokenizer
+from offramp.numerics import Array
+from offramp.runtimes import Tokens
+
+OVERLAP = 0.25
+"""The least share of a window that it has in common with the next."""
+SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class WindowedText:
+    """A text as the model reads it."""
+
+    windows: list[Tokens]
+    owned: list[slice]
+    """The tokens of each window that belong to it: neither special tokens, nor those of a neighbour."""
+    words: Words
+    """The positions of first tokens count the tokens that belong to windows."""
+
+    def join(self, outputs: Sequence[Array]) -> Array:
+        """(tokens, ...) of the text, from (tokens, ...) of each window, special tokens included."""
+        return np.concatenate([rows[own] for rows, own in zip(outputs, self.owned, strict=True)])
+
+
+class WindowTokenizer:
+    """Tokenizes texts whole, and keeps where their words are.
+
+    `tokenizer` and `max_length` are as in `BatchTokenizer`.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        self.base = BatchTokenizer(tokenizer, max_length)
+        self.rust = self.base.rust
+        self.rust.no_truncation()
+        self.max_length = self.base.max_length
+        self.room = self.max_length - self.rust.num_special_tokens_to_add(is_pair=False)
+        if self.room < 1:
+            raise BadOption(f"max_length={self.max_length} leaves no room for texts between special tokens.")
+        self.has_subwords = bool(getattr(self.rust.model, "continuing_subword_prefix", None))
+
+    def __call__(self, texts: Sequence[str]) -> list[WindowedText]:
+        # offsets must be those of the given text, so each invalid character becomes a single one
+        cleaned = [SURROGATES.sub("\ufffd", text) for text in texts]
+        with usable_tokenizer("the tokenizer"):  # a regular expression may take too long
+            encodings = self.rust.encode_batch(cleaned)
+        return [self.read(text, encoding) for text, encoding in zip(cleaned, encodings, strict=True)]
+
+    def read(self, text: str, encoding: Any) -> WindowedText:
+        ids, types = encoding.ids, encoding.type_ids
+        inside = np.flatnonzero(np.array(encoding.special_tokens_mask, np.int64) == 0)
+        before, after = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (len(ids), len(ids))
+        windows, owned = [], []
+        for first, last, own in cut_windows(after - before, self.room):
+            rows = [*range(before), *range(before + first, before + last), *range(after, len(ids))]
+            window_types = [types[row] for row in rows] or [0]
+            tokens = [ids[row] for row in rows] or [self.base.pad_token]  # an empty text, no special tokens
+            windows.append(Tokens(tokens, window_types if self.base.uses_types else None))
+            owned.append(slice(before + own.start - first, before + own.stop - first))
+        return WindowedText(windows, owned, self.find_words(text, encoding, slice(before, after)))
+
+    def find_words(self, text: str, encoding: Any, inside: slice) -> Words:
+        """Which tokens are sub-words is decided as by transformers' pipeline.
+
+        With a prefix of sub-words, such as ##, all tokens are that are not spelled as in the text. Otherwise all are
+        that no space precedes. An unknown token is never one.
+        """
+        offsets = np.array(encoding.offsets[inside], np.int64).reshape(-1, 2)
+        starts, ends = offsets[:, 0], offsets[:, 1]
+        if self.has_subwords:
+            is_subword = np.array([len(token) for token in encoding.tokens[inside]]) != ends - starts
+        else:
+            near = [text[start - 1 : start + 1] for start in starts.tolist()]
+            is_subword = (starts > 0) & ~np.array([" " in characters for characters in near], bool)
+        if self.base.unknown_token is not None:
+            is_subword = is_subword & (np.array(encoding.ids[inside], np.int64) != self.base.unknown_token)
+        return Words.of_tokens(starts, ends, is_subword)
+
+
+def cut_windows(tokens: int, room: int) -> list[tuple[int, int, slice]]:
+    """The first token of each window, the one after its last, and those that belong to it.
+
+    >>> cut_windows(20, 8)
+    [(0, 8, slice(0, 7, None)), (6, 14, slice(7, 13, None)), (12, 20, slice(13, 20, None))]
+    """
+    if tokens <= room:
+        return [(0, tokens, slice(0, tokens))]
+    step = max(1, room - int(np.ceil(OVERLAP * room)))
+    count = -(-(tokens - room) // step) + 1
+    starts = [(tokens - room) * index // (count - 1) for index in range(count)]
+    cuts = [0, *((before + room + start) // 2 for before, start in pairwise(starts)), tokens]
+    return [(start, start + room, slice(*own)) for start, own in zip(starts, pairwise(cuts), strict=True)]
