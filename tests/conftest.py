@@ -26,6 +26,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
@@ -133,6 +134,12 @@ def tiny_encoder() -> Callable[..., PreTrainedModel]:
 def tiny_classifier() -> Callable[..., PreTrainedModel]:
     """tiny_classifier("bert", ...) -> a random `...ForSequenceClassification`."""
     return lambda model_type, **options: make(AutoModelForSequenceClassification, model_type, **options)
+
+
+@pytest.fixture(scope="session")
+def tiny_tagger() -> Callable[..., PreTrainedModel]:
+    """tiny_tagger("bert", ...) -> a random `...ForTokenClassification`."""
+    return lambda model_type, **options: make(AutoModelForTokenClassification, model_type, **options)
 
 
 @pytest.fixture(scope="session")

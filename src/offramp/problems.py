@@ -1,4 +1,5 @@
-"""The problems that a model can solve, by the names of transformers' `problem_type`, and what follows from each.
+"""The problems that a model can solve, by the names of transformers' `problem_type`, or for tokens of its task, and
+what follows from each.
 
 A problem is a string, so that configs and JSON files hold it as it is. What depends on the problem is a method or an
 attribute here: another kind of problem is another subclass.
@@ -30,6 +31,8 @@ class Problem(str):
     """Whether predictions are classes or labels, not numbers."""
     multi_label: ClassVar[bool] = False
     """Whether an example has any number of labels: its prediction is a row."""
+    of_tokens: ClassVar[bool] = False
+    """Whether each token of a text has logits, and the prediction for the text is made from all of them."""
     default_metrics: ClassVar[tuple[str, ...]]
     """The metrics of a task or trace that names none; the first is the headline."""
     metrics: ClassVar[tuple[str, ...]]
@@ -92,8 +95,8 @@ class SingleLabel(Problem):
     """One of several classes; a prediction is its index."""
 
     __slots__ = ()
-    default_metrics = ("acc", "macro_f1")
-    metrics = ("mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1")
+    default_metrics: ClassVar[tuple[str, ...]] = ("acc", "macro_f1")
+    metrics: ClassVar[tuple[str, ...]] = ("mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1")
 
     def decode(self, logits: Array) -> Array:
         decoded: Array = logits.argmax(-1)
@@ -127,6 +130,23 @@ class SingleLabel(Problem):
 
     def correctness(self, logits: "Tensor", labels: "Tensor") -> "Tensor":
         return (logits.argmax(-1) == labels.view(-1, 1)).to(logits.dtype)
+
+
+class TokenTags(SingleLabel):
+    """One of several tags for each token of a text, from which spans are decoded; a prediction is a tag's index.
+
+    Arrays have a row for each token of all texts; losses of training, a row for each token that is learned from.
+    """
+
+    __slots__ = ()
+    of_tokens = True
+    default_metrics = metrics = ("entity_f1",)
+
+    def expected(self, outputs: int) -> str:
+        return f"a list of tags from 0 to {outputs - 1}, one for each word"
+
+    def is_label(self, label: Any, outputs: int) -> bool:
+        return isinstance(label, list) and all(isinstance(tag, int) and 0 <= tag < outputs for tag in label)
 
 
 class MultiLabel(Problem):
@@ -241,8 +261,9 @@ class Regression(Problem):
 SINGLE_LABEL: Final = SingleLabel("single_label_classification")
 MULTI_LABEL: Final = MultiLabel("multi_label_classification")
 REGRESSION: Final = Regression("regression")
+TOKENS: Final = TokenTags("token_classification")
 PROBLEMS: Final[dict[str, Problem]] = {
-    problem: problem for problem in (SINGLE_LABEL, MULTI_LABEL, REGRESSION)
+    problem: problem for problem in (SINGLE_LABEL, MULTI_LABEL, REGRESSION, TOKENS)
 }
 
 

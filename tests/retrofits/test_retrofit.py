@@ -431,7 +431,7 @@ def test_models_that_cannot_be_retrofitted_are_refused_by_cause(
             tokenizer.save_pretrained(tmp_path / name)
     shutil.copytree(original, tmp_path / "untokenized", ignore=shutil.ignore_patterns("*token*", "vocab*"))
     for folder, message in {
-        tmp_path / "encoder": "BertModel, not a sequence classifier",
+        tmp_path / "encoder": "BertModel, not a classifier of texts or tokens",
         tmp_path / "gpt2": "gpt2",
         tmp_path / "untokenized": "has no tokenizer",
         tmp_path / "empty": "empty",

@@ -29,6 +29,8 @@ class ExitConfig(PreTrainedConfig):
     }
 
     encoder_config: Any = None
+    problem_type: str | None = None  # type: ignore[assignment]
+    """A name in `PROBLEMS`; by default it follows from the number of labels."""
     exits: list[int] = field(default_factory=list)
     """Layers with an exit; 0 is before the first layer, and the last layer always has one. Empty: every layer."""
     head: dict[str, Any] = field(default_factory=dict)
@@ -58,13 +60,19 @@ class ExitConfig(PreTrainedConfig):
             )
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
         family = backbone_for(self.encoder_config.model_type)
-        self.head = HeadConfig.from_dict(self.head).with_defaults(family.pooling).to_dict()
+        pooling = "tokens" if self.problem.of_tokens else family.pooling
+        self.head = HeadConfig.from_dict(self.head).with_defaults(pooling).to_dict()
         if "pair" in (self.head["pooling"], self.head["final_pooling"]) and not family.has_token_types:
             kind = self.encoder_config.model_type
             raise BadConfig(f"pooling='pair' needs token types, and {kind} does not have them; choose 'mean'")
         self.exits = sorted(set(self.exits)) or [*range(self.num_layers + 1)]
         self.label2id = {name: int(index) for index, name in (self.id2label or {}).items()}
-        self.problem_type = cast(Any, str(self.problem))
+        self.problem_type = str(self.problem)
+        if (self.head["pooling"] == "tokens") != self.problem.of_tokens:
+            raise BadConfig(
+                f"pooling={self.head['pooling']!r} does not fit problem_type={self.problem_type!r}; heads that tag "
+                "tokens have pooling='tokens', and no others"
+            )
         ModelInfo.from_dict(self.to_dict() | {"policy": None})
 
     @property

@@ -1,4 +1,4 @@
-"""ExitModel: a transformers encoder with a classification head after chosen layers.
+"""ExitModel: a transformers encoder with a classification head after chosen layers, for texts or for their tokens.
 
 `forward` always runs all layers and all exits, so that Trainer, DDP, compile and export work with it. Early
 exit is implemented in `engine.py`. A call stores nothing on the model, so threads can share one.
@@ -13,7 +13,13 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.utils.generic import ModelOutput
 
@@ -22,18 +28,32 @@ from offramp.files import digest, explain_damage, use_umask
 from offramp.models.backbones import Backbone, FinalHead, backbone_for
 from offramp.models.config import ExitConfig
 from offramp.models.heads import HeadConfig, Heads, is_count
+from offramp.problems import TOKENS
 from offramp.wording import count
 
 GradientHook = Callable[[int, Tensor], tuple[Tensor, Tensor]]
 """(exit, hidden) -> (input of its head, input of the next layer): lets a recipe change the backward pass."""
 
+CLASSIFIERS: dict[str, Any] = {
+    "ForSequenceClassification": AutoModelForSequenceClassification,
+    "ForTokenClassification": AutoModelForTokenClassification,
+}
+"""Endings of the names of fine-tuned models that can get exits, and how transformers loads them."""
+
 LEARNED_WEIGHT_START = 4.0
 """Initial value of ELBERT's learned exit weights, before the sigmoid."""
+NEARLY_LINEAR = 0.1
+"""A factor that keeps hidden states where tanh is almost the identity."""
+UNLABELLED = -100
+"""The label of an example, or a token, without one, as in PyTorch."""
 
 
 @dataclass
 class ExitOutput(ModelOutput):
-    """The logits of every exit. `logits` are those of the last one, as in any transformers classifier."""
+    """The logits of every exit. `logits` are those of the last one, as in any transformers classifier.
+
+    Where tokens are tagged, the arrays below have an axis of tokens after that of examples.
+    """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -111,13 +131,16 @@ class ExitModel(PreTrainedModel):
             outputs = [
                 self.heads(exit, hidden, attention_mask, token_type_ids) for exit, hidden in enumerate(states)
             ]
-        exit_logits = torch.stack([logits for logits, _ in outputs], dim=1)
-        losses = None if labels is None else self.config.problem.loss(exit_logits, labels)
+        exit_logits = torch.stack([logits for logits, _ in outputs], dim=-2)
+        losses = None
+        if labels is not None:
+            known = labels != UNLABELLED if self.config.problem.of_tokens else slice(None)
+            losses = self.config.problem.loss(exit_logits[known], labels[known])
         return ExitOutput(
             loss=None if losses is None else losses.mean(),
-            logits=exit_logits[:, -1],
+            logits=exit_logits[..., -1, :],
             exit_logits=exit_logits,
-            exit_gates=torch.stack([gate for _, gate in outputs], dim=1) if self.heads.gate else None,
+            exit_gates=torch.stack([gate for _, gate in outputs], dim=-1) if self.heads.gate else None,
             exit_weights=self.exit_weights.clone() if self.config.learned_weights else None,
         )
 
@@ -153,7 +176,7 @@ class ExitModel(PreTrainedModel):
         labels: Sequence[str] | None = None,
         **options: Any,
     ) -> Self:
-        """Adds exits to a pretrained encoder, or to a fine-tuned classifier, which becomes the last exit.
+        """Adds exits to a pretrained encoder, or to a fine-tuned classifier or tagger, which becomes the last exit.
 
         Args:
             encoder: a name on the Hugging Face Hub, a folder, or a loaded transformers model.
@@ -161,28 +184,36 @@ class ExitModel(PreTrainedModel):
             exits: layers, or k for every k-th; 0 is before the first layer, and the last layer always has one.
                 Empty: every layer, 0 included.
             head: options of the heads; by default the backbone's pooling and a pooler for each exit.
-            problem_type: as named in transformers; by default derived from `num_labels`.
+            problem_type: as named in transformers, or "token_classification"; by default as the model was fine-tuned,
+                or derived from `num_labels`.
             labels: names of the classes.
             options: passed to transformers' `from_pretrained`, such as `revision`.
         """
         source = load_encoder(encoder, options)
         base: Any = source.base_model
         adapter = adapter_of(source.config)
-        kinds = [kind.__name__ for kind in type(source).mro()]
-        final = adapter.final_head(source) if is_classifier(kinds) else None
+        kind = classifier_kind(kind.__name__ for kind in type(source).mro())
+        tags = problem_type == TOKENS if problem_type else kind == "ForTokenClassification"
+        final = None
+        if kind is not None and tags == (kind == "ForTokenClassification"):
+            final = adapter.final_token_head(source) if tags else adapter.final_head(source)
         if num_labels is None:
             num_labels = len(labels) if labels else int(source.config.num_labels or 2)
         if final is not None and final.classifier.out_features != num_labels:
             final = None  # fine-tuned for another task: only its encoder is used
         heads = head_config(head, final)
         layers = place_exits(exits, base.config.num_hidden_layers)
+        if tags:
+            heads = replace(heads, final_pooler=final is not None and final.pooler is not None)
         if (heads.pooling or adapter.pooling) == "first" and (not layers or 0 in layers):
             heads = replace(heads, embedding_pooling="mean")
         values = {
             "encoder_config": copy.deepcopy(base.config),
             "exits": layers,
             "head": heads.to_dict(),
-            "problem_type": problem_type or (source.config.problem_type if final else None),
+            "problem_type": TOKENS
+            if tags
+            else problem_type or (source.config.problem_type if final else None),
             "fine_tuned": final is not None,
             "initializer_range": getattr(base.config, "initializer_range", 0.02),
             "id2label": label_names(labels, source.config if final else None, num_labels),
@@ -199,8 +230,12 @@ class ExitModel(PreTrainedModel):
 
     @torch.no_grad()
     def init_heads(self, final: FinalHead | None, pretrained: nn.Linear | None) -> None:
-        """Copies the pretrained pooler to all exits, and the fine-tuned classifier to the last."""
-        dense = final.pooler if final else pretrained
+        """Copies the pretrained pooler to all exits, and the fine-tuned classifier to the last.
+
+        All exits of a tagger start as its classifier, which reads much the same a few layers earlier.
+        """
+        tags = self.config.problem.of_tokens
+        dense = final.pooler if final else None if tags else pretrained
         for exit, pooler in enumerate(self.heads.poolers if dense is not None else ()):
             if self.heads.poolings[exit] == "pair":
                 continue  # it reads wider vectors
@@ -208,7 +243,19 @@ class ExitModel(PreTrainedModel):
             if final and final.norm is not None:
                 copy_weights(pooler.norm, final.norm)
         if final:
-            copy_weights(self.heads.classifiers[-1], final.classifier)
+            for classifier in self.heads.classifiers[0 if tags else -1 :]:
+                copy_weights(classifier, final.classifier)
+        if final and tags and dense is None:
+            self.make_poolers_linear()
+
+    def make_poolers_linear(self) -> None:
+        """Lets poolers pass on what they read, about as it is: tanh hardly bends small numbers."""
+        poolers: Any = self.heads.poolers
+        classifiers: Any = self.heads.classifiers
+        for pooler in poolers:
+            pooler.dense.weight.copy_(NEARLY_LINEAR * torch.eye(len(pooler.dense.weight)))
+        for classifier in classifiers[:-1] if poolers else ():
+            classifier.weight.div_(NEARLY_LINEAR)
 
     def add_exit_weights(self) -> None:
         """Adds a learned weight for the loss of each exit but the last (ELBERT)."""
@@ -239,7 +286,12 @@ class ExitModel(PreTrainedModel):
         if kept != self.config.exits:
             values["fine_tuned"] = self.config.fine_tuned and self.config.inner_exits_trained
         values["encoder_config"] |= self.adapter.truncation(self.config.encoder_config, layers)
-        values["head"]["final_pooling"] = self.heads.poolings[len(kept) - 1]
+        if kept != self.config.exits:
+            pooling = self.heads.poolings[len(kept) - 1]
+            values["head"] |= {
+                "final_pooling": None if pooling == "tokens" else pooling,
+                "final_pooler": True,
+            }
         attention = self.backbone.config._attn_implementation
         shorter = type(self)(ExitConfig.from_dict(values, attn_implementation=attention))
         weights = self.state_dict()
@@ -309,8 +361,8 @@ def load_encoder(encoder: str | Path | PreTrainedModel, options: dict[str, Any])
     with explain_damage(encoder):
         config = AutoConfig.from_pretrained(encoder, trust_remote_code=False, **options)
         adapter_of(config)
-        classifier = is_classifier(config.architectures or [])
-        auto = AutoModelForSequenceClassification if classifier else AutoModel
+        classifier = classifier_kind(config.architectures or [])
+        auto = CLASSIFIERS[classifier] if classifier else AutoModel
         options = {"dtype": torch.float32, "use_safetensors": True, **options}
         model, info = auto.from_pretrained(
             encoder, output_loading_info=True, trust_remote_code=False, **options
@@ -362,8 +414,9 @@ def adapter_of(config: Any) -> Backbone:
     return backbone_for(config.model_type)
 
 
-def is_classifier(architectures: Iterable[str]) -> bool:
-    return any(name.endswith("ForSequenceClassification") for name in architectures)
+def classifier_kind(architectures: Iterable[str]) -> str | None:
+    """The ending in `CLASSIFIERS` of a fine-tuned model's architecture; None for any other model."""
+    return next((kind for name in architectures for kind in CLASSIFIERS if name.endswith(kind)), None)
 
 
 def place_exits(exits: int | Sequence[int], layers: int) -> list[int]:
@@ -383,10 +436,12 @@ def head_config(head: HeadConfig | dict[str, Any] | None, final: FinalHead | Non
         head = HeadConfig.from_dict(head or {})
     if final is None:
         return head
-    fixed: dict[str, Any] = {"activation": final.activation, "final_pooling": final.pooling}
-    fixed |= {"norm": final.norm is not None, "hidden": 0}
+    fixed: dict[str, Any] = {"hidden": 0}
+    fixed |= {"pooling": "tokens"} if final.pooling == "tokens" else {"final_pooling": final.pooling}
+    if final.pooler is not None:
+        fixed |= {"activation": final.activation, "norm": final.norm is not None}
     clash = [name for name in fixed if getattr(head, name) not in (fixed[name], getattr(HeadConfig, name))]
-    if head.pooler == "none":
+    if head.pooler == "none" and final.pooler is not None:
         clash.append("pooler")
     if clash:
         raise BadOption(
@@ -427,4 +482,5 @@ def copy_weights(target: Any, source: Any) -> None:
 
 
 AutoConfig.register(ExitConfig.model_type, ExitConfig, exist_ok=True)
-AutoModelForSequenceClassification.register(ExitConfig, ExitModel, exist_ok=True)
+for auto_class in CLASSIFIERS.values():
+    auto_class.register(ExitConfig, ExitModel, exist_ok=True)

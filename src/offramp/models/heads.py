@@ -1,6 +1,7 @@
 """Heads: the hidden states of a layer -> the logits of its exit.
 
-A head pools the tokens into one vector, then applies a pooler (dense layer, activation) and a classifier. The
+A head pools the tokens into one vector, then applies a pooler (dense layer, activation) and a classifier; heads that
+tag tokens do the same with each token instead. The
 published systems differ in which of the two the exits share:
 
 | system             | pooler | classifier |
@@ -21,7 +22,7 @@ from transformers.activations import ACT2FN
 from offramp.errors import BadOption
 from offramp.wording import did_you_mean
 
-POOLINGS = ("first", "mean", "pair")
+POOLINGS = ("first", "mean", "pair", "tokens")
 POOLERS = ("own", "shared", "none")
 
 
@@ -31,13 +32,15 @@ class HeadConfig:
 
     pooling: str | None = None
     """"first" token; "mean" over the tokens that are not padding; or "pair": the means q and d of the two texts of a
-    pair, with q * d and |q - d|. The default depends on the backbone."""
+    pair, with q * d and |q - d|; or "tokens": none, every token has logits. The default depends on the backbone."""
     final_pooling: str | None = None
     """Pooling of the last exit if it differs, e.g. because a fine-tuned classifier keeps its own."""
     embedding_pooling: str | None = None
     """Pooling of the exit before the first layer if it differs: the first token is the same there for every text."""
     pooler: str = "own"
     """Dense layer and activation: "own" for each exit, one "shared" by all, or "none"."""
+    final_pooler: bool = True
+    """Whether the last exit has a pooler too; most fine-tuned taggers have none."""
     activation: str | None = None
     """Activation of the pooler, as named in transformers; tanh by default, or that of a fine-tuned classifier."""
     norm: bool = False
@@ -53,9 +56,10 @@ class HeadConfig:
 
     def __post_init__(self) -> None:
         check_choice("pooling", self.pooling, (None, *POOLINGS))
-        check_choice("final_pooling", self.final_pooling, (None, *POOLINGS))
+        check_choice("final_pooling", self.final_pooling, (None, *POOLINGS[:3]))
         check_choice("embedding_pooling", self.embedding_pooling, (None, "mean"))
         check_choice("pooler", self.pooler, POOLERS)
+        check_choice("final_pooler", self.final_pooler, (True, False))
         if "pair" in (self.pooling, self.final_pooling) and self.pooler != "own":
             raise BadOption(f"pooler={self.pooler!r}; with pooling='pair' choose 'own'")
         check_choice("activation", self.activation, (None, *ACT2FN))
@@ -86,8 +90,10 @@ class HeadConfig:
 
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
-        if self.embedding_pooling is None:  # so that models saved before it existed keep their fingerprint
-            del values["embedding_pooling"]
+        for name in ("embedding_pooling", "final_pooler"):
+            # so that models saved before these existed keep their fingerprint
+            if values[name] == getattr(HeadConfig, name):
+                del values[name]
         return values
 
 
@@ -126,7 +132,9 @@ class Heads(nn.Module):
         if at_embeddings:
             self.poolings[0] = head.embedding_pooling or self.poolings[0]
         self.sharing = {"own": 1, "shared": exits}.get(str(head.classifier)) or int(head.classifier)
-        poolers = {"own": exits, "shared": 1, "none": 0}[head.pooler]
+        own_poolers = exits if head.final_pooler else exits - 1
+        poolers = {"own": own_poolers, "shared": min(1, own_poolers), "none": 0}[head.pooler]
+        self.without_pooler = [] if head.final_pooler else [exits - 1]
         self.widths = [pooled_width(each, width) for each in self.poolings]
         self.poolers = nn.ModuleList(Pooler(head, pooled, width) for pooled in self.widths[:poolers])
         # one for each exit, so that a frozen exit can be put into eval mode while the others train
@@ -143,7 +151,8 @@ class Heads(nn.Module):
         attention_mask: Tensor | None,
         token_type_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits (examples, labels) and, with a gate, its probability (examples,) that they are correct."""
+        """Logits (examples, labels) and, with a gate, its probability (examples,) that they are correct; for heads
+        that tag tokens, (examples, tokens, labels) and (examples, tokens)."""
         return self.head_of(exit)(hidden, attention_mask, token_type_ids)
 
     @property
@@ -156,7 +165,9 @@ class Heads(nn.Module):
         which = exit // self.sharing
         return Head(
             pooling=self.poolings[exit],
-            pooler=self.poolers[min(exit, len(self.poolers) - 1)] if self.poolers else None,
+            pooler=self.poolers[min(exit, len(self.poolers) - 1)]
+            if self.poolers and exit not in self.without_pooler
+            else None,
             dropout=self.dropouts[exit],
             hidden=self.hidden[which] if self.hidden else None,
             classifier=self.classifiers[which],
@@ -205,7 +216,9 @@ def pooled_width(pooling: str, width: int) -> int:
 def pool(
     hidden: Tensor, attention_mask: Tensor | None, how: str, token_type_ids: Tensor | None = None
 ) -> Tensor:
-    """(examples, length, width) -> (examples, pooled width), without padding."""
+    """(examples, length, width) -> (examples, pooled width), without padding; unchanged for "tokens"."""
+    if how == "tokens":
+        return hidden
     if how == "first":
         return hidden[:, 0]
     if how == "pair":

@@ -17,7 +17,7 @@ from offramp.folder import check_reachable, load_tokenizer
 from offramp.inference.texts import Text
 from offramp.model_info import CONFIG
 from offramp.models.backbones import backbone_for
-from offramp.models.exit_model import ExitModel, count_positions, is_classifier, load_encoder
+from offramp.models.exit_model import ExitModel, classifier_kind, count_positions, load_encoder
 from offramp.problems import Array
 
 BATCH = 32
@@ -71,11 +71,11 @@ def load_original(path: str | PathLike[str]) -> Original:
 def load_fine_tuned(path: str | PathLike[str]) -> Original:
     """Loads a fine-tuned classifier of any architecture."""
     config = read_config(path)
-    if not is_classifier(config.architectures or []):
+    if classifier_kind(config.architectures or []) is None:
         kind = (config.architectures or [config.model_type])[0]
         raise Incompatible(
-            f"{path} is a {kind}, not a sequence classifier, so it has no predictions to keep; fine-tune it first, "
-            "or use `offramp train`."
+            f"{path} is a {kind}, not a classifier of texts or tokens, so it has no predictions to keep; fine-tune "
+            "it first, or use `offramp train`."
         )
     tokenizer = load_tokenizer(path)
     model = load_encoder(str(path), {})

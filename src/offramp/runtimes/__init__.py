@@ -47,6 +47,7 @@ class Runtime(Protocol[State]):
     def run(self, exit: int, state: State) -> tuple[State, Array, Array | None]:
         """Run from where the rows are to this exit: logits (rows, labels) in float32, and gates (rows,) or None.
 
+        Where tokens are tagged, both have a row for each token of all rows, in order, without padding.
         Usually that is one stage; if it is several, the heads of the exits in between may be skipped.
         """
         ...

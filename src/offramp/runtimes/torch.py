@@ -85,6 +85,13 @@ class TorchRuntime:
                 hidden = adapter.layer(backbone, layer, hidden, batch.context)
             logits, gates = self.heads[exit](adapter.norm(backbone, hidden), batch.mask, batch.types)
         after = batch._replace(layers=layers, hidden=hidden)
+        if self.info.problem.of_tokens:  # without padding
+            real = (
+                torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+                if batch.mask is None
+                else batch.mask.bool()
+            )
+            logits, gates = logits[real], None if gates is None else gates[real]
         return after, to_numpy(logits), None if gates is None else to_numpy(gates)
 
     @torch.inference_mode()

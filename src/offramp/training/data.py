@@ -14,10 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from offramp.data import Task
 from offramp.errors import BadOption
 from offramp.files import atomic_file
-from offramp.models.exit_model import ExitModel
+from offramp.models.exit_model import UNLABELLED, ExitModel
 from offramp.problems import Array
 from offramp.row_hashes import hash_batch
-from offramp.training.losses import UNLABELLED
 from offramp.training.recipes import Recipe
 
 

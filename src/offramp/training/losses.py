@@ -20,10 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from offramp.errors import Incompatible
+from offramp.models.exit_model import UNLABELLED
 from offramp.problems import SINGLE_LABEL, Problem
-
-UNLABELLED = -100
-"""The label of an example without one, as in PyTorch."""
 
 Terms = tuple[Tensor, ...]
 Loss = Callable[..., Terms]

@@ -20,7 +20,7 @@ from offramp.errors import BadOption, CannotLoad
 from offramp.files import explain_damage
 from offramp.folder import check_reachable, load_model, load_tokenizer
 from offramp.models.config import ExitConfig, names_in_order
-from offramp.models.exit_model import ExitModel, is_classifier
+from offramp.models.exit_model import ExitModel, classifier_kind
 from offramp.models.heads import HeadConfig
 from offramp.problems import problem_of
 from offramp.training.recipes import Recipe, parse_recipe
@@ -74,7 +74,7 @@ class Origin:
             with explain_damage(source):
                 config = AutoConfig.from_pretrained(source, trust_remote_code=False)
             kinds = config.architectures or []
-        return cls(source, config, getattr(config, "fine_tuned", False) or is_classifier(kinds))
+        return cls(source, config, getattr(config, "fine_tuned", False) or bool(classifier_kind(kinds)))
 
     @property
     def name(self) -> str:

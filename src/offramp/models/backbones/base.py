@@ -14,9 +14,10 @@ from transformers.masking_utils import create_bidirectional_mask
 
 @dataclass(frozen=True)
 class FinalHead:
-    """The head of a fine-tuned `...ForSequenceClassification` model, as parts of a `Head`."""
+    """The head of a fine-tuned `...ForSequenceClassification` or `...ForTokenClassification` model, as parts of a
+    `Head`."""
 
-    pooler: nn.Linear
+    pooler: nn.Linear | None
     classifier: nn.Linear
     activation: str = "tanh"
     norm: nn.LayerNorm | None = None
@@ -73,3 +74,6 @@ class Backbone:
 
     def final_head(self, model: Any) -> FinalHead:
         return FinalHead(pooler=model.base_model.pooler.dense, classifier=model.classifier)
+
+    def final_token_head(self, model: Any) -> FinalHead:
+        return FinalHead(pooler=None, classifier=model.classifier, pooling="tokens")

@@ -1,5 +1,6 @@
 """ModernBERT: pre-norm, rotary positions, layers with sliding-window or full attention."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -58,3 +59,6 @@ class ModernBert(Backbone):
             norm=model.head.norm,
             pooling="mean" if model.config.classifier_pooling == "mean" else "first",
         )
+
+    def final_token_head(self, model: Any) -> FinalHead:
+        return replace(self.final_head(model), pooling="tokens")
