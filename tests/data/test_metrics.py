@@ -54,7 +54,8 @@ def test_one_example_has_no_correlation(name: str) -> None:
 
 
 def test_perfect_predictions_score_one_in_every_metric() -> None:
-    assert compute(list(METRICS), [0, 1, 1, 0], [0, 1, 1, 0]) == pytest.approx(dict.fromkeys(METRICS, 1.0))
+    of_texts = [name for name in METRICS if name != "entity_f1"]
+    assert compute(of_texts, [0, 1, 1, 0], [0, 1, 1, 0]) == pytest.approx(dict.fromkeys(of_texts, 1.0))
 
 
 @pytest.mark.parametrize(

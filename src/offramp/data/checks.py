@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from offramp.data.files import RawTable
+from offramp.data.files import RawTable, join_words
 from offramp.errors import BadData
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, TOKENS, Problem
 from offramp.wording import count
 
 ENOUGH_TO_JUDGE = 20
@@ -29,10 +29,12 @@ def check_rows(
     separator: str | None = None,
     bad_rows: str = "error",
 ) -> dict[str, list[Any]]:
-    """The text columns, `label` if there are labels, and `idx`."""
+    """The text columns, `words` if texts come as words, `label` if there are labels, and `idx`."""
     check_header(table, labels or ())
     table = without_faults(table, find_incomplete(table, texts, problem), bad_rows)
-    columns = {role: table.cells[role] for role in texts}
+    columns = {role: [join_words(cell) for cell in table.cells[role]] for role in texts}
+    if problem.of_tokens and "label" in table.cells:
+        columns["words"] = table.cells["text"]
     if "label" in table.cells:
         columns["label"] = label_column(table, labels or (), problem, separator)
     columns["idx"] = idx_column(table)
@@ -55,8 +57,13 @@ def find_incomplete(table: RawTable, texts: Sequence[str], problem: Problem) -> 
         for number, text in zip(table.numbers, table.cells[role], strict=True):
             if text is None or (isinstance(text, str) and not text.strip()):
                 found[number] = f"empty {role}"
+            elif problem.of_tokens and isinstance(text, list):
+                if not text or not all(isinstance(word, str) and word.strip() for word in text):
+                    found[number] = "a word without characters" if text else "no words"
             elif not isinstance(text, str):
                 raise BadData(f"{table.where(number)}: {text!r} as {role}, expected a string")
+            elif problem.of_tokens and "label" in table.cells:
+                raise BadData(f"{table.where(number)}: {text!r} as {role}, expected a list of its words")
     if "label" in table.cells:
         for number, label in zip(table.numbers, table.cells["label"], strict=True):
             empty_set = problem.multi_label and isinstance(label, str)
@@ -88,7 +95,7 @@ def without_faults(table: RawTable, incomplete: Mapping[int, str], bad_rows: str
 
 def label_numbers(
     cells: Sequence[Any], labels: Sequence[str], problem: Problem, separator: str | None, source: str
-) -> list[int] | list[float] | list[list[float]]:
+) -> list[Any]:
     """Labels by name, one for each row of the source, as `label_column` returns them."""
     table = RawTable(source, {"label": [*cells]}, range(1, len(cells) + 1), unit="row")
     for row, fault in find_incomplete(table, (), problem).items():
@@ -98,12 +105,17 @@ def label_numbers(
 
 def label_column(
     table: RawTable, labels: Sequence[str], problem: Problem, separator: str | None = None
-) -> list[int] | list[float] | list[list[float]]:
-    """Indices into the labels, numbers, or multi-hot rows."""
+) -> list[Any]:
+    """Indices into the labels, numbers, multi-hot rows, or the indices of words' tags."""
     cells = list(zip(table.numbers, table.cells["label"], strict=True))
     index = {label: position for position, label in enumerate(labels)}
     if not problem.has_classes:
         return [_number(table, *cell) for cell in cells]
+    if problem.of_tokens:
+        return [
+            _tags(table, number, words, tags, index)
+            for (number, tags), words in zip(cells, table.cells["text"], strict=True)
+        ]
     if problem.multi_label:
         return [
             _multi_hot(table, number, label_set(table, number, cell, separator), index)
@@ -123,6 +135,17 @@ def _multi_hot(table: RawTable, number: int, found: Sequence[str], index: Mappin
         raise BadData(f"{table.where(number)}: labels {found}, expected each name at most once")
     positions = {_index(table, number, label, index) for label in found}
     return [float(position in positions) for position in range(len(index))]
+
+
+def _tags(
+    table: RawTable, number: int, words: Sequence[str], tags: Any, index: Mapping[str, int]
+) -> list[int]:
+    if not isinstance(tags, list) or len(tags) != len(words):
+        found = count(len(tags), "tag") if isinstance(tags, list) else repr(tags)
+        raise BadData(
+            f"{table.where(number)}: {found} for {count(len(words), 'word')}, expected one for each"
+        )
+    return [_index(table, number, label_name(table, number, tag), index) for tag in tags]
 
 
 def _index(table: RawTable, number: int, label: str, index: Mapping[str, int]) -> int:
@@ -146,7 +169,10 @@ def idx_column(table: RawTable) -> list[int]:
 
 
 def infer_problem(table: RawTable, labels: Sequence[str] | None, separator: str | None) -> Problem:
-    """Lists, or a separator, mean multi-label; numbers with fractions mean regression."""
+    """Texts as lists of words mean tags; lists of labels, or a separator, mean multi-label; numbers with fractions
+    mean regression."""
+    if any(isinstance(text, list) for text in table.cells["text"]):
+        return TOKENS
     labelled = zip(table.numbers, table.cells["label"], strict=True) if "label" in table.cells else ()
     cells = {number: cell for number, cell in labelled if not is_missing(cell)}
     if separator is not None or any(isinstance(cell, list) for cell in cells.values()):
@@ -192,14 +218,14 @@ def infer_labels(table: RawTable, problem: Problem, separator: str | None) -> li
         raise BadData(f"{table.source}: no labels to infer the names from; pass labels=...")
     found: set[str] = set()
     for number, cell in zip(table.numbers, table.cells["label"], strict=True):
-        if not is_missing(cell) and problem.multi_label:
+        if not is_missing(cell) and (problem.multi_label or problem.of_tokens):
             found.update(label_set(table, number, cell, separator))
         elif not is_missing(cell):
             found.add(label_name(table, number, cell))
     if len(found) < 2:
         only = f"the only label is {found.pop()}" if found else "no labels"
         raise BadData(f"{table.source}: {only}, expected at least two")
-    if not problem.multi_label:
+    if not problem.multi_label and not problem.of_tokens:
         check_not_joined(table, found)
     return sorted(found, key=float) if all(map(is_number, found)) else sorted(found)
 

@@ -8,7 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -101,7 +101,7 @@ class LineFile:
 
 @dataclass(frozen=True)
 class UserFile:
-    """The contents of a CSV, TSV, JSONL or Parquet file, whose columns have names."""
+    """The contents of a CSV, TSV, JSONL, Parquet or CoNLL file, whose columns have names."""
 
     path: Path
     column_names: list[str]
@@ -115,8 +115,13 @@ class UserFile:
         return len(self.records)
 
     def select_texts(self, columns: ColumnMap) -> RawTable:
-        """Like `select`, for files without labels: a row of another width, or without a text, is an error."""
+        """Like `select`, for files without labels: a row of another width, or without a text, is an error.
+
+        A list of words becomes a text.
+        """
         table = self.select(columns)
+        cells = {role: [join_words(cell) for cell in column] for role, column in table.cells.items()}
+        table = replace(table, cells=cells)
         faults = {**table.faults, **no_texts(table)}
         if faults:
             raise BadData(f"{table.where(min(faults))}: {faults[min(faults)]}. Fix the file.")
@@ -263,6 +268,8 @@ PAIRS = [
     ("question", "sentence"),
 ]
 LABELS = ["label", "labels", "class", "category", "target", "score", "intent", "sentiment"]
+WORDS, TAGS = ["tokens", "words"], ["ner_tags", "tags"]
+"""Columns of tagged words: used where there are no texts, and no labels."""
 
 
 def guess_columns(
@@ -284,8 +291,11 @@ def guess_columns(
         if len(pairs) == 1:
             text, text_pair = pairs[0]
     if text is None:
-        text = _only(source, names, "text", [free[name] for name in TEXTS if name in free])
-    candidates = [free[name] for name in LABELS if name in free]
+        texts = [free[name] for name in TEXTS if name in free]
+        text = _only(source, names, "text", texts or [free[name] for name in WORDS if name in free])
+    candidates = [free[name] for name in LABELS if name in free] or [
+        free[name] for name in TAGS if name in free
+    ]
     if label is None and (needs_label or candidates):
         label = _only(source, names, "label", candidates)
     return ColumnMap(text, text_pair, label)
@@ -322,6 +332,17 @@ def _select(
             faults[number] = f"expected {count(width, 'column')}, found {len(cells)}"
     found = {role: [cells[column] for _, cells in good] for role, column in columns.items()}
     return RawTable(str(path), found, [number for number, _ in good], unit, faults, headings or {})
+
+
+def join_words(cell: Any) -> Any:
+    """The text that words make, with a space between them; anything else stays as it is.
+
+    >>> join_words(["Ann", "called"]), join_words("Ann called")
+    ('Ann called', 'Ann called')
+    """
+    if isinstance(cell, list) and all(isinstance(word, str) for word in cell):
+        return " ".join(cell)
+    return cell
 
 
 def no_texts(table: RawTable) -> dict[int, str]:
@@ -383,6 +404,34 @@ def _json_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
+def _conll(path: Path) -> Iterator[Record]:
+    """The words of each text and their tags: the first and the last column of its lines. A blank line ends a text.
+
+    Columns are separated by tabs, or by spaces in a file without tabs. Lines that start a document (-DOCSTART-) are
+    skipped; so are comments (#), in files with tabs.
+    """
+    lines = [*_lines(path)]
+    tabs, width = any("\t" in line for _, line in lines), 0
+    yield 0, ["words", "tags"]
+    first, words, tags = 0, list[str](), list[str]()
+    for number, line in [*lines, (0, "")]:
+        cells = line.split("\t" if tabs else None)
+        if cells[:1] == ["-DOCSTART-"] or (tabs and len(cells) == 1 and line.startswith("#")):
+            continue
+        if line.strip():
+            width = width or max(2, len(cells))
+            if len(cells) != width:
+                raise BadData(
+                    f"{path}, line {number}: expected {width} columns, a word and its tag, found {len(cells)}"
+                )
+            first = first or number
+            words.append(cells[0].strip())
+            tags.append(cells[-1].strip())
+        elif words:
+            yield first, [words, tags]
+            first, words, tags = 0, [], []
+
+
 def _parquet(path: Path) -> Iterator[Record]:
     with explain_missing(f"{path} is a Parquet file, which"):
         import pyarrow
@@ -401,6 +450,9 @@ READERS: Mapping[str, Callable[[Path], Iterator[Record]]] = {
     ".tsv": _tsv,
     ".jsonl": _jsonl,
     ".parquet": _parquet,
+    ".conll": _conll,
+    ".bio": _conll,
+    ".iob": _conll,
 }
 
 

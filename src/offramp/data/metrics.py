@@ -1,7 +1,7 @@
 """Metrics by their names in GLUE's scripts, computed by scikit-learn and scipy, which are imported on first use.
 
-Predictions are class indices, numbers (regression) or rows of 0 and 1 (multi-label). For every metric higher is
-better, and a metric that is undefined (such as a correlation with a constant) is 0.
+Predictions are class indices, numbers (regression), rows of 0 and 1 (multi-label) or tables of spans (taggers). For
+every metric higher is better, and a metric that is undefined (such as a correlation with a constant) is 0.
 """
 
 import warnings
@@ -79,6 +79,12 @@ def mean_of(*names: str) -> Metric:
     return lambda labels, predictions: float(np.mean([*compute(names, labels, predictions).values()]))
 
 
+def entity_f1(labels: Array, predictions: Array) -> float:
+    """The F1 of spans, each a row that says where it is and what: only the same row is correct. As in seqeval."""
+    expected, found = ({*map(tuple, rows.tolist())} for rows in (labels, predictions))
+    return 2 * len(expected & found) / max(1, len(expected) + len(found))
+
+
 METRICS: Mapping[str, Metric] = {
     "mcc": sklearn_metric("matthews_corrcoef"),
     "acc": sklearn_metric("accuracy_score"),  # for multi-label, of rows that are correct in every label
@@ -89,4 +95,5 @@ METRICS: Mapping[str, Metric] = {
     "corr": mean_of("pearson", "spearmanr"),  # GLUE's summary for STS-B
     "macro_f1": sklearn_metric("f1_score", average="macro", zero_division=0.0),
     "micro_f1": sklearn_metric("f1_score", average="micro", zero_division=0.0),
+    "entity_f1": entity_f1,
 }

@@ -1,9 +1,9 @@
 """A task: its texts and labels, its metrics, and where each split comes from.
 
 Whatever the source, `load` returns a `datasets.DatasetDict` with the columns `text`, `text_pair` (pairs only),
-`label` (an index into the labels, a number, or a list of 0 and 1) and `idx` (the index that a benchmark's submission
-uses, or else the row number). A split without labels has no column `label`. `load` checks every row, so a task that
-loads can be trained on.
+`label` (an index into the labels, a number, a list of 0 and 1, or the tags of `words`) and `idx` (the index that a
+benchmark's submission uses, or else the row number). A split without labels has no column `label`. `load` checks
+every row, so a task that loads can be trained on.
 
 Messages name options as Python arguments, `text=...` or `bad_rows='drop'`; the command line turns these into flags.
 """
@@ -29,7 +29,7 @@ from offramp.data.files import (
 )
 from offramp.data.metrics import check_metrics
 from offramp.errors import BadData, UnknownName
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, problem_named
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, TOKENS, Problem, problem_named
 from offramp.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -118,10 +118,11 @@ class Task:
         unlabelled: Sequence[str] = ("test",),
         name: str = "files",
     ) -> "Task":
-        """A task from CSV, TSV, JSONL or Parquet files. Whatever is not given is inferred from the first of them.
+        """A task from CSV, TSV, JSONL, Parquet or CoNLL files. Whatever is not given is inferred from the first.
 
         Columns are guessed by their names, and labels are those that occur. Labels of a multi-label example are a
-        list of names, or one text with a `separator` between them. The splits in `unlabelled` may lack the label
+        list of names, or one text with a `separator` between them. To train a tagger, texts are lists of words, and
+        labels are lists of their tags. The splits in `unlabelled` may lack the label
         column; if there are no others, give `labels`. Each file is read once, here, and kept in memory.
         """
         paths = {"train": train, "validation": validation, "test": test}
@@ -290,12 +291,15 @@ class Task:
         import datasets
 
         columns = self.columns(split)
+        classes = datasets.ClassLabel(names=list(self.labels or ()))
         label_types: dict[str, object] = {
-            SINGLE_LABEL: datasets.ClassLabel(names=list(self.labels or ())),
+            SINGLE_LABEL: classes,
+            TOKENS: datasets.List(classes),
             MULTI_LABEL: datasets.List(datasets.Value("float32")),  # as binary cross-entropy expects
             REGRESSION: datasets.Value("float32"),
         }
         features = {text: datasets.Value("string") for text in self.text_columns}
+        features |= {"words": datasets.List(datasets.Value("string"))} if "words" in columns else {}
         features |= {"label": label_types[self.problem]} if "label" in columns else {}
         features["idx"] = datasets.Value("int64")
         return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
