@@ -84,9 +84,9 @@ class Bench:
         self.classifier = Classifier.from_pretrained(model)
         self.model = ExitModel.from_pretrained(model)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-        self.runtime: TorchRuntime = self.classifier.runtime  # type: ignore[assignment]
+        self.runtime: TorchRuntime = self.classifier.runner.runtime  # type: ignore[assignment]
         self.texts, self.repeats = texts, repeats
-        self.tokens = self.classifier.tokenizer(texts)
+        self.tokens = self.classifier.runner.tokenizer(texts)
         self.depth = self.runtime.info.exits[-1]
         self.logits, _ = Engine(self.runtime).trace(self.tokens)
         self.policy = policy_for(speedup, self.logits, self.runtime.info.exits)
@@ -118,7 +118,7 @@ class Bench:
                 "plain": lambda: self.plain(engine, self.tokens),
                 "never": lambda: engine.run(self.tokens, NEVER),
                 "early": lambda: engine.run(self.tokens, self.policy),
-                "plain, tokenizing": lambda: self.plain(engine, classifier.tokenizer(self.texts)),
+                "plain, tokenizing": lambda: self.plain(engine, classifier.runner.tokenizer(self.texts)),
                 "early, tokenizing": lambda: classifier.predict(self.texts, policy=self.policy),
             }
         )
@@ -126,7 +126,7 @@ class Bench:
 
     def one_text(self, count: int) -> dict[str, Any]:
         engine, tokens, texts = Engine(self.runtime), self.tokens[:count], self.texts[:count]
-        tokenize, predict = self.classifier.tokenizer, self.classifier.predict
+        tokenize, predict = self.classifier.runner.tokenizer, self.classifier.predict
         seconds = self.compare(
             {
                 "plain": lambda: [self.forward([one]) for one in tokens],
@@ -205,7 +205,7 @@ class Bench:
         runtime.keep = timed("packing", runtime.keep)  # type: ignore[method-assign]
         runtime.merge = timed("packing", runtime.merge)  # type: ignore[method-assign]
         classifier = self.with_engine(runtime, size)
-        classifier.tokenizer = timed("tokenizing", classifier.tokenizer)  # type: ignore[assignment]
+        classifier.runner.tokenizer = timed("tokenizing", classifier.runner.tokenizer)  # type: ignore[assignment]
         texts = self.texts if size > 1 else self.texts[:100]
         step = timed("decisions", Decider.step)
         with mock.patch.object(Decider, "step", lambda *args: step(*args)):
@@ -259,7 +259,7 @@ class Bench:
 
     def with_engine(self, runtime: TorchRuntime, window: int) -> Classifier:
         classifier = copy.copy(self.classifier)
-        classifier.runtime, classifier.engine = runtime, Engine(runtime, window)
+        classifier.runner.runtime, classifier.runner.engine = runtime, Engine(runtime, window)
         return classifier
 
     def plain(self, engine: Engine, examples: Sequence[Tokens]) -> None:

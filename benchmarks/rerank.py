@@ -345,7 +345,7 @@ def traced(folder: Path, questions: Sequence[Question], file: Path) -> Trace:
 
 def logits_of(folder: Path, questions: Sequence[Question]) -> Array:
     classifier = Classifier.from_pretrained(folder, "never", threads=torch.get_num_threads())
-    return classifier.decide(pairs_of(questions)).logits
+    return classifier.runner.decide(pairs_of(questions)).logits
 
 
 def stored(file: Path, compute: Callable[[], Array]) -> Array:

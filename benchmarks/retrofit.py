@@ -139,7 +139,7 @@ def predictions(predict: Any, texts: list[str]) -> tuple[Any, float]:
 def layer_scores(folder: Path, texts: list[str], labels: list[int], reference: Any) -> dict[str, list[float]]:
     """Per cent of the texts on which each exit has the right label, and the original's prediction."""
     classifier = Classifier.from_pretrained(folder, "never")
-    logits, _ = classifier.engine.trace(classifier.tokenizer(texts))
+    logits, _ = classifier.runner.engine.trace(classifier.runner.tokenizer(texts))
     predicted = logits.argmax(-1)  # (texts, exits)
     return {
         "accuracy": [100 * float(share) for share in (np.array(labels) == predicted.T).mean(1)],

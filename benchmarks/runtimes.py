@@ -144,7 +144,7 @@ def prepare(model: str, rows: list[dict[str, str]], folder: Path, target: Any) -
         )
         classifier = Classifier.from_pretrained(place, "never")
         trace = collect(classifier, held_back, metrics=("acc",), data="held back", progress=False)
-        logits[name] = classifier.engine.trace(classifier.tokenizer(test["text"][:]))[0]
+        logits[name] = classifier.runner.engine.trace(classifier.runner.tokenizer(test["text"][:]))[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             policy = calibrate(trace, RULE, target).policy
@@ -454,11 +454,11 @@ class Exits:
         self.classifier = Classifier.from_pretrained(place, self.policy, threads=threads)
 
     def tokenize(self, texts: Sequence[str]) -> Any:
-        return self.classifier.tokenizer(texts)
+        return self.classifier.runner.tokenizer(texts)
 
     def run(self, tokens: Any) -> tuple[list[int], float]:
-        decision = self.classifier.engine.run(tokens, self.policy)
-        layers = np.array(self.classifier.runtime.info.exits)[decision.exits]
+        decision = self.classifier.runner.engine.run(tokens, self.policy)
+        layers = np.array(self.classifier.runner.runtime.info.exits)[decision.exits]
         return decision.logits.argmax(-1).tolist(), float(layers.mean())
 
 

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from transformers import PreTrainedTokenizerFast
 
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
 
@@ -103,7 +103,7 @@ def test_an_exported_model_runs_where_the_extra_onnx_alone_is_installed(
     question = ["predict", str(folder), str(tmp_path / "texts.txt"), "--policy", "confidence:0.775", "--json"]
     asked = called(environment, "offramp", *question)
     assert asked.returncode == 0, asked.stderr
-    expected = Classifier(model, tokenizer, "confidence:0.775").predict(texts)
+    expected = Classifier(Runner(model, tokenizer, "confidence:0.775")).predict(texts)
     printed = [json.loads(line) for line in asked.stdout.splitlines()]
     assert [(each["label"], each["layer"]) for each in printed] == [
         (each.label, each.layer) for each in expected

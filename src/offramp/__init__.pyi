@@ -10,6 +10,7 @@ from offramp.guarantees.certify import Certification as Certification
 from offramp.guarantees.certify import certify as certify
 from offramp.inference import Classifier as Classifier
 from offramp.inference import Prediction as Prediction
+from offramp.inference import Runner as Runner
 from offramp.inference.collect import collect as collect
 from offramp.inference.reranker import Ranked as Ranked
 from offramp.inference.reranker import Reranker as Reranker

@@ -288,7 +288,7 @@ def test_calibrating_stores_the_policy_and_its_certificate(home: Path, ask: Ask,
     assert values["policy"] == str(expected)
     assert Policy.from_json(values["saved_policy"]) == expected
     assert values["certificate"] == json.loads(json.dumps(expected.to_json()["certificate"]))
-    assert Classifier.from_pretrained(home / "films/model").policy == expected
+    assert Classifier.from_pretrained(home / "films/model").runner.policy == expected
     assert expected.certificate.summary in run("info", home / "films").stdout
 
 
@@ -350,7 +350,7 @@ def test_a_stored_rule_that_learns_takes_another_threshold(home: Path, ask: Ask,
     learned = ["calibrate", home / "films", home / "dev.trace", "--rule", "agreement", "--guarantee", 0.2]
     stored = Policy.from_json(ask(*learned)["saved_policy"])
     ask("calibrate", home / "films", "--policy", "agreement:0.9")
-    found = Classifier.from_pretrained(home / "films/model").policy
+    found = Classifier.from_pretrained(home / "films/model").runner.policy
     assert (found.rule, found.threshold) == (stored.rule, 0.9)
     data = ["--data", home / "dev.csv", "--max-loss", 50]
     exported = ask("export", home / "films", "--out", home / "fast", *data)
@@ -362,7 +362,7 @@ def test_a_stored_rule_that_learns_takes_another_threshold(home: Path, ask: Ask,
 )
 def test_every_target_gives_a_policy_that_runs(home: Path, ask: Ask, target: tuple[str, Any]) -> None:
     values = ask("calibrate", home / "films", home / "dev.trace", *target)
-    assert str(Classifier.from_pretrained(home / "films/model").policy) == values["policy"]
+    assert str(Classifier.from_pretrained(home / "films/model").runner.policy) == values["policy"]
     assert 0 <= values["mean_layer"] <= values["layers"] == 4
 
 

@@ -103,7 +103,7 @@ def test_info_shows_the_rule_and_its_certificate(
     assert summary in run("info", folder).stdout
     assert summary in (folder / "README.md").read_text()
     with pytest.warns(UserWarning, match="issued for fingerprint abc"):
-        assert Reranker.from_pretrained(folder).classifier.policy.certificate is None
+        assert Reranker.from_pretrained(folder).runner.policy.certificate is None
 
 
 def test_a_damaged_rule_is_named(run: Run, workplace: Path, tmp_path: Path) -> None:

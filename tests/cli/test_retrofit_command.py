@@ -102,7 +102,7 @@ def test_a_retrofitted_model_is_calibrated_again_against_the_original(
     traced = run("trace", model, "--data", tmp_path / "new.csv", "--out", tmp_path / "new.trace")
     assert "running mine" in traced.stderr, traced.stderr
     trace = Trace.load(tmp_path / "new.trace")
-    names = Classifier.from_pretrained(model).runtime.info.labels
+    names = Classifier.from_pretrained(model).runner.runtime.info.labels
     expected = Classifier.from_pretrained(model / "reference", "never").predict(texts)
     assert [names[each] for each in trace.reference_predictions()] == [each.label for each in expected]
     assert trace.reference_name == "mine"

@@ -43,7 +43,7 @@ def test_the_length_of_training_is_that_of_every_later_command(
     assert run("trace", short / model, "--data", short / "long.csv", "--out", out).exit_code == 0
     trace = Trace.load(out)
     assert (trace.max_length, set(trace.lengths.tolist())) == (LENGTH, {LENGTH})
-    assert Classifier.from_pretrained(short / model).tokenizer.max_length == LENGTH
+    assert Classifier.from_pretrained(short / model).runner.tokenizer.max_length == LENGTH
     longer = run(
         *("trace", short / model, "--data", short / "long.csv", "--out", out, "--force", "--max-length", 20)
     )
@@ -61,9 +61,9 @@ def test_a_certificate_holds_for_one_length_of_texts(short: Path, tmp_path: Path
     assert "texts of up to 20 tokens, not the 9 of" in refused.stderr
     done = run("calibrate", folder, tmp_path / "nine.trace", "--rule", "layer", "--guarantee", 0.9)
     assert done.exit_code == 0, done.output
-    assert Classifier.from_pretrained(folder).policy.certificate.conditions.max_length == LENGTH  # type: ignore[union-attr]
+    assert Classifier.from_pretrained(folder).runner.policy.certificate.conditions.max_length == LENGTH  # type: ignore[union-attr]
     with pytest.warns(CertificateMismatch, match=r"max_length 9 \(here: 20\)"):
-        assert Classifier.from_pretrained(folder, max_length=20).policy.certificate is None
+        assert Classifier.from_pretrained(folder, max_length=20).runner.policy.certificate is None
 
 
 @pytest.mark.parametrize("runtime", ["short/model", "onnx"])

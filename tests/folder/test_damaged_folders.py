@@ -280,13 +280,13 @@ def certified(exported: Path, tmp_path: Path, make_certificate: Callable[..., Ce
 
 
 def test_weights_that_were_replaced_with_new_digests_lose_the_certificate(certified: Path) -> None:
-    assert Classifier.from_pretrained(certified, threads=1).policy.certificate is not None
+    assert Classifier.from_pretrained(certified, threads=1).runner.policy.certificate is not None
     content = bytearray((certified / "weights.bin").read_bytes())
     content[:4] = b"\0\0\0\0"
     (certified / "weights.bin").write_bytes(content)
     sign(certified)
     with pytest.warns(CertificateMismatch, match="weights"):
-        assert Classifier.from_pretrained(certified, threads=1).policy.certificate is None
+        assert Classifier.from_pretrained(certified, threads=1).runner.policy.certificate is None
     with pytest.warns(CertificateMismatch, match="weights"):
         assert "certificate  none" in str(describe(str(certified)).text)
 

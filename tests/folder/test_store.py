@@ -42,7 +42,7 @@ def test_labels_are_in_the_order_of_the_logits_also_beyond_ten(
 
 def test_a_stored_policy_is_the_default_of_the_next_classifier(folder: Path) -> None:
     stored = offramp.store_policy(folder, "entropy:0.47421875,min_layer=2")
-    assert Classifier.from_pretrained(folder).policy == stored
+    assert Classifier.from_pretrained(folder).runner.policy == stored
     assert "`entropy:0.4742,min_layer=2`" in (folder / "README.md").read_text()
 
 
@@ -56,7 +56,7 @@ def test_a_stored_policy_that_cannot_run_is_refused_by_name_of_the_command_that_
     with pytest.raises(CannotLoad, match=f"offramp calibrate {folder} --policy never"):
         Classifier.from_pretrained(folder, "never")
     offramp.store_policy(folder, "entropy:0.1")
-    assert str(Classifier.from_pretrained(folder).policy) == "entropy:0.1"
+    assert str(Classifier.from_pretrained(folder).runner.policy) == "entropy:0.1"
 
 
 def test_config_and_card_agree_after_storing_a_policy_was_killed_between_the_two(folder: Path) -> None:

@@ -21,7 +21,7 @@ from offramp.errors import (
     CertificateMismatch,
     Incompatible,
 )
-from offramp.inference import Classifier, Prediction
+from offramp.inference import Classifier, Prediction, Runner
 from offramp.models.exit_model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.rules.confidence import Entropy
@@ -102,13 +102,13 @@ def test_a_stream_is_read_a_window_at_a_time(classifier: Classifier) -> None:
     stream = classifier.predict(source())
     assert read == []
     next(stream)
-    assert len(read) == classifier.engine.window
+    assert len(read) == classifier.runner.engine.window
 
 
 def test_a_bad_item_in_a_list_raises_before_anything_runs(
     classifier: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(classifier.engine, "run", None)
+    monkeypatch.setattr(classifier.runner.engine, "run", None)
     with pytest.raises(BadData, match="item 9 is NoneType"):
         classifier.predict([*TEXTS[:9], None])
 
@@ -159,7 +159,7 @@ def test_multi_labels_are_those_above_one_half(
     make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = make_model(labels=["x", "y", "z"], problem_type="multi_label_classification")
-    predictions = Classifier(model, tokenizer, "layer:2").predict(TEXTS)
+    predictions = Classifier(Runner(model, tokenizer, "layer:2")).predict(TEXTS)
     for text, prediction in zip(TEXTS, predictions, strict=True):
         chances = expit(logits_of(model, tokenizer, text)[2])
         assert prediction.label == tuple(n for n, c in zip("xyz", chances, strict=True) if c > 0.5)
@@ -172,12 +172,12 @@ def test_a_regression_predicts_a_value(
     make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     model = make_model(num_labels=1)
-    prediction = Classifier(model, tokenizer).predict("good film")
+    prediction = Classifier(Runner(model, tokenizer)).predict("good film")
     assert prediction.score == pytest.approx(logits_of(model, tokenizer, "good film")[-1, 0], abs=1e-5)
     assert prediction.label is None
     assert prediction.probabilities == {}
     with pytest.raises(Incompatible, match="patience:3,tolerance"):
-        Classifier(model, tokenizer, "entropy:0.3").predict("good film")
+        Classifier(Runner(model, tokenizer, "entropy:0.3")).predict("good film")
 
 
 def test_nan_is_flagged_and_has_no_label(
@@ -186,7 +186,7 @@ def test_nan_is_flagged_and_has_no_label(
     model = make_model(num_labels=2)
     for parameter in model.backbone.parameters():
         parameter.data.fill_(torch.nan)
-    prediction = Classifier(model, tokenizer, "confidence:0.5").predict("good film")
+    prediction = Classifier(Runner(model, tokenizer, "confidence:0.5")).predict("good film")
     assert prediction.label is None
     assert np.isnan(prediction.score)
     assert not prediction.finite
@@ -219,9 +219,9 @@ def test_a_saved_model_brings_its_tokenizer_and_policy(
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     loaded = Classifier.from_pretrained(tmp_path, threads=1)
-    expected = Classifier(model, tokenizer, "confidence:0.7").predict(TEXTS)
+    expected = Classifier(Runner(model, tokenizer, "confidence:0.7")).predict(TEXTS)
     assert_alike(loaded.predict(TEXTS), expected)
-    assert str(Classifier.from_pretrained(tmp_path, "patience:1").policy) == "patience:1"
+    assert str(Classifier.from_pretrained(tmp_path, "patience:1").runner.policy) == "patience:1"
 
 
 def test_a_certificate_for_another_model_or_policy_warns(
@@ -274,7 +274,7 @@ def test_bad_options_are_named(
 
 def test_texts_are_truncated_at_max_length(make_model: Any, tokenizer: Any) -> None:
     model = make_model()
-    short = Classifier(model, tokenizer, max_length=8).predict("good bad film " * 9)
-    assert short == Classifier(model, tokenizer).predict("good bad film good bad film")
+    short = Classifier(Runner(model, tokenizer, max_length=8)).predict("good bad film " * 9)
+    assert short == Classifier(Runner(model, tokenizer)).predict("good bad film good bad film")
     with pytest.raises(BadOption, match="at least 8"):
-        Classifier(model, tokenizer, max_length=2)
+        Classifier(Runner(model, tokenizer, max_length=2))

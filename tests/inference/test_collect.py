@@ -12,7 +12,7 @@ from fakes import FakeRuntime, make_info
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import BadData, BadOption
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.inference.collect import collect
 from offramp.model_info import ModelInfo
 from offramp.models.exit_model import ExitModel
@@ -63,7 +63,7 @@ def test_the_trace_has_the_logits_of_every_exit_in_the_order_of_the_data(
 ) -> None:
     ids = [f"number {index}" for index in range(30)]
     dataset = rows(30, label=[index % 2 for index in range(30)], id=ids)
-    classifier = Classifier(SumRuntime(gated=gated), tokenizer, window=7)
+    classifier = Classifier(Runner(SumRuntime(gated=gated), tokenizer, window=7))
     trace = collect_quietly(classifier, dataset.to_iterable_dataset() if stream else dataset)
     np.testing.assert_array_equal(trace.logits, expected(dataset))
     np.testing.assert_array_equal(trace.lengths, [len(row) for row in dataset["input_ids"]])
@@ -112,13 +112,13 @@ def test_texts_and_pairs_are_tokenized_and_truncated(tokenizer: PreTrainedTokeni
 
 
 def test_a_classifier_uses_its_own_tokenizer_and_limits(tokenizer: PreTrainedTokenizerFast) -> None:
-    classifier = Classifier(SumRuntime(max_length=20), tokenizer, window=1, max_length=8)
+    classifier = Classifier(Runner(SumRuntime(max_length=20), tokenizer, window=1, max_length=8))
     texts = Dataset.from_dict({"text": ["a b", "a a a a a a a a a"]})
     assert collect_quietly(classifier, texts).lengths.tolist() == [4, 8]
-    batches: Any = classifier.runtime.batches  # type: ignore[attr-defined]
+    batches: Any = classifier.runner.runtime.batches  # type: ignore[attr-defined]
     assert [lengths.tolist() for exit, lengths in batches if exit == 0] == [[4], [8]]
     for option in ({"tokenizer": tokenizer}, {"batch_tokens": 9}, {"max_length": 9}):
-        with pytest.raises(BadOption, match="Classifier has its own"):
+        with pytest.raises(BadOption, match="runner has its own"):
             collect_quietly(classifier, texts, **option)
 
 
@@ -173,7 +173,7 @@ def test_labels_missing_from_a_whole_window_are_named(
     tokenizer: PreTrainedTokenizerFast, labels: list[Any]
 ) -> None:
     runtime, row = SumRuntime(), labels.index(None)
-    classifier = Classifier(runtime, tokenizer, window=7)
+    classifier = Classifier(Runner(runtime, tokenizer, window=7))
     with pytest.raises(BadData, match=f"row {row} has no label"):
         collect_quietly(classifier, rows(12, label=labels))
     assert runtime.batches == []

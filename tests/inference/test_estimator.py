@@ -11,7 +11,7 @@ from sklearn.model_selection import cross_val_predict, cross_val_score
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import BadOption, NotFinite
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.models.exit_model import ExitModel
 
 TEXTS = np.array(["good film", "bad", "", "a b c d e", "z", "good good bad", "q r s", "film", "c a b", "y"])
@@ -52,11 +52,13 @@ def test_scorers_and_cross_validation_take_it(classifier: Classifier) -> None:
 def test_multi_labels_are_columns_and_a_regression_is_numbers(
     make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    several = Classifier(make_model(num_labels=3, problem_type="multi_label_classification"), tokenizer)
+    several = Classifier(
+        Runner(make_model(num_labels=3, problem_type="multi_label_classification"), tokenizer)
+    )
     chosen = several.sklearn().predict(TEXTS)
     np.testing.assert_array_equal(chosen, several.sklearn().predict_proba(TEXTS) > 0.5)
     assert chosen.shape == (10, 3)
-    number = Classifier(make_model(num_labels=1), tokenizer).sklearn()
+    number = Classifier(Runner(make_model(num_labels=1), tokenizer)).sklearn()
     assert is_regressor(number)
     assert number.predict(TEXTS).shape == (10,)
     assert number.score(TEXTS, number.predict(TEXTS)) == 1.0
@@ -68,4 +70,4 @@ def test_nan_is_an_error_that_names_the_items(
     model = make_model(num_labels=2)
     model.heads.classifiers[-1].bias.data.fill_(torch.inf)
     with pytest.raises(NotFinite, match="item 0, 1"):
-        Classifier(model, tokenizer).sklearn().predict(TEXTS)
+        Classifier(Runner(model, tokenizer)).sklearn().predict(TEXTS)

@@ -113,8 +113,8 @@ def test_a_stored_rule_that_learns_decides_as_on_the_trace(any_runtime: Path, tm
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice([*"abcdefghij"], draw.integers(1, 12))) for _ in range(60)]
     classifier = Classifier.from_pretrained(folder, threads=1)
-    logits, _ = classifier.engine.trace(classifier.tokenizer(texts))
-    layers = classifier.runtime.info.exits
+    logits, _ = classifier.runner.engine.trace(classifier.runner.tokenizer(texts))
+    layers = classifier.runner.runtime.info.exits
     ids = np.arange(len(texts))
     rule = Agreement.fit(Trace(logits, layers, labels=None, lengths=ids + 1, ids=ids))
     observed = np.unique(fold(rule, logits, layers=layers).readiness)
@@ -123,5 +123,5 @@ def test_a_stored_rule_that_learns_decides_as_on_the_trace(any_runtime: Path, tm
         policy = Policy(rule, float(observed[low] + gaps[low] / 2))
         store_policy(folder, policy)
         loaded = Classifier.from_pretrained(folder, threads=1)
-        assert loaded.policy == policy
-        np.testing.assert_array_equal(loaded.decide(texts).exits, policy.exits(logits, layers=layers))
+        assert loaded.runner.policy == policy
+        np.testing.assert_array_equal(loaded.runner.decide(texts).exits, policy.exits(logits, layers=layers))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, pipeline
 
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.inference.pipeline import TASK, ExitPipeline
 from offramp.models.exit_model import ExitModel
 
@@ -24,7 +24,7 @@ def test_the_pipeline_agrees_with_the_classifier(
     tokenizer.save_pretrained(tmp_path)
     pipe = pipeline(TASK, model=str(tmp_path))
     assert isinstance(pipe, ExitPipeline)
-    expected = Classifier(model, tokenizer).predict(TEXTS, policy="confidence:0.775")
+    expected = Classifier(Runner(model, tokenizer)).predict(TEXTS, policy="confidence:0.775")
     found = pipe(TEXTS, policy="confidence:0.775", batch_size=batch_size)
     for record, prediction in zip(found, expected, strict=True):
         assert record["label"] == prediction.label
@@ -35,7 +35,7 @@ def test_the_pipeline_agrees_with_the_classifier(
     every = pipe("good film", top_k=None)
     assert [record["score"] for record in every] == sorted((r["score"] for r in every), reverse=True)
     assert pipe("good film")[0]["label"] == every[0]["label"]
-    pair = Classifier(model, tokenizer).predict(("good film", "bad"))
+    pair = Classifier(Runner(model, tokenizer)).predict(("good film", "bad"))
     assert pipe({"text": "good film", "text_pair": "bad"})["score"] == pytest.approx(pair.score, abs=1e-5)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from offramp.engine import Engine
 from offramp.errors import BadData, BadOption, Incompatible, NotFinite
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.inference.reranker import Ranked, Reranker, best_first
 from offramp.lists import Lists
 from offramp.onnx_export import export
@@ -52,33 +52,33 @@ def reranker(request: pytest.FixtureRequest, reranker_folder: Path) -> Reranker:
     if request.param != "torch":
         pairs = [(query, text) for query, documents in draw_queries(30, seed=8) for text in documents]
         folder = export(reranker_folder, folder.with_name(request.param), request.param, texts=pairs)
-    return with_rule(Classifier.from_pretrained(folder, "never"))
+    return with_rule(Runner.from_pretrained(folder, "never"))
 
 
 @pytest.fixture(scope="session")
 def two_classes(make_model: Callable[..., Any], tokenizer: Any) -> Reranker:
-    return with_rule(Classifier(make_model(labels=["irrelevant", "relevant"]), tokenizer))
+    return with_rule(Runner(make_model(labels=["irrelevant", "relevant"]), tokenizer))
 
 
-def with_rule(classifier: Classifier, threshold: float = 0.2, top_k: int = 3) -> Reranker:
+def with_rule(runner: Runner, threshold: float = 0.2, top_k: int = 3) -> Reranker:
     queries = draw_queries(30, seed=7)
     pairs = [(query, document) for query, documents in queries for document in documents]
-    logits, _ = classifier.engine.trace(classifier.tokenizer(pairs))
+    logits, _ = runner.engine.trace(runner.tokenizer(pairs))
     numbers = np.arange(len(pairs))
     trace = Trace(
         logits,
-        classifier.runtime.info.exits,
+        runner.runtime.info.exits,
         None,
         numbers,
         numbers,
-        problem=classifier.runtime.info.problem,
+        problem=runner.runtime.info.problem,
     )
     sizes = np.array([len(documents) for _, documents in queries])
-    return with_policy(classifier, Policy(Rank.fit(replace(trace, sizes=sizes), top_k), threshold))
+    return with_policy(runner, Policy(Rank.fit(replace(trace, sizes=sizes), top_k), threshold))
 
 
-def with_policy(classifier: Classifier, policy: Policy | str) -> Reranker:
-    return Reranker(Classifier(classifier.runtime, classifier.tokenizer.rust, policy))
+def with_policy(runner: Runner, policy: Policy | str) -> Reranker:
+    return Reranker(Runner(runner.runtime, runner.tokenizer.rust, policy))
 
 
 QUERIES = [
@@ -95,20 +95,20 @@ QUERY, DOCUMENTS = QUERIES[3]
 
 
 def with_threshold(reranker: Reranker, threshold: float, top_k: int = 3) -> Reranker:
-    policy = reranker.classifier.policy
+    policy = reranker.runner.policy
     rule = replace(policy.rule, top_k=top_k)  # type: ignore[call-arg,type-var]
-    return with_policy(reranker.classifier, replace(policy, rule=rule, threshold=threshold))
+    return with_policy(reranker.runner, replace(policy, rule=rule, threshold=threshold))
 
 
 def at_full_depth(reranker: Reranker) -> Reranker:
-    return with_policy(reranker.classifier, "never")
+    return with_policy(reranker.runner, "never")
 
 
 def offline(reranker: Reranker, query: str, documents: list[str], top_k: int, exact: bool) -> list[Ranked]:
-    classifier = reranker.classifier
-    logits, _ = classifier.engine.trace(classifier.tokenizer([(query, text) for text in documents]))
-    policy = classifier.policy.with_exact_top() if exact else classifier.policy
-    info, lists = classifier.runtime.info, Lists.consecutive([len(documents)], top_k)
+    runner = reranker.runner
+    logits, _ = runner.engine.trace(runner.tokenizer([(query, text) for text in documents]))
+    policy = runner.policy.with_exact_top() if exact else runner.policy
+    info, lists = runner.runtime.info, Lists.consecutive([len(documents)], top_k)
     decision = policy.decide(logits, None, info.exits, info.problem, lists)
     layers = np.asarray(info.exits)[decision.exits]
     return best_first(relevance(decision.logits), layers, documents)[:top_k]
@@ -146,7 +146,7 @@ def test_the_rule_saves_layers_and_exact_top_runs_survivors_to_full_depth(rerank
 def test_without_a_rule_the_order_is_that_of_full_depth(reranker: Reranker, top_k: int) -> None:
     plain = at_full_depth(reranker)
     pairs = [(QUERY, document) for document in DOCUMENTS]
-    scores = relevance(reranker.classifier.decide(pairs, "never").logits)
+    scores = relevance(reranker.runner.decide(pairs, "never").logits)
     found = plain.rank(QUERY, DOCUMENTS, top_k)
     assert [each.index for each in found] == np.argsort(-scores, kind="stable")[:top_k].tolist()
     assert {each.layer for each in found} == {4}
@@ -163,24 +163,25 @@ def test_a_k_beyond_the_list_gives_all_documents_in_the_order_of_full_depth(rera
 def test_neighbours_and_batches_never_change_a_ranking(
     reranker: Reranker, window: int, batch_tokens: int | None
 ) -> None:
-    small = with_policy(reranker.classifier, reranker.classifier.policy)
-    small.classifier.engine = Engine(reranker.classifier.runtime, window, batch_tokens)
+    small = with_policy(reranker.runner, reranker.runner.policy)
+    small.runner.engine = Engine(reranker.runner.runtime, window, batch_tokens)
     alone = [reranker.rank(*query) for query in QUERIES]
     for found, expected in zip(small.rank_many(QUERIES), alone, strict=True):
         assert_same(found, expected)
 
 
 def test_a_list_is_never_divided_between_windows(reranker: Reranker) -> None:
-    classifier = reranker.classifier
-    engine = Engine(classifier.runtime, window=5)
-    tokens = classifier.tokenizer(["a"] * 14)
+    runner = reranker.runner
+    engine = Engine(runner.runtime, window=5)
+    tokens = runner.tokenizer(["a"] * 14)
     assert [*engine.windows(tokens, [2, 2, 7, 1, 2])] == [range(4), range(4, 11), range(11, 14)]
 
 
 def test_two_classes_rank_by_the_second_against_the_first(two_classes: Reranker) -> None:
     pairs = [(QUERY, document) for document in DOCUMENTS]
     chances = [
-        each.probabilities["relevant"] for each in two_classes.classifier.predict(pairs, policy="never")
+        each.probabilities["relevant"]
+        for each in Classifier(two_classes.runner).predict(pairs, policy="never")
     ]
     found = at_full_depth(two_classes).rank(QUERY, DOCUMENTS, top_k=99)
     assert [each.index for each in found] == np.argsort(-np.array(chances), kind="stable").tolist()
@@ -195,8 +196,8 @@ def test_past_its_deadline_a_document_keeps_the_score_of_its_last_exit(reranker:
 
 
 def test_past_its_deadline_a_list_without_a_rule_has_the_order_of_the_last_exit(reranker: Reranker) -> None:
-    classifier = reranker.classifier
-    logits, _ = classifier.engine.trace(classifier.tokenizer([(QUERY, document) for document in DOCUMENTS]))
+    runner = reranker.runner
+    logits, _ = runner.engine.trace(runner.tokenizer([(QUERY, document) for document in DOCUMENTS]))
     found = at_full_depth(reranker).rank(QUERY, DOCUMENTS, top_k=99, deadline_ms=0)
     assert_same(found, best_first(relevance(logits[:, 0]), np.zeros(len(logits), int), DOCUMENTS))
 
@@ -247,7 +248,7 @@ def test_a_score_that_is_not_a_number_is_an_error_that_names_the_document(
         model.backbone.embeddings.word_embeddings.weight[tokenizer.convert_tokens_to_ids("bad")] = float(
             "nan"
         )
-    reranker = Reranker(Classifier(model, tokenizer))
+    reranker = Reranker(Runner(model, tokenizer))
     with pytest.raises(NotFinite, match="document 1"):
         reranker.rank("film", ["good", "bad"])
     assert len(reranker.rank("film", ["good", "a"])) == 2
@@ -255,4 +256,4 @@ def test_a_score_that_is_not_a_number_is_an_error_that_names_the_document(
 
 def test_a_model_with_three_labels_cannot_rank(make_model: Callable[..., Any], tokenizer: Any) -> None:
     with pytest.raises(Incompatible, match="3 labels"):
-        Reranker(Classifier(make_model(num_labels=3), tokenizer))
+        Reranker(Runner(make_model(num_labels=3), tokenizer))

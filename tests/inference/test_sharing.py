@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from offramp import Classifier, ExitModel
+from offramp import Classifier, ExitModel, Runner
 from offramp.errors import BadOption, OutputExists
 
 TEXTS = ["good film", "bad bad bad", "a b c d e f g"]
@@ -68,4 +68,4 @@ def test_a_model_without_a_folder_says_how_to_save_it(
     make_model: Callable[..., ExitModel], tokenizer: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(BadOption, match="was not loaded from a folder"):
-        Classifier(make_model(num_labels=2), tokenizer).save_pretrained(tmp_path / "copy")
+        Classifier(Runner(make_model(num_labels=2), tokenizer)).save_pretrained(tmp_path / "copy")

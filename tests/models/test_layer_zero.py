@@ -71,7 +71,7 @@ def test_layers_do_not_run_for_texts_that_leave_before_them(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     classifier = Classifier.from_pretrained(saved, "layer:0")
-    adapter = type(classifier.runtime.adapter)
+    adapter = type(classifier.runner.runtime.adapter)
     monkeypatch.setattr(adapter, "layer", lambda *_: pytest.fail("a layer ran"))
     assert len(classifier.predict(TEXTS)) == len(TEXTS)
 

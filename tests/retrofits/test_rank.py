@@ -58,12 +58,12 @@ def test_a_reranker_gets_exits_and_a_certificate_about_its_own_top_k(
 ) -> None:
     done = retrofit(original, pairs, tmp_path / "out", TARGET, runtime="torch", data="pairs.csv")
     reranker = Reranker.from_pretrained(done.folder)
-    proof = reranker.classifier.policy.certificate
+    proof = reranker.runner.policy.certificate
     assert proof is not None
     assert (proof.risk, proof.top_k, proof.reference, proof.data) == ("overlap", 2, "mine", "pairs.csv")
     assert proof.observed_risk <= 0.3
     assert len(reranker.rank("good film", ["a", "b", "c", "d"])) == 2
-    assert reranker.classifier.runtime.model.heads.poolings == [*["pair"] * 4, "first"]
+    assert reranker.runner.runtime.model.heads.poolings == [*["pair"] * 4, "first"]
     assert done.results.comparison[1].losses["overlap"] == 0, "full depth is the original"
     assert "times faster than mine" in str(done)
     card = (done.folder / "README.md").read_text()

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 import offramp.training.run
-from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, retrofit
+from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, Runner, retrofit
 from offramp.errors import NoSafeThreshold, OutputExists
 from offramp.measuring import comparison
 from offramp.retrofits import steps
@@ -89,7 +89,7 @@ def test_changed_predictions_are_counted_against_transformers_own(original: Path
 
 
 def test_the_certificate_names_the_model_that_it_protects(original: Path, done: Any) -> None:
-    certificate = Classifier.from_pretrained(done.folder).policy.certificate
+    certificate = Classifier.from_pretrained(done.folder).runner.policy.certificate
     assert certificate is not None
     assert certificate.reference == original.name
     assert certificate.summary == (
@@ -104,7 +104,7 @@ def test_the_certificate_names_the_model_that_it_protects(original: Path, done: 
 
 def test_the_report_shows_the_policy_that_is_shipped(done: Any) -> None:
     section = json.loads((done.folder.parent / "report" / "report.json").read_text())["sections"][0]
-    assert section["shipped"]["policy"] == str(Classifier.from_pretrained(done.folder).policy)
+    assert section["shipped"]["policy"] == str(Classifier.from_pretrained(done.folder).runner.policy)
     shares = np.array(section["shipped"]["point"]["exits"]) / done.results.examples["test"]
     assert shares == pytest.approx(done.results.exits)
 
@@ -159,7 +159,7 @@ def test_a_ladder_of_larger_bounds_is_certified_for_a_server_under_load(
     rung = Policy.from_json(json.loads((tmp_path / "out" / "rung-1.json").read_text()))
     assert rung.certificate is not None
     assert rung.certificate.epsilon == 0.3
-    assert load_rung(Classifier.from_pretrained(done.folder), tmp_path / "out" / "rung-1.json") == rung
+    assert load_rung(Runner.from_pretrained(done.folder), tmp_path / "out" / "rung-1.json") == rung
 
 
 def test_other_texts_or_another_seed_do_not_mix_with_a_retrofit(original: Path, done: Any) -> None:

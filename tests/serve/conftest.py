@@ -79,7 +79,7 @@ class Door:
 
 @pytest.fixture
 def door(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
-    found, embed = Door(), classifier.runtime.embed
+    found, embed = Door(), classifier.runner.runtime.embed
     found.is_open.set()
 
     def embed_behind_the_door(tokens: Any) -> Any:
@@ -89,7 +89,7 @@ def door(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Do
             raise found.fault
         return embed(tokens)
 
-    monkeypatch.setattr(classifier.runtime, "embed", embed_behind_the_door)
+    monkeypatch.setattr(classifier.runner.runtime, "embed", embed_behind_the_door)
     yield found
     found.is_open.set()
 
@@ -169,9 +169,13 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             shared_folder: Path | None = None,
             **options: Any,
         ) -> Served:
-            ladder = Ladder(rungs or [model.policy])
-            audit = Audit(ladder.rungs, model.runtime.info.exits, share=audit_share) if audit_share else None
-            batcher = Batcher(model, ladder, limits or Limits(), audit)
+            ladder = Ladder(rungs or [model.runner.policy])
+            audit = (
+                Audit(ladder.rungs, model.runner.runtime.info.exits, share=audit_share)
+                if audit_share
+                else None
+            )
+            batcher = Batcher(model.runner, ladder, limits or Limits(), audit)
             allowed = {str(policy): policy for policy in [*ladder.rungs, Policy.parse("never")]}
             if api_key:
                 servers.enter_context(pytest.MonkeyPatch.context()).setenv("OFFRAMP_TEST_KEY", api_key)

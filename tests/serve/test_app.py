@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from offramp.inference import Classifier, Prediction
+from offramp.inference import Classifier, Prediction, Runner
 from offramp.models.exit_model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.serve.app import READERS
@@ -56,7 +56,7 @@ def test_a_text_a_list_and_pairs_get_the_classifiers_predictions(serve: Serve, a
         assert response.json() == {
             "predictions": as_json(classifier.predict(texts)),
             "layers": 4,
-            "policy": str(classifier.policy),
+            "policy": str(classifier.runner.policy),
             "rung": 0,
         }
 
@@ -349,7 +349,7 @@ def test_an_infinite_weight_that_few_texts_use_makes_the_server_not_ready(
     model = ExitModel.from_pretrained(saved)
     with torch.no_grad():
         model.backbone.embeddings.position_embeddings.weight[-1, 0] = float("inf")
-    server = serve(Classifier(model, tokenizer))
+    server = serve(Classifier(Runner(model, tokenizer)))
     assert server.ask("good").json()["predictions"][0]["finite"]
     assert server.client.get("/ready").status_code == 503
 
@@ -360,7 +360,7 @@ def test_nan_in_the_weights_makes_the_server_not_ready(
     model = ExitModel.from_pretrained(saved)
     with torch.no_grad():
         model.heads.classifiers[2].weight[0, 0] = float("nan")
-    server = serve(Classifier(model, tokenizer))
+    server = serve(Classifier(Runner(model, tokenizer)))
     assert server.client.get("/health").status_code == 200
     assert server.client.get("/ready").status_code == 503
     found = server.ask("good", policy="never", trace=True, probabilities=True).json()["predictions"][0][
@@ -397,7 +397,7 @@ def test_info_describes_what_is_served(serve: Serve, classifier: Classifier) -> 
     assert info["model"] == "colours"
     assert info["labels"] == ["red", "green", "blue"]
     assert info["exits"] == [0, 1, 2, 3, 4]
-    assert info["fingerprint"] == classifier.runtime.fingerprint()
+    assert info["fingerprint"] == classifier.runner.runtime.fingerprint()
     assert info["allowed"] == ["confidence:0.775", "never"]
     assert info["limits"]["items"] == Limits().items
     assert info["ladder"] == [{"policy": "confidence:0.775", "certificate": None}]

@@ -25,7 +25,7 @@ from offramp.errors import (
     RunFailed,
     TooLarge,
 )
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.policy import Policy
 from offramp.runtimes import Tokens
 from offramp.serve import audit as audit_module
@@ -104,10 +104,10 @@ def make(tokenizer: PreTrainedTokenizerFast) -> Iterator[Make]:
     def start(*looser: Policy, audit: float = 0.0, **limits: int) -> Bench:
         runtime = WordRuntime()
         runtime.door.set()
-        classifier = Classifier(runtime, tokenizer, NORMAL)
+        classifier = Classifier(Runner(runtime, tokenizer, NORMAL))
         ladder = Ladder([NORMAL, *looser], high=0.5, fall=0.0)
         audited = Audit(ladder.rungs, runtime.info.exits, share=audit) if audit else None
-        bench = Bench(runtime, classifier, Batcher(classifier, ladder, Limits(**limits), audited))
+        bench = Bench(runtime, classifier, Batcher(classifier.runner, ladder, Limits(**limits), audited))
         made.append(bench)
         return bench
 
@@ -376,7 +376,7 @@ def test_the_rest_of_a_request_cancelled_half_way_does_not_run(make: Make) -> No
 
 def test_a_failing_run_fails_its_own_requests_and_the_next_works(make: Make) -> None:
     bench = make(window=4)
-    bench.runtime.poison = bench.classifier.tokenizer(["bad"])[0].ids[1]
+    bench.runtime.poison = bench.classifier.runner.tokenizer(["bad"])[0].ids[1]
     first = bench.shut()
     poisoned = bench.submit(["a", "bad", *"cdefghij"])
     beside = bench.submit("k")
@@ -395,7 +395,7 @@ def test_a_failing_run_fails_its_own_requests_and_the_next_works(make: Make) -> 
 
 def test_a_prediction_that_is_not_finite_is_flagged_and_a_sound_model_stays_healthy(make: Make) -> None:
     bench = make()
-    bench.runtime.nan = bench.classifier.tokenizer(["bad"])[0].ids[1]
+    bench.runtime.nan = bench.classifier.runner.tokenizer(["bad"])[0].ids[1]
     fine, broken = predictions(bench.submit(["a", "bad"]))
     assert fine.finite
     assert (broken.finite, broken.label) == (False, None)
@@ -409,8 +409,8 @@ def test_a_model_that_gives_nan_is_unhealthy_until_it_recovers(
     monkeypatch.setattr(module, "RETEST", 0.001)
     runtime = WordRuntime(nan=2)  # [CLS]
     runtime.door.set()
-    classifier = Classifier(runtime, tokenizer, NORMAL)
-    batcher = Batcher(classifier, Ladder([NORMAL]), Limits())
+    classifier = Classifier(Runner(runtime, tokenizer, NORMAL))
+    batcher = Batcher(classifier.runner, Ladder([NORMAL]), Limits())
     assert not batcher.healthy
     recovered = threading.Event()
 
@@ -565,24 +565,24 @@ def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
 
 def test_the_audit_compares_with_full_depth_in_the_runtime_that_serves(make: Make) -> None:
     bench = make(audit=1.0)
-    tokens = bench.classifier.tokenizer(["a b"])
+    tokens = bench.classifier.runner.tokenizer(["a b"])
     bench.runtime.batches.clear()
     with pytest.raises(StopIteration) as end:  # a single text is run without a pause
-        next(run_to_the_end(bench.classifier, tokens))
+        next(run_to_the_end(bench.classifier.runner, tokens))
     assert end.value.value == [bench.classifier.predict("a b", policy="never")]
     assert [exit for exit, _ in bench.runtime.runs] == [3, 3]  # both ran in these stages
 
 
 def test_texts_being_tokenized_take_room_in_the_queue(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, begun, go_on = make(items=4), threading.Event(), threading.Event()
-    tokenize = bench.classifier.tokenizer.__call__
+    tokenize = bench.classifier.runner.tokenizer.__call__
 
     def slow(*arguments: Any, **options: Any) -> list[Tokens]:
         begun.set()
         assert go_on.wait(WAIT)
         return tokenize(*arguments, **options)
 
-    monkeypatch.setattr(bench.classifier, "tokenizer", FakeTokenizer(slow, 300))
+    monkeypatch.setattr(bench.classifier.runner, "tokenizer", FakeTokenizer(slow, 300))
     with ThreadPoolExecutor() as clients:
         large = clients.submit(bench.submit, ["a"] * 4)
         assert begun.wait(WAIT)
@@ -601,7 +601,7 @@ def test_very_long_texts_are_refused_before_they_are_tokenized(
     bench = make(tokens=1000)
     bench.shut()
     bench.submit(["b " * 400] * 3)  # truncated to 300 tokens each
-    monkeypatch.setattr(bench.classifier, "tokenizer", FakeTokenizer(None, 300))
+    monkeypatch.setattr(bench.classifier.runner, "tokenizer", FakeTokenizer(None, 300))
     with pytest.raises(Overloaded):
         bench.submit("b " * 10**6)
 

@@ -80,12 +80,12 @@ def test_a_ladder_runs_the_policy_that_calibrate_printed(learned: Learned) -> No
     assert list(allowed) == [str(stored), str(rung)]
     assert stored.rule == rung.rule  # the same trace and seed
     assert stored.threshold > rung.threshold
-    served = [each.layer for each in batcher.classifier.predict(learned.texts[:50], policy=rung)]
+    served = [each.layer for each in Classifier(batcher.runner).predict(learned.texts[:50], policy=rung)]
     assert served == layers(rung, learned)
 
 
 def test_a_request_names_a_threshold_and_the_stored_coefficients_decide(learned: Learned) -> None:
-    stored = Classifier.from_pretrained(learned.model).policy
+    stored = Classifier.from_pretrained(learned.model).runner.policy
     readiness = fold(stored.rule, learned.trace.logits, layers=learned.trace.layers).readiness
     threshold = round(float(np.median(readiness[:50, :-1].max(1))), 3)  # some texts leave early
     options = ServerOptions(str(learned.model), allow=[f"agreement:{threshold}"], allowed_host=["localhost"])

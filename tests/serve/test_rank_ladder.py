@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import BadPolicy, TooLarge
 from offramp.guarantees import Certificate, Conditions
-from offramp.inference import Classifier, Prediction
+from offramp.inference import Classifier, Prediction, Runner
 from offramp.lists import Lists
 from offramp.models.exit_model import ExitModel
 from offramp.policy import Policy
@@ -60,7 +60,7 @@ def certified(
 
 @pytest.fixture(scope="module")
 def reranker(make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast) -> Classifier:
-    return Classifier(make_model(num_labels=1), tokenizer, POLICY)
+    return Classifier(Runner(make_model(num_labels=1), tokenizer, POLICY))
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def start(reranker: Classifier) -> Iterator[Callable[..., Batcher]]:
     started: list[Batcher] = []
 
     def start(policies: Sequence[Policy], documents: int = 4096, share: float = 0.0) -> Batcher:
-        audit = Audit(policies, reranker.runtime.info.exits, share=share) if share else None
-        started.append(Batcher(reranker, Ladder(policies), Limits(documents=documents), audit))
+        audit = Audit(policies, reranker.runner.runtime.info.exits, share=share) if share else None
+        started.append(Batcher(reranker.runner, Ladder(policies), Limits(documents=documents), audit))
         return started[-1]
 
     yield start
@@ -137,8 +137,8 @@ def test_the_audit_compares_lists_with_the_top_k_of_full_depth(
 
 
 def top_two(reranker: Classifier, documents: Sequence[str], policy: Policy) -> set[int]:
-    tokens = reranker.tokenizer([(QUERY, document) for document in documents])
-    decision = reranker.engine.run(tokens, policy, lists=Lists.consecutive([len(documents)], 2))
+    tokens = reranker.runner.tokenizer([(QUERY, document) for document in documents])
+    decision = reranker.runner.engine.run(tokens, policy, lists=Lists.consecutive([len(documents)], 2))
     return {*np.argsort(-relevance(decision.logits), kind="stable")[:2].tolist()}
 
 
@@ -208,7 +208,7 @@ def test_lists_are_compared_with_the_original_if_the_certificate_names_it() -> N
 def test_a_thousand_documents_fit_the_default_limits_and_block_nobody(
     start: Callable[..., Batcher], reranker: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batcher, runtime = start([POLICY]), reranker.runtime
+    batcher, runtime = start([POLICY]), reranker.runner.runtime
     embed, embedded, go_on = runtime.embed, threading.Event(), threading.Event()
 
     def embed_slowly(tokens: Any) -> Any:
@@ -216,7 +216,7 @@ def test_a_thousand_documents_fit_the_default_limits_and_block_nobody(
         go_on.wait(30)
         return embed(tokens)
 
-    monkeypatch.setattr(reranker.engine, "batch_tokens", 256)
+    monkeypatch.setattr(reranker.runner.engine, "batch_tokens", 256)
     monkeypatch.setattr(runtime, "embed", embed_slowly)
     finished: list[str] = []
     try:
@@ -269,7 +269,7 @@ def make_folder(
 
 def about(folder: Path) -> dict[str, Any]:
     """The model that a certificate is for."""
-    runtime = Classifier.from_pretrained(folder, "never").runtime
+    runtime = Classifier.from_pretrained(folder, "never").runner.runtime
     return {"fingerprint": runtime.fingerprint(), "precision": runtime.precision}
 
 

@@ -388,7 +388,7 @@ def test_a_missing_key_variable_is_an_error(exported: Path) -> None:
 @pytest.fixture
 def certified(classifier: Classifier, make_certificate: Callable[..., Certificate]) -> Callable[..., Policy]:
     """certified("entropy:0.3", ...) -> a policy with a certificate for this model."""
-    runtime = classifier.runtime
+    runtime = classifier.runner.runtime
     about = {"fingerprint": runtime.fingerprint(), "precision": runtime.precision}
 
     def make(text: str, **fields: Any) -> Policy:
@@ -473,7 +473,7 @@ def test_texts_are_truncated_at_max_length(saved: Path) -> None:
     with pytest.raises(BadData, match="8 tokens"):
         batcher.submit(Request(["a b c d e f g h"], truncate=False))
     batcher.submit(Request(["a b c d e f g h"])).result(60)
-    assert len(batcher.classifier.tokenizer(["a b c d e f g h"])[0].ids) == 8
+    assert len(batcher.runner.tokenizer(["a b c d e f g h"])[0].ids) == 8
     batcher.drain(10)
 
 

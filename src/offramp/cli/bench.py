@@ -41,8 +41,9 @@ def bench(
         offramp bench runs/mine --data dev.csv --policy entropy:0.3
     """
     from offramp.folder import find_model
-    from offramp.inference.classifier import NEVER
+    from offramp.inference import Classifier
     from offramp.inference.collect import collect
+    from offramp.inference.runner import NEVER
     from offramp.measuring.comparison import compare_speed, measure_contender
     from offramp.model_info import ModelInfo
     from offramp.reports.results import comparison_table
@@ -53,17 +54,17 @@ def bench(
     task = data.load_task(info, columns)
     rows = {name: values[:limit] for name, values in task.columns(data.split_name).items()}
     texts = texts_of(rows)
-    classifier = runtime.load(folder, policy)
-    if classifier.policy.rule.reads == "nothing":
+    runner = runtime.load(folder, policy)
+    if runner.policy.rule.reads == "nothing":
         if policy is not None:
             raise BadOption(
                 f"--policy {policy} is full depth, which is timed in any case; name another policy."
             )
         raise BadOption(f"{model} has no stored policy; use --policy, or store one with `offramp calibrate`.")
-    policies = {"full depth": NEVER, short(classifier.policy): classifier.policy}
-    trace = collect(classifier, rows, metrics=task.metrics, progress=in_terminal())
+    policies = {"full depth": NEVER, short(runner.policy): runner.policy}
+    trace = collect(runner, rows, metrics=task.metrics, progress=in_terminal())
     speeds = compare_speed(
-        {name: partial(classifier.predict, policy=each) for name, each in policies.items()},
+        {name: partial(Classifier(runner).predict, policy=each) for name, each in policies.items()},
         texts,
         repeats=repeats,
         progress=in_terminal(),
@@ -76,7 +77,7 @@ def bench(
         "examples": len(texts),
         "layers": info.exits[-1],
         "repeats": repeats,
-        "policy": str(classifier.policy),
+        "policy": str(runner.policy),
         "date": str(date.today()),
         **machine(runtime.threads),
         "runs": [asdict(contender) for contender in contenders],

@@ -87,11 +87,11 @@ def calibrate(
 
 def check_same_model(folder: Path, trace: "Trace") -> None:
     """Thresholds from the logits of another model, or of texts cut elsewhere, would be meaningless."""
-    from offramp.inference import Classifier
+    from offramp.inference.runner import Runner
 
-    classifier = Classifier.from_pretrained(folder, "never")
-    length, precision = classifier.tokenizer.max_length, classifier.runtime.precision
-    if trace.fingerprint != classifier.runtime.fingerprint():
+    runner = Runner.from_pretrained(folder, "never")
+    length, precision = runner.tokenizer.max_length, runner.runtime.precision
+    if trace.fingerprint != runner.runtime.fingerprint():
         difference = "with other weights than"
     elif trace.precision != precision:
         difference = f"in {trace.precision}, not in the {precision} of"

@@ -163,12 +163,12 @@ def collect_trace(
     rows: Columns = task.columns(data.split_name)
     rows = rows if chosen is None else select(rows, chosen)
     name = f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name
-    classifier = runtime.load(folder, "never", batch_tokens=batch_tokens)
-    found = collect(classifier, rows, metrics=task.metrics, data=name, progress=in_terminal())
+    runner = runtime.load(folder, "never", batch_tokens=batch_tokens)
+    found = collect(runner, rows, metrics=task.metrics, data=name, progress=in_terminal())
     if (folder / REFERENCE).is_dir():
         original = RetrofitResults.load(folder).original
         log(f"running {original}, whose predictions are to be kept")
-        same_length = replace(runtime, max_length=classifier.tokenizer.max_length)
+        same_length = replace(runtime, max_length=runner.tokenizer.max_length)
         reference = same_length.load(folder / REFERENCE, "never", batch_tokens=batch_tokens)
         logits = collect(reference, rows, progress=in_terminal()).logits[:, -1]
         found = replace(found, reference=logits, reference_name=original)

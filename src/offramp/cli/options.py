@@ -11,7 +11,7 @@ from typer import Option
 from offramp.errors import BadOption, OutputExists
 
 if TYPE_CHECKING:
-    from offramp.inference import Classifier
+    from offramp.inference.runner import Runner
 
 PolicyOption = Annotated[
     str | None, Option(help="When to exit, such as entropy:0.3; the model's own policy by default.")
@@ -41,10 +41,10 @@ class RuntimeOptions:
         Option(help="Truncate texts to this many tokens; by default as in training, or the model's limit."),
     ] = None
 
-    def load(self, folder: Path, policy: str | None, **more: Any) -> "Classifier":
-        from offramp.inference import Classifier
+    def load(self, folder: Path, policy: str | None, **more: Any) -> "Runner":
+        from offramp.inference.runner import Runner
 
-        return Classifier.from_pretrained(
+        return Runner.from_pretrained(
             folder, policy, device=self.device, threads=self.threads, max_length=self.max_length, **more
         )
 

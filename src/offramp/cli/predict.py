@@ -38,6 +38,7 @@ from offramp.wording import count
 if TYPE_CHECKING:
     from offramp.data import Task
     from offramp.inference import Classifier, Prediction
+    from offramp.inference.runner import Runner
 
 STDIN = "-"
 PREDICTED = ("label", "score", "layer")
@@ -83,6 +84,7 @@ def predict(
         offramp predict runs/mrpc --submission glue --task mrpc --data glue --out submission
     """
     from offramp.folder import find_model
+    from offramp.inference import Classifier
     from offramp.model_info import ModelInfo
 
     folder = find_model(model)
@@ -103,15 +105,15 @@ def predict(
     if out is not None:
         check_format(out)
     given = None if source is None else list(read_rows(source, text, text_pair))
-    classifier = runtime.load(folder, policy)
+    classifier = Classifier(runtime.load(folder, policy))
     stream = read_stdin(input_format, text, text_pair) if given is None else given
     records = predict_records(classifier, stream, max_layer, None if given is None else len(given))
     if out is not None:
-        several = classifier.runtime.info.problem.multi_label
+        several = classifier.runner.runtime.info.problem.multi_label
         return write_records(
             (record for _, record in records),
             out,
-            classifier.runtime.info.labels if several else (),
+            classifier.runner.runtime.info.labels if several else (),
             safe_csv,
         )
     return Result((record for _, record in records), (tsv_line(short_record(*each)) for each in records))
@@ -135,7 +137,7 @@ def predict_records(
         yield row, record(row, prediction)
     if done:
         rate = done / (time.perf_counter() - start)
-        mean, depth = layers / done, classifier.runtime.info.exits[-1]
+        mean, depth = layers / done, classifier.runner.runtime.info.exits[-1]
         log(f"{count(done, 'text')}, mean layer {mean:.2f} of {depth}, {rate:.0f} texts/s")
 
 
@@ -156,7 +158,7 @@ def short_record(row: Row, record: Mapping[str, Any]) -> dict[Any, Any]:
 
 
 def predict_submission(
-    classifier: "Classifier", max_layer: int | None, elue: bool, task: "Task", out: Path
+    runner: "Runner", max_layer: int | None, elue: bool, task: "Task", out: Path
 ) -> Result:
     """Predicts the test set of a task in its benchmark's format; ELUE also wants the layers."""
     import numpy as np
@@ -164,8 +166,8 @@ def predict_submission(
     from offramp.data.submission import write_submission
 
     rows = task.columns("test")
-    decision = classifier.decide(texts_of(rows), classifier.resolve_policy(classifier.policy, max_layer))
-    layers = np.asarray(classifier.runtime.info.exits)[decision.exits]
+    decision = runner.decide(texts_of(rows), runner.resolve_policy(runner.policy, max_layer))
+    layers = np.asarray(runner.runtime.info.exits)[decision.exits]
     files = write_submission(
         task,
         rows["idx"],

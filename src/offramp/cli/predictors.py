@@ -50,11 +50,11 @@ def load_predictor(name: str, runtime: RuntimeOptions, sample: Any) -> Predictor
 
 
 def offramp_model(name: str, folder: Path, runtime: RuntimeOptions) -> Predictor:
-    classifier = runtime.load(folder, None)
-    info = classifier.runtime.info
+    runner = runtime.load(folder, None)
+    info = runner.runtime.info
 
     def score(texts: Sequence[Any]) -> Array:
-        return probabilities(info.problem, classifier.decide(texts).logits)
+        return probabilities(info.problem, runner.decide(texts).logits)
 
     return Predictor(name, info.labels, info.problem, score)
 

@@ -83,7 +83,7 @@ def rank_records(
                 row = rows[each.index]
                 found = {"rank": rank, "score": rounded(each.score), "layer": each.layer}
                 yield row, {**found, **input_columns(row, RANKED)}
-    depth = reranker.classifier.runtime.info.exits[-1]
+    depth = reranker.runner.runtime.info.exits[-1]
     log(
         f"{count(len(lists), 'query')} with {count(documents, 'document')}, mean layer {layers / documents:.2f} of "
         f"{depth}"

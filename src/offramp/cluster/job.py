@@ -26,7 +26,7 @@ from offramp.cpus import available_cpus
 from offramp.errors import BadData, BadOption, OfframpError, RunFailed
 from offramp.files import check_free, write_files
 from offramp.folder import is_exported
-from offramp.inference import Classifier
+from offramp.inference.runner import Runner
 from offramp.inference.texts import check_kind
 from offramp.policy import Policy
 from offramp.wording import count
@@ -100,14 +100,12 @@ def predict(
     check_free(out)
     texts, files = find_texts(source, text, text_pair, id)
     # fails early on a bad model, policy or kind of text
-    classifier = Classifier.from_pretrained(
-        model, policy, device=device_here(model, device), max_length=max_length
-    )
+    runner = Runner.from_pretrained(model, policy, device=device_here(model, device), max_length=max_length)
     check_kind(
-        texts.columns.text_pair is not None, classifier.runtime.info.trained_on_pairs, f"a row of {source}"
+        texts.columns.text_pair is not None, runner.runtime.info.trained_on_pairs, f"a row of {source}"
     )
-    policy, used = classifier.policy, classifier.resolve_policy(classifier.policy, max_layer)
-    del classifier
+    policy, used = runner.policy, runner.resolve_policy(runner.policy, max_layer)
+    del runner
     local_workers = max(1, available_cpus() // threads)
     with connect(address, cores=threads * (workers or local_workers)), explain_failures(out):
         workers = workers or max_workers(threads, device)

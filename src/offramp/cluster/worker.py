@@ -34,7 +34,7 @@ class Predictor:
         columns = [table[name].to_pylist() for name in names]
         texts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
         predictions = self.classifier.predict(texts, max_layer=self.max_layer)
-        multi_label = self.classifier.runtime.info.problem.multi_label
+        multi_label = self.classifier.runner.runtime.info.problem.multi_label
         label = pyarrow.list_(pyarrow.string()) if multi_label else pyarrow.string()
         added: dict[str, tuple[list[Any], Any]] = {
             "label": ([prediction.label for prediction in predictions], label),

@@ -2,5 +2,6 @@
 
 from offramp.inference.classifier import Classifier
 from offramp.inference.prediction import Prediction
+from offramp.inference.runner import Runner
 
-__all__ = ["Classifier", "Prediction"]
+__all__ = ["Classifier", "Prediction", "Runner"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from offramp.engine import Engine
 from offramp.errors import BadData, BadOption
-from offramp.inference import Classifier
+from offramp.inference.runner import Runner
 from offramp.inference.texts import BatchTokenizer, check_kind
 from offramp.problems import Array, Problem
 from offramp.row_hashes import hash_batch, hash_rows
@@ -38,7 +38,8 @@ def collect(
     stream, whose length is unknown until its end.
 
     Args:
-        model: an `ExitModel`, or a `Classifier` to use its runtime, tokenizer, `batch_tokens` and `max_length`.
+        model: an `ExitModel`; or a `Runner`, or a `Classifier` that has one, to use its runtime, tokenizer,
+            `batch_tokens` and `max_length`.
         dataset: a `datasets.Dataset` or `IterableDataset`, or a mapping of columns to lists, with the columns `text`
             and optionally `text_pair`, or with `input_ids`; optionally `label` or `labels`, and `idx` or `id`. Labels
             that are all -1 or None, as in a hidden test set, count as unlabelled.
@@ -52,6 +53,7 @@ def collect(
             so that a guarantee must be proven on one row of each.
         progress: show a progress bar.
     """
+    model = getattr(model, "runner", model)
     columns = column_names(dataset)
     if group and columns and group not in columns:
         raise BadOption(f"group={group!r}: no such column; choose one of {', '.join(columns)}")
@@ -60,7 +62,7 @@ def collect(
         engine, batch_tokenizer = prepare(model, tokenizer, batch_tokens, max_length)
         if "text" in columns:
             check_kind("text_pair" in columns, engine.runtime.info.trained_on_pairs, "a row")
-        known_rows = model.training_rows if isinstance(model, Classifier) else None
+        known_rows = model.training_rows if isinstance(model, Runner) else None
         arrays = run(engine, dataset, batch_tokenizer, progress, known_rows, group)
     finally:
         if was_training:  # TorchRuntime set the model to evaluation
@@ -85,11 +87,9 @@ def collect(
 def prepare(
     model: Any, tokenizer: Any, batch_tokens: int | None, max_length: int | None
 ) -> tuple[Engine, BatchTokenizer | None]:
-    if isinstance(model, Classifier):
+    if isinstance(model, Runner):
         if (tokenizer, batch_tokens, max_length) != (None, None, None):
-            raise BadOption(
-                "a Classifier has its own tokenizer, batch_tokens and max_length; set them there."
-            )
+            raise BadOption("a runner has its own tokenizer, batch_tokens and max_length; set them there.")
         return model.engine, model.tokenizer
     engine = Engine(runtime_of(model), batch_tokens=batch_tokens)
     longest = text_length(engine.runtime, max_length)

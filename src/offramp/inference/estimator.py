@@ -16,11 +16,11 @@ def estimator(
     classifier: Classifier, policy: Policy | str | None = None, classes: Sequence[Any] | None = None
 ) -> "ExitEstimator":
     """The estimator for the classifier's problem type."""
-    labels = classifier.runtime.info.labels
+    labels = classifier.runner.runtime.info.labels
     if classes is not None and len(classes) != len(labels):
         raise BadOption(f"expected a class for each label ({', '.join(labels)}), got {len(classes)}.")
     kinds: dict[str, Any] = {REGRESSION: ExitRegressor, MULTI_LABEL: ExitMultiLabelClassifier}
-    kind: type[ExitEstimator] = kinds.get(classifier.runtime.info.problem, ExitClassifier)
+    kind: type[ExitEstimator] = kinds.get(classifier.runner.runtime.info.problem, ExitClassifier)
     return kind(classifier, policy, classes)
 
 
@@ -33,7 +33,7 @@ class ExitEstimator(BaseEstimator):  # type: ignore[misc]
         self.classifier = classifier
         self.policy = policy
         self.classes = classes
-        self.classes_ = np.array(classifier.runtime.info.labels if classes is None else classes)
+        self.classes_ = np.array(classifier.runner.runtime.info.labels if classes is None else classes)
 
     def fit(self, texts: Any, labels: Any = None) -> Self:
         return self
@@ -46,7 +46,7 @@ class ExitEstimator(BaseEstimator):  # type: ignore[misc]
 
     def logits(self, texts: Any) -> Array:
         """(texts, labels), all finite."""
-        logits = self.classifier.decide(texts, self.policy).logits
+        logits = self.classifier.runner.decide(texts, self.policy).logits
         bad = np.flatnonzero(~np.isfinite(logits.sum(-1)))
         if len(bad):
             raise NotFinite(f"the model returned NaN or infinity for item {', '.join(map(str, bad[:5]))}.")
@@ -61,7 +61,7 @@ class ExitClassifier(ClassifierMixin, ExitEstimator):  # type: ignore[misc]
 
     def predict_proba(self, texts: Any) -> Array:
         """(texts, classes)"""
-        return self.classifier.runtime.info.problem.probabilities(self.logits(texts))
+        return self.classifier.runner.runtime.info.problem.probabilities(self.logits(texts))
 
 
 class ExitMultiLabelClassifier(ExitClassifier):

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, TextClassificationPipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from offramp.inference.classifier import Classifier
+from offramp.inference.runner import Runner
 from offramp.policy import Policy
 from offramp.runtimes import Tokens
 
@@ -28,20 +28,20 @@ class ExitPipeline(TextClassificationPipeline):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.classifier = Classifier(self.model, self.tokenizer)
+        self.runner = Runner(self.model, self.tokenizer)
 
     def _sanitize_parameters(self, policy: Policy | str | None = None, **options: Any) -> Any:
         preprocess, _, postprocess = super()._sanitize_parameters(**options)
         return preprocess, {} if policy is None else {"policy": policy}, postprocess
 
     def preprocess(self, inputs: Any, **options: Any) -> Any:
-        truncation = {"truncation": True, "max_length": self.classifier.tokenizer.max_length}
+        truncation = {"truncation": True, "max_length": self.runner.tokenizer.max_length}
         return super().preprocess(inputs, **truncation | options)
 
     def _forward(self, model_inputs: Any, policy: Policy | str | None = None) -> dict[str, Tensor]:
-        runtime = self.classifier.runtime
-        decision = self.classifier.engine.run(
-            unpadded(**model_inputs), self.classifier.resolve_policy(policy or self.classifier.policy)
+        runtime = self.runner.runtime
+        decision = self.runner.engine.run(
+            unpadded(**model_inputs), self.runner.resolve_policy(policy or self.runner.policy)
         )
         layers = torch.tensor(runtime.info.exits)[torch.from_numpy(decision.exits)]
         return {"logits": torch.from_numpy(decision.logits), "layer": layers}

@@ -1,13 +1,16 @@
 """Prediction: what a user gets for one text, made from the logits of a decision."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from offramp.policy import Decision
-from offramp.runtimes import Runtime
+from offramp.inference.runner import Runner
+from offramp.policy import Decision, Policy, fold
+from offramp.problems import Array
+from offramp.runtimes import Runtime, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,33 @@ class Prediction:
     """With `every_exit=True`, the prediction of every exit."""
     logits: tuple[float, ...] = field(default=(), repr=False)
     """One for every label, in the model's order; in a regression, the value alone."""
+
+
+def predict_tokens(
+    runner: Runner,
+    tokens: list[Tokens],
+    policy: Policy,
+    deadline: float | Array = math.inf,
+    every_exit: bool = False,
+) -> Iterator[Prediction]:
+    """A prediction for each example; `policy` is resolved, and `deadline` is as in `Engine.run`."""
+    if every_exit:
+        return predict_every_exit(runner, tokens, policy)
+    return predictions(runner.engine.run(tokens, policy, deadline), runner.runtime)
+
+
+def predict_every_exit(runner: Runner, tokens: list[Tokens], policy: Policy) -> Iterator[Prediction]:
+    logits, gates = runner.engine.trace(tokens)
+    model = gates, runner.runtime.info.exits, runner.runtime.info.problem
+    folded = fold(policy.rule, logits, *model).logits
+    finite = np.isfinite(logits.sum(-1))
+    every_exit = [
+        predictions(Decision(np.full(len(tokens), exit), folded[:, exit], finite[:, exit]), runner.runtime)
+        for exit in range(logits.shape[1])
+    ]
+    taken = predictions(policy.decide(logits, *model), runner.runtime)
+    for prediction, *exits in zip(taken, *every_exit, strict=True):
+        yield replace(prediction, exits=tuple(exits))
 
 
 def predictions(decision: Decision, runtime: Runtime[Any]) -> Iterator[Prediction]:

@@ -9,8 +9,9 @@ from typing import Any, Self
 import numpy as np
 
 from offramp.errors import BadData, BadOption, NotFinite
-from offramp.inference import Classifier
+from offramp.folder import copy_model, push_model
 from offramp.inference.classifier import deadline_from_now
+from offramp.inference.runner import Runner
 from offramp.inference.texts import clean, describe
 from offramp.lists import Lists
 from offramp.policy import Policy
@@ -33,35 +34,36 @@ class Ranked:
 
 
 class Reranker:
-    """A classifier of pairs (query, document) with one output or two classes; documents exit by its policy.
+    """Ranks documents with a model of pairs (query, document) that has one output or two classes.
 
-    `rank` is the rule that compares the documents of a query. Threads may share a reranker.
+    Documents exit by the policy of the runner; `rank` is the rule that compares the documents of a query. Threads may
+    share a reranker.
     """
 
-    def __init__(self, classifier: Classifier) -> None:
-        self.classifier = classifier
-        check_reranker(len(classifier.runtime.info.labels), classifier.runtime.info.problem)
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        check_reranker(len(runner.runtime.info.labels), runner.runtime.info.problem)
 
     @classmethod
     def from_pretrained(
         cls, path: str | PathLike[str], policy: Policy | str | None = None, **options: Any
     ) -> Self:
-        """Load a model and the policy stored with it; arguments are those of `Classifier.from_pretrained`."""
-        return cls(Classifier.from_pretrained(path, policy, **options))
+        """Load a model from a folder or the hub; arguments are those of `Runner.from_pretrained`."""
+        return cls(Runner.from_pretrained(path, policy, **options))
 
     @property
     def top_k(self) -> int:
         """How many documents are found by default: as many as the rule was calibrated for, or 10."""
-        rule = self.classifier.policy.rule
+        rule = self.runner.policy.rule
         return rule.top_k if isinstance(rule, Rank) else Rank.top_k
 
     def save_pretrained(self, path: str | PathLike[str]) -> None:
         """Like `Classifier.save_pretrained`."""
-        self.classifier.save_pretrained(path)
+        copy_model(self.runner.folder, path)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Like `Classifier.push_to_hub`."""
-        return self.classifier.push_to_hub(repo_id, **options)
+        return push_model(self.runner.folder, repo_id, **options)
 
     def rank(
         self,
@@ -114,13 +116,13 @@ class Reranker:
         if not pairs:
             return []
         sizes = np.array([len(each) for each in pairs])
-        texts = self.classifier.check_texts([pair for each in pairs for pair in each])
-        tokens = self.classifier.tokenizer([*texts])
-        policy = self.classifier.policy.with_exact_top() if exact_top else self.classifier.policy
+        texts = self.runner.check_texts([pair for each in pairs for pair in each])
+        tokens = self.runner.tokenizer([*texts])
+        policy = self.runner.policy.with_exact_top() if exact_top else self.runner.policy
         lists = Lists.consecutive(sizes, np.minimum(sizes, min(top_k, int(sizes.max()))))
-        decision = self.classifier.engine.run(tokens, policy, deadline, lists)
+        decision = self.runner.engine.run(tokens, policy, deadline, lists)
         scores = relevance(decision.logits)
-        layers = np.asarray(self.classifier.runtime.info.exits)[decision.exits]
+        layers = np.asarray(self.runner.runtime.info.exits)[decision.exits]
         found = []
         for query, (size, end) in enumerate(zip(sizes.tolist(), sizes.cumsum().tolist(), strict=True)):
             with naming(query, len(pairs)):

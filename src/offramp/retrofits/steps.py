@@ -19,9 +19,9 @@ from offramp.files import atomic_file, atomic_folder, write_files
 from offramp.folder import load_model, megabytes
 from offramp.folder.folder import REFERENCE
 from offramp.inference import Classifier
-from offramp.inference.classifier import NEVER
 from offramp.inference.collect import collect
 from offramp.inference.reranker import Reranker
+from offramp.inference.runner import NEVER, Runner
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import Calibration, calibrate
 from offramp.measuring.comparison import BATCH, Predict, Speed, compare_speed, measure_contender
@@ -147,11 +147,11 @@ class Steps:
         if not file.exists():
             rows: TextSet = getattr(self.split, part)
             self.log(f"running every exit on the {part} texts in {name}")
-            classifier = Classifier.from_pretrained(folder, NEVER)
+            runner = Runner.from_pretrained(folder, NEVER)
             found = collect(
-                classifier,
+                runner,
                 Dataset.from_dict(rows.columns()),
-                metrics=classifier.runtime.info.problem.default_metrics,
+                metrics=runner.runtime.info.problem.default_metrics,
                 data=self.data,
                 progress=self.progress,
             )

@@ -74,7 +74,7 @@ def create_app(
     app.head("/ready", include_in_schema=False)(endpoints.ready)
     app.get("/info", response_model=dict[str, Any], **locked)(endpoints.info)
     app.get("/metrics", response_class=PlainTextResponse, **locked)(endpoints.scrape)
-    info = batcher.classifier.runtime.info
+    info = batcher.runner.runtime.info
     schema = request_schema(allowed, info.exits, info.trained_on_pairs)
     refusals = error_models(400, 413, 415, 422, 429, 500, 503)
     app.post(
@@ -130,7 +130,7 @@ class Endpoints:
         self.unread = self.unread_bytes = 0
         """Requests that no reader has parsed yet, and the bytes of their bodies."""
         self.counting = threading.Lock()
-        self.fingerprint = model.classifier.runtime.fingerprint()
+        self.fingerprint = model.runner.runtime.fingerprint()
 
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -169,7 +169,7 @@ class Endpoints:
 
     def info(self) -> Response:
         """The model, its policies with their certificates, the audit, and the limits; and the fields of TEI."""
-        runtime, ladder, audit = self.batcher.classifier.runtime, self.batcher.ladder, self.batcher.audit
+        runtime, ladder, audit = self.batcher.runner.runtime, self.batcher.ladder, self.batcher.audit
         certificate = ladder.rungs[0].certificate
         return Response(
             to_json(
@@ -197,7 +197,7 @@ class Endpoints:
                     "limits": {
                         **vars(self.batcher.limits),
                         "body_bytes": self.options.max_body,
-                        "text_tokens": self.batcher.classifier.tokenizer.max_length,
+                        "text_tokens": self.batcher.runner.tokenizer.max_length,
                     },
                     **tei.info(self.model, self.batcher.limits, READERS),
                 },

@@ -28,9 +28,9 @@ import numpy as np
 
 from offramp.guarantees.confidence_sequence import bounds, is_above
 from offramp.guarantees.losses import LOSSES, Reference
-from offramp.inference import Classifier, Prediction
-from offramp.inference.classifier import NEVER
+from offramp.inference import Prediction
 from offramp.inference.prediction import predictions as predictions_of
+from offramp.inference.runner import NEVER, Runner
 from offramp.lists import Lists
 from offramp.policy import Policy
 from offramp.policy.text import class_indices
@@ -208,14 +208,12 @@ class Auditor:
 
     Args:
         audit: of the rungs of `ladder`.
-        classifier: the model that serves, which is run to full depth.
+        runner: the model that serves, which is run to full depth.
         original: the model that the certificates name, if that is another. Nothing is compared until it is loaded.
     """
 
-    def __init__(
-        self, audit: Audit, ladder: Ladder, classifier: Classifier, original: Future[Classifier] | None
-    ) -> None:
-        self.audit, self.ladder, self.classifier, self.original = audit, ladder, classifier, original
+    def __init__(self, audit: Audit, ladder: Ladder, runner: Runner, original: Future[Runner] | None) -> None:
+        self.audit, self.ladder, self.runner, self.original = audit, ladder, runner, original
         self.credit = 0.0
         """Seconds that the audit may still take while requests wait; negative after a long one."""
 
@@ -242,7 +240,7 @@ class Auditor:
         """Runs one text, or one micro-batch of a list, through the reference; no more, so that new requests do not
         wait long."""
         original = partial(run_to_the_end, self.original.result()) if self.original else None
-        broken = self.audit.examine(partial(run_to_the_end, self.classifier), original)
+        broken = self.audit.examine(partial(run_to_the_end, self.runner), original)
         if broken is not None:
             self.ladder.forbid(broken)
             log.error(
@@ -253,15 +251,13 @@ class Auditor:
             )
 
 
-def run_to_the_end(
-    classifier: Classifier, tokens: Sequence[Tokens]
-) -> Generator[None, None, list[Prediction]]:
+def run_to_the_end(runner: Runner, tokens: Sequence[Tokens]) -> Generator[None, None, list[Prediction]]:
     """The predictions for a text, or for the documents of a list, with a pause after each of their micro-batches."""
-    for latest in classifier.engine.steps(tokens, NEVER, lists=Lists.consecutive([len(tokens)])):
+    for latest in runner.engine.steps(tokens, NEVER, lists=Lists.consecutive([len(tokens)])):
         decision = latest
         if len(tokens) > 1:
             yield
-    return [*predictions_of(decision, classifier.runtime)]
+    return [*predictions_of(decision, runner.runtime)]
 
 
 class RungAudit:

@@ -19,9 +19,10 @@ from math import inf
 import numpy as np
 
 from offramp.errors import BadOption, Draining, OfframpError, Overloaded, RunFailed
-from offramp.inference import Classifier, Prediction
-from offramp.inference.classifier import NEVER
+from offramp.inference import Prediction
+from offramp.inference.prediction import predict_tokens
 from offramp.inference.prediction import predictions as predictions_of
+from offramp.inference.runner import NEVER, Runner
 from offramp.inference.texts import Text, check_texts
 from offramp.lists import Lists
 from offramp.policy import Decision, Policy
@@ -82,21 +83,21 @@ class ListRun:
 
 
 class Batcher:
-    """A classifier with a queue and a worker thread.
+    """A runner with a queue and a worker thread.
 
     `audit`, if given, audits the rungs of the ladder; `original` is the model that their certificates name, if that
-    is not the classifier at full depth. The audit waits until it is loaded.
+    is not the model at full depth. The audit waits until it is loaded.
     """
 
     def __init__(
         self,
-        classifier: Classifier,
+        runner: Runner,
         ladder: Ladder,
         limits: Limits,
         audit: Audit | None = None,
-        original: Future[Classifier] | None = None,
+        original: Future[Runner] | None = None,
     ) -> None:
-        self.classifier = classifier
+        self.runner = runner
         self._list_runs: deque[ListRun] = deque()
         self.ladder = ladder
         self.limits = limits
@@ -106,12 +107,12 @@ class Batcher:
         self._pace = Pace()
         self._draining = False
         self._changed = threading.Condition()  # guards queue, pace and draining
-        self._finite = classifier.runtime.is_finite()
+        self._finite = runner.runtime.is_finite()
         if not self._finite:
             log.error("some of the model's weights are NaN or infinite")
-        self._test = classifier.tokenizer([TEST])
+        self._test = runner.tokenizer([TEST])
         self._healthy = self._passes_test()
-        self._auditor = Auditor(audit, ladder, classifier, original) if audit else None
+        self._auditor = Auditor(audit, ladder, runner, original) if audit else None
         if original is not None:
             original.add_done_callback(self._notify)
         self._worker = threading.Thread(target=self._work, name="offramp-worker", daemon=True)
@@ -123,13 +124,13 @@ class Batcher:
 
         Cancelling the future removes those of its texts that have not begun from the queue.
         """
-        texts = check_request(request, self.classifier.runtime.info.trained_on_pairs)
+        texts = check_request(request, self.runner.runtime.info.trained_on_pairs)
         rungs = self._policies(request.policy, request.max_layer)
         calibrated_for = top_k_of(rungs[0])
         top_k = (request.top_k or calibrated_for) if request.is_list and calibrated_for else None
         room = self._queue.room(is_list=top_k is not None)
         with self._reserved(room, len(texts), self._estimate_tokens(texts, room)):
-            tokens = self.classifier.tokenizer(texts, whole=not request.truncate)
+            tokens = self.runner.tokenizer(texts, whole=not request.truncate)
         ticket = Ticket(
             tokens,
             # a client may ask for more than there are, and for more than fits an integer
@@ -191,7 +192,7 @@ class Batcher:
         after every failure."""
         return self._healthy and self.running
 
-    def _notify(self, _: Future[Classifier]) -> None:
+    def _notify(self, _: Future[Runner]) -> None:
         with self._changed:
             self._changed.notify()
 
@@ -201,7 +202,7 @@ class Batcher:
         return self._resolve(self._rungs if named is None else [named], max_layer)
 
     def _resolve(self, policies: Iterable[Policy], max_layer: int | None = None) -> tuple[Policy, ...]:
-        return tuple(self.classifier.resolve_policy(policy, max_layer) for policy in policies)
+        return tuple(self.runner.resolve_policy(policy, max_layer) for policy in policies)
 
     @contextmanager
     def _reserved(self, room: Room, items: int, tokens: int) -> Iterator[None]:
@@ -219,7 +220,7 @@ class Batcher:
     def _estimate_tokens(self, texts: list[Text], room: Room) -> int:
         """Too low for most texts, but about right for very long ones, which take long to tokenize."""
         longest = max(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts)
-        tokens = 1 + min(longest // LONG_TOKEN, self.classifier.tokenizer.max_length - 1)
+        tokens = 1 + min(longest // LONG_TOKEN, self.runner.tokenizer.max_length - 1)
         return min(len(texts) * tokens, room.most_tokens)
 
     def _check_room(self, room: Room, items: int, tokens: int) -> None:
@@ -308,7 +309,7 @@ class Batcher:
         until = np.array([text.ticket.until for text in texts])
         try:
             predictions = [
-                *self.classifier.predict_tokens([text.tokens for text in texts], policy, until, trace)
+                *predict_tokens(self.runner, [text.tokens for text in texts], policy, until, trace)
             ]
             for text, prediction in zip(texts, predictions, strict=True):
                 self._finish(text, prediction)
@@ -332,7 +333,7 @@ class Batcher:
         tokens = [tokens for ticket in tickets for tokens in ticket.tokens]
         until = np.repeat([ticket.until for ticket in tickets], sizes)
         policy = tickets[0].policy  # that of all
-        return ListRun(tickets, self.classifier.engine.steps(tokens, policy, until, lists))
+        return ListRun(tickets, self.runner.engine.steps(tokens, policy, until, lists))
 
     def _step(self, run: ListRun) -> float:
         """Runs one micro-batch of some lists; between them, other lists and windows have their turn. Returns how long
@@ -357,7 +358,7 @@ class Batcher:
 
     def _finish_lists(self, run: ListRun) -> None:
         assert run.decision is not None
-        predictions = [*predictions_of(run.decision, self.classifier.runtime)]
+        predictions = [*predictions_of(run.decision, self.runner.runtime)]
         with self._changed:
             self._pace = self._pace.add(run.texts, run.seconds)
         first = 0
@@ -396,7 +397,7 @@ class Batcher:
         if not self._finite:
             return False
         try:
-            prediction = next(self.classifier.predict_tokens(self._test, NEVER, every_exit=True))
+            prediction = next(predict_tokens(self.runner, self._test, NEVER, every_exit=True))
         except Exception:
             log.exception("the model failed on a test")
             return False

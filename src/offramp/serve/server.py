@@ -30,7 +30,7 @@ from starlette.types import ASGIApp
 from offramp.errors import BadPolicy, CertificateMismatch, OfframpError
 from offramp.folder import find_model, is_exported
 from offramp.folder.folder import REFERENCE
-from offramp.inference import Classifier
+from offramp.inference.runner import Runner
 from offramp.policy import Policy, check_certificate
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher
@@ -235,31 +235,31 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
     loaded it without an error.
     """
     folder = find_model(options.model)
-    classifier = Classifier.from_pretrained(
+    runner = Runner.from_pretrained(
         folder,
         options.policy,
         device=options.device,
         threads=options.threads_of_worker,
         max_length=options.max_length,
     )
-    rungs = [classifier.policy, *(load_rung(classifier, path) for path in options.ladder or ())]
-    allowed = (classifier.resolve_policy(policy) for policy in options.allow or ())
+    rungs = [runner.policy, *(load_rung(runner, path) for path in options.ladder or ())]
+    allowed = (runner.resolve_policy(policy) for policy in options.allow or ())
     named, share = by_text([*rungs, *allowed]), options.audit_share
-    audit = Audit(rungs, classifier.runtime.info.exits, share=share) if share else None
-    original: Future[Classifier] | None = None
+    audit = Audit(rungs, runner.runtime.info.exits, share=share) if share else None
+    original: Future[Runner] | None = None
     if audit is not None and (folder / REFERENCE).is_dir():
-        load_it = partial(load_reference, options, classifier.tokenizer.max_length)
+        load_it = partial(load_reference, options, runner.tokenizer.max_length)
         if is_replacement:
             original = in_background(load_it)
         else:
             original = Future()
             original.set_result(load_it())
-    return Batcher(classifier, Ladder(rungs), options.limits, audit, original), named
+    return Batcher(runner, Ladder(rungs), options.limits, audit, original), named
 
 
-def load_reference(options: ServerOptions, max_length: int) -> Classifier:
+def load_reference(options: ServerOptions, max_length: int) -> Runner:
     """The model whose predictions the certificate protects."""
-    return Classifier.from_pretrained(
+    return Runner.from_pretrained(
         find_model(options.model) / REFERENCE,
         "never",
         device=options.device,
@@ -268,9 +268,9 @@ def load_reference(options: ServerOptions, max_length: int) -> Classifier:
     )
 
 
-def in_background(load_it: Callable[[], Classifier]) -> Future[Classifier]:
+def in_background(load_it: Callable[[], Runner]) -> Future[Runner]:
     """The result of `load_it`, which is called again after a failure. The thread does not keep the process alive."""
-    loaded: Future[Classifier] = Future()
+    loaded: Future[Runner] = Future()
 
     def keep_trying() -> None:
         while not loaded.done():
@@ -294,15 +294,15 @@ def by_text(policies: Iterable[Policy]) -> dict[str, Policy]:
     return found
 
 
-def load_rung(classifier: Classifier, path: Path) -> Policy:
+def load_rung(runner: Runner, path: Path) -> Policy:
     """The policy in a file, whose certificate must be for this model."""
-    policy, runtime = classifier.resolve_policy(read_rung(path)), classifier.runtime
+    policy, runtime = runner.resolve_policy(read_rung(path)), runner.runtime
     if policy.certificate is None:
         raise BadPolicy(f"{path}: the policy has no certificate; create one with `offramp calibrate`.")
     with warnings.catch_warnings():
         warnings.simplefilter("error", CertificateMismatch)
         try:
-            length = classifier.tokenizer.max_length
+            length = runner.tokenizer.max_length
             check_certificate(policy, runtime.fingerprint(), runtime.precision, length)
         except CertificateMismatch as error:
             raise BadPolicy(f"{path}: {error}") from None

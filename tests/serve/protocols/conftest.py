@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.models.exit_model import ExitModel
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -21,7 +21,7 @@ def make_classifier(
     make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast
 ) -> Callable[[str], Classifier]:
     """make_classifier("reranker") -> a classifier for one of `MODELS`."""
-    return lambda name: Classifier(make_model(**MODELS[name]), tokenizer)
+    return lambda name: Classifier(Runner(make_model(**MODELS[name]), tokenizer))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.models.exit_model import ExitModel
 
 Served = Callable[[str], Any]
@@ -169,7 +169,7 @@ def test_a_model_with_nan_is_not_ready_and_gives_no_numbers(
     model = make_model(num_labels=3)
     with torch.no_grad():
         model.heads.classifiers[-1].weight[0, 0] = float("nan")
-    client = serve(Classifier(model, tokenizer)).client
+    client = serve(Classifier(Runner(model, tokenizer))).client
     assert client.get("/v2/health/live").status_code == 200
     for path in ("/v2/health/ready", "/v2/models/colours/ready"):
         assert client.get(path).status_code == 503

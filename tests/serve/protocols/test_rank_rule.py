@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import Draining, RunFailed
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.lists import Lists
 from offramp.models.exit_model import ExitModel
 from offramp.policy import Policy
@@ -29,21 +29,23 @@ POLICY = Policy(RULE, 0.2)
 
 @pytest.fixture(scope="module")
 def reranker(make_model: Callable[..., ExitModel], tokenizer: PreTrainedTokenizerFast) -> Classifier:
-    return Classifier(make_model(num_labels=1), tokenizer, POLICY)
+    return Classifier(Runner(make_model(num_labels=1), tokenizer, POLICY))
 
 
 @pytest.fixture
 def batcher(reranker: Classifier) -> Any:
-    batcher = Batcher(reranker, Ladder([POLICY]), Limits())
+    batcher = Batcher(reranker.runner, Ladder([POLICY]), Limits())
     yield batcher
     batcher.drain(10)
 
 
 def rank(reranker: Classifier, documents: list[str], top_k: int) -> tuple[list[float], list[int]]:
     """The scores and layers of the documents, by the library."""
-    tokens, lists = reranker.tokenizer(pairs(documents)), Lists.consecutive([len(documents)], top_k)
-    decision = reranker.engine.run(tokens, POLICY, lists=lists)
-    return relevance(decision.logits).tolist(), [reranker.runtime.info.exits[exit] for exit in decision.exits]
+    tokens, lists = reranker.runner.tokenizer(pairs(documents)), Lists.consecutive([len(documents)], top_k)
+    decision = reranker.runner.engine.run(tokens, POLICY, lists=lists)
+    return relevance(decision.logits).tolist(), [
+        reranker.runner.runtime.info.exits[exit] for exit in decision.exits
+    ]
 
 
 def best_first(scores: list[float]) -> list[int]:
@@ -119,16 +121,18 @@ def test_lists_that_arrive_together_get_their_own_results(batcher: Batcher, rera
 
 def test_a_long_list_does_not_block_others(reranker: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
     """The long one is stopped inside the model after some micro-batches; what came later is finished by then."""
-    classifier = Classifier(reranker.runtime, reranker.tokenizer.rust, POLICY, batch_tokens=16)
-    batcher = Batcher(classifier, Ladder([POLICY]), Limits())
-    run, started, go_on = classifier.runtime.run, threading.Event(), threading.Event()
+    classifier = Classifier(
+        Runner(reranker.runner.runtime, reranker.runner.tokenizer.rust, POLICY, batch_tokens=16)
+    )
+    batcher = Batcher(classifier.runner, Ladder([POLICY]), Limits())
+    run, started, go_on = classifier.runner.runtime.run, threading.Event(), threading.Event()
 
     def run_slowly(exit: int, state: Any) -> Any:
         started.set()
         go_on.wait(30)
         return run(exit, state)
 
-    monkeypatch.setattr(classifier.runtime, "run", run_slowly)
+    monkeypatch.setattr(classifier.runner.runtime, "run", run_slowly)
     finished: list[str] = []
     try:
         long = batcher.submit(
@@ -159,7 +163,7 @@ def test_a_list_fails_if_the_model_does_and_the_next_one_runs(
     batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(batcher.classifier.runtime, "run", lambda exit, state: 1 / 0)
+        patch.setattr(batcher.runner.runtime, "run", lambda exit, state: 1 / 0)
         with pytest.raises(RunFailed):
             batcher.submit(Request(pairs(DOCUMENTS), is_list=True, top_k=2)).result(30)
     assert batcher.waiting.items == 0
@@ -169,14 +173,14 @@ def test_a_list_fails_if_the_model_does_and_the_next_one_runs(
 def test_a_list_that_runs_when_the_server_stops_fails_with_draining(
     batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, go_on, run = threading.Event(), threading.Event(), batcher.classifier.runtime.run
+    started, go_on, run = threading.Event(), threading.Event(), batcher.runner.runtime.run
 
     def run_slowly(exit: int, state: Any) -> Any:
         started.set()
         go_on.wait(30)
         return run(exit, state)
 
-    monkeypatch.setattr(batcher.classifier.runtime, "run", run_slowly)
+    monkeypatch.setattr(batcher.runner.runtime, "run", run_slowly)
     future = batcher.submit(Request(pairs(DOCUMENTS), is_list=True, top_k=2))
     assert started.wait(30)
     future.add_done_callback(lambda _: go_on.set())

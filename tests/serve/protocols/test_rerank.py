@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.models.exit_model import ExitModel
 
 Served = Callable[[str], Any]
@@ -27,7 +27,7 @@ def logits(classifier: Classifier) -> list[float]:
 @pytest.mark.parametrize("raw", [False, True])
 def test_scores_are_those_of_the_pairs_best_first(served: Served, model: str, raw: bool) -> None:
     server = served(model)
-    expected = np.array(logits(server.batcher.classifier))
+    expected = np.array(logits(Classifier(server.batcher.runner)))
     scores = expected if raw else 1 / (1 + np.exp(-expected))
     order = np.argsort(-expected).tolist()
     tei = server.client.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS, "raw_scores": raw}).json()
@@ -43,7 +43,7 @@ def test_scores_are_those_of_the_pairs_best_first(served: Served, model: str, ra
 def test_two_classes_score_the_probability_of_the_second(served: Served) -> None:
     server = served("two_classes")
     (found,) = server.client.post("/rerank", json={"query": QUERY, "texts": DOCUMENTS[:1]}).json()
-    expected = server.batcher.classifier.predict((QUERY, DOCUMENTS[0])).probabilities["relevant"]
+    expected = Classifier(server.batcher.runner).predict((QUERY, DOCUMENTS[0])).probabilities["relevant"]
     assert found["score"] == pytest.approx(expected, abs=1e-5)
 
 
@@ -93,7 +93,7 @@ def test_not_a_number_is_an_error_that_names_the_document(
         model.backbone.embeddings.word_embeddings.weight[tokenizer.convert_tokens_to_ids("bad")] = float(
             "nan"
         )
-    server = serve(Classifier(model, tokenizer))
+    server = serve(Classifier(Runner(model, tokenizer)))
     tei = server.client.post("/rerank", json={"query": QUERY, "texts": ["good", "bad"]})
     assert (tei.status_code, tei.json()["error_type"]) == (424, "Backend")
     assert "item 1" in tei.json()["error"]

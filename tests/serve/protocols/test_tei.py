@@ -41,7 +41,7 @@ def test_a_batch_may_mix_texts_and_pairs(server: Any, classifier: Classifier) ->
 
 def test_raw_scores_are_logits(server: Any, classifier: Classifier) -> None:
     found = server.client.post("/predict", json={"inputs": "good", "raw_scores": True}).json()
-    logits = dict(zip(classifier.runtime.info.labels, classifier.predict("good").logits, strict=True))
+    logits = dict(zip(classifier.runner.runtime.info.labels, classifier.predict("good").logits, strict=True))
     assert {each["label"]: each["score"] for each in found} == pytest.approx(logits, abs=1e-5)
 
 
@@ -49,7 +49,7 @@ def test_scores_of_a_multi_label_model_are_sigmoids(served: Served) -> None:
     server = served("multi_label")
     for path, body in [("/predict", {"inputs": "good"}), ("/", {"inputs": "good"})]:
         found = {each["label"]: each["score"] for each in server.client.post(path, json=body).json()}
-        expected = server.batcher.classifier.predict("good")
+        expected = Classifier(server.batcher.runner).predict("good")
         assert found == pytest.approx(expected.probabilities, abs=1e-5)
         assert found["red"] == pytest.approx(1 / (1 + np.exp(-expected.logits[0])), abs=1e-5)
 
@@ -57,7 +57,7 @@ def test_scores_of_a_multi_label_model_are_sigmoids(served: Served) -> None:
 def test_the_score_of_a_single_output_is_its_sigmoid(served: Served) -> None:
     server = served("reranker")
     (found,) = server.client.post("/predict", json={"inputs": "good"}).json()
-    expected = server.batcher.classifier.predict("good").score
+    expected = Classifier(server.batcher.runner).predict("good").score
     assert found["score"] == pytest.approx(1 / (1 + np.exp(-expected)), abs=1e-5)
 
 

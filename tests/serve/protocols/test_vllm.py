@@ -16,13 +16,15 @@ def test_probabilities_come_in_the_order_of_the_labels(server: Any, classifier: 
     for index, (each, expected) in enumerate(zip(found["data"], classifier.predict(TEXTS), strict=True)):
         assert (each["index"], each["label"], each["num_classes"]) == (index, expected.label, 3)
         assert each["probs"] == pytest.approx([*expected.probabilities.values()], abs=1e-5)
-    assert found["usage"]["prompt_tokens"] == sum(len(each.ids) for each in classifier.tokenizer(TEXTS))
+    assert found["usage"]["prompt_tokens"] == sum(
+        len(each.ids) for each in classifier.runner.tokenizer(TEXTS)
+    )
 
 
 def test_probabilities_of_a_multi_label_model_are_sigmoids(served: Served) -> None:
     server = served("multi_label")
     (found,) = server.client.post("/classify", json={"input": "good"}).json()["data"]
-    expected = server.batcher.classifier.predict("good").probabilities
+    expected = Classifier(server.batcher.runner).predict("good").probabilities
     assert found["probs"] == pytest.approx([*expected.values()], abs=1e-5)
 
 

@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from offramp.errors import BadOption, NotFinite, UnknownName
-from offramp.inference import Classifier, Prediction
+from offramp.inference import Prediction
+from offramp.inference.runner import Runner
 from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Problem
 from offramp.serve.batcher import Batcher, Reply, Request
@@ -46,16 +47,16 @@ class ServedModel:
         return ""
 
     @property
-    def classifier(self) -> Classifier:
-        return self.batcher.classifier
+    def runner(self) -> Runner:
+        return self.batcher.runner
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return self.classifier.runtime.info.labels
+        return self.runner.runtime.info.labels
 
     @property
     def problem(self) -> Problem:
-        return self.classifier.runtime.info.problem
+        return self.runner.runtime.info.problem
 
     def check_name(self, name: str | None) -> None:
         """A request may omit the name; naming another model is an error."""

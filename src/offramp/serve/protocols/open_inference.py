@@ -263,7 +263,7 @@ def probes(model: ServedModel) -> APIRouter:
 def metadata(model: ServedModel) -> APIRouter:
     """/v2 and /v2/models/M."""
     router = APIRouter(dependencies=[Depends(use_errors)], include_in_schema=False)
-    platform = model.classifier.runtime.name.split()[0]
+    platform = model.runner.runtime.name.split()[0]
 
     @router.get("/v2")
     async def server() -> Response:

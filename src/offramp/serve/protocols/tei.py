@@ -141,7 +141,7 @@ def rerank_texts(model: ServedModel, body: Body) -> Call:
 
 def truncates(model: ServedModel, options: Options) -> bool:
     """True by default, as TEI's `auto_truncate`."""
-    side = model.classifier.tokenizer.side
+    side = model.runner.tokenizer.side
     if options.truncation_direction and options.truncation_direction.lower() != side:
         raise BadOption(f"truncation_direction: this model truncates on the {side} only.")
     return options.truncate is not False
@@ -149,7 +149,7 @@ def truncates(model: ServedModel, options: Options) -> bool:
 
 def info(model: ServedModel, limits: Limits, readers: int) -> dict[str, Any]:
     """TEI's fields of /info."""
-    precision = model.classifier.runtime.precision
+    precision = model.runner.runtime.precision
     labels = {
         "id2label": {str(index): label for index, label in enumerate(model.labels)},
         "label2id": {label: index for index, label in enumerate(model.labels)},
@@ -162,7 +162,7 @@ def info(model: ServedModel, limits: Limits, readers: int) -> dict[str, Any]:
         "model_type": {"reranker" if len(model.labels) == 1 else "classifier": labels},
         "version": offramp.__version__,
         "max_concurrent_requests": limits.items,
-        "max_input_length": model.classifier.tokenizer.max_length,
+        "max_input_length": model.runner.tokenizer.max_length,
         "max_batch_tokens": limits.tokens,
         "max_batch_requests": limits.window,
         "max_client_batch_size": limits.items,

@@ -37,7 +37,7 @@ class ClassifyRequest(BaseModel):
 def classify(model: ServedModel, body: Body) -> Call:
     request = validate(ClassifyRequest, body.json)
     model.check_name(request.model)
-    longest = model.classifier.tokenizer.max_length
+    longest = model.runner.tokenizer.max_length
     if request.truncate_prompt_tokens not in (None, -1, longest):
         raise BadOption(f"truncate_prompt_tokens: only -1, which is this model's {longest}, is supported.")
     texts = request.input if isinstance(request.input, list) else [request.input]
