@@ -134,9 +134,7 @@ from tokenizers import Tokenizer
 session = onnxruntime.InferenceSession(sys.argv[1])
 about = json.loads(session.get_modelmeta().custom_metadata_map["offramp"])
 tokenizer = Tokenizer.from_file(sys.argv[2])
-tokenizer.enable_padding()
-tokenizer.enable_truncation(about["max_length"])
-read = tokenizer.encode_batch(["a very good film", "not a good film", "film"])
+read = tokenizer.encode_batch(["a very good film", "not a good film", "film", "not good " * 300])
 arrays = {
     "input_ids": [each.ids for each in read],
     "attention_mask": [each.attention_mask for each in read],
@@ -164,7 +162,7 @@ def portable(certified: tuple[Path, Result], run: Run) -> Path:
 
 
 def test_a_portable_folder_predicts_in_plain_onnxruntime_as_offramp_does(portable: Path, run: Run) -> None:
-    texts = "a very good film\nnot a good film\nfilm\n"
+    texts = "a very good film\nnot a good film\nfilm\n" + "not good " * 300 + "\n"
     predicted = run("predict", portable / "own", "--json", stdin=texts).stdout
     expected = [[row["label"], row["layer"]] for row in map(json.loads, predicted.splitlines())]
     graph, tokenizer = portable / "portable/onnx/model.onnx", portable / "portable/tokenizer.json"
@@ -193,10 +191,14 @@ def test_a_portable_folder_is_that_of_a_plain_classifier(portable: Path) -> None
 def test_the_certificate_of_a_portable_folder_is_in_its_card_and_in_its_graph(portable: Path) -> None:
     certificate = ModelInfo.read(portable / "own").policy.certificate
     assert certificate.summary in (portable / "portable/README.md").read_text(encoding="utf-8")
-    graph = onnx.load(portable / "portable/onnx/model.onnx")
-    (about,) = (json.loads(each.value) for each in graph.metadata_props if each.key == "offramp")
+    about = json.loads(metadata_of(portable / "portable/onnx/model.onnx"))
     assert Policy.from_json(about["policy"]).certificate == certificate
     assert about["labels"] == ["no", "yes"]
+
+
+def metadata_of(graph: Path) -> str:
+    (value,) = (each.value for each in onnx.load(graph).metadata_props if each.key == "offramp")
+    return str(value)
 
 
 def test_an_int8_graph_has_the_name_that_transformers_js_expects(
@@ -204,12 +206,11 @@ def test_an_int8_graph_has_the_name_that_transformers_js_expects(
 ) -> None:
     done = run("export", certified[0] / "int8", "--portable", "--out", tmp_path / "portable")
     assert done.exit_code == 0, done.output
-    graphs = [
-        (tmp_path / "portable/onnx" / name).read_bytes() for name in ("model.onnx", "model_quantized.onnx")
-    ]
-    assert graphs[0] == graphs[1]
+    graph, quantized = (tmp_path / "portable/onnx" / name for name in ("model.onnx", "model_quantized.onnx"))
+    assert graph.samefile(quantized)  # stored once
     config = json.loads((tmp_path / "portable/config.json").read_text())
     assert config["transformers.js_config"] == {"dtype": "q8"}
+    assert config["offramp"] == json.loads(metadata_of(graph))
 
 
 def test_a_model_that_cannot_be_made_portable_names_the_next_step(

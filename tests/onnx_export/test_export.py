@@ -3,11 +3,13 @@
 import ast
 import gc
 import itertools
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from google.protobuf.message import EncodeError
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from offramp.engine import Engine
@@ -25,7 +28,7 @@ from offramp.models.backbones import BACKBONES
 from offramp.models.exit_model import ExitModel
 from offramp.numerics import softmax
 from offramp.onnx_export import export, exporter
-from offramp.onnx_export.one_file import one_file
+from offramp.onnx_export.one_file import check_size, one_file
 from offramp.onnx_export.portable import encoder_config
 from offramp.policy import Certificate, Policy
 from offramp.runtimes import Tokens
@@ -349,21 +352,17 @@ def test_a_folder_with_files_is_not_overwritten(exported: Callable[..., Path], t
     assert [*precious.parent.iterdir()] == [precious]
 
 
-def in_one_file(folder: Path, policy: Policy) -> Callable[[list[Tokens]], tuple[np.ndarray, np.ndarray]]:
-    """Logits and layers of texts from the graph that has everything."""
+def in_one_file(
+    folder: Path, policy: Policy
+) -> Callable[[dict[str, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
+    """Logits and layers from the graph that has everything."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
     session = onnxruntime.InferenceSession(
         one_file(folder, policy).SerializeToString(), options, disabled_optimizers=["SkipLayerNormFusion"]
     )
     names = {each.name for each in session.get_inputs()}
-
-    def run(texts: list[Tokens]) -> tuple[np.ndarray, np.ndarray]:
-        inputs = embedding_inputs(texts, padding=1)
-        logits, layers = session.run(None, {name: inputs[name] for name in names})
-        return logits, layers
-
-    return run
+    return lambda inputs: session.run(None, {name: inputs[name] for name in names})
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
@@ -376,14 +375,46 @@ def test_one_file_exits_as_the_engine_and_neighbours_change_no_bit(
     texts = tokens([*range(2, 30, 2), 7, 7, 3, 29])  # from two tokens, as above
     expected = Engine(OnnxRuntime(folder, threads=1)).run(texts, policy)
     run = in_one_file(folder, policy)
-    logits, layers = run(texts)
+    logits, layers = run(embedding_inputs(texts, padding=1))
     np.testing.assert_array_equal(layers, expected.exits)  # an exit after every layer, and before the first
     assert len({*layers.tolist()}) > 1
     np.testing.assert_array_equal(logits, expected.logits)
     for row, text in enumerate(texts):
-        alone, layer = run([text])
+        alone, layer = run(embedding_inputs([text], padding=1))
         assert layer == layers[row]
         np.testing.assert_array_equal(alone[0], logits[row])
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_in_one_file_a_row_of_padding_is_an_empty_text_and_wrong_lengths_are_errors(
+    exported: Callable[..., Path], backbone: str
+) -> None:
+    folder, policy = exported(backbone), Policy.parse("patience:1")
+    texts = [Tokens([1]), Tokens([5, 6, 7, 8])]  # 1 is padding, which stands for an empty text
+    expected = Engine(OnnxRuntime(folder, threads=1)).run(texts, policy)
+    run = in_one_file(folder, policy)
+    inputs = embedding_inputs(texts, padding=1)
+    inputs["attention_mask"][0] = 0
+    logits, layers = run(inputs)
+    np.testing.assert_array_equal(layers, expected.exits)
+    np.testing.assert_allclose(logits, expected.logits, rtol=1e-5, atol=1e-5)
+    for length in (0, Manifest.load(folder).max_length + 1):
+        names = ("input_ids", "attention_mask", "token_type_ids")
+        with pytest.raises(Exception, match=r"Gather node. Name:'rows_have_from_1_to_\d+_tokens'"):
+            run(dict.fromkeys(names, np.ones((2, length), np.int64)))
+
+
+def test_a_model_too_large_for_one_file_names_the_next_step(
+    exported: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_error() -> int:
+        raise EncodeError("Failed to serialize proto")  # what protobuf does from 2 GB on
+
+    with pytest.raises(Incompatible, match="which one file cannot have; try int8"):
+        check_size(SimpleNamespace(ByteSize=raise_error))  # type: ignore[arg-type]
+    monkeypatch.setattr("offramp.onnx_export.one_file.LARGEST", 10_000)
+    with pytest.raises(Incompatible, match=r"more than 10,000 bytes.*try int8"):
+        one_file(exported("bert"), Policy.parse("never"))
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -391,7 +422,9 @@ def test_the_config_of_a_portable_folder_makes_a_plain_classifier(
     exported: Callable[..., Path], backbone: str
 ) -> None:
     folder = exported(backbone)
-    config = encoder_config(ModelInfo.read(folder), Manifest.load(folder))
+    info = replace(ModelInfo.read(folder), policy=Policy.parse("never"))
+    config = encoder_config(info, Manifest.load(folder))
+    json.dumps(config, allow_nan=False)  # JSON of other languages has no infinity
     plain = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**config))
     assert config["architectures"] == [type(plain).__name__]
     assert [*plain.config.id2label.values()] == [*ModelInfo.read(folder).labels]

@@ -129,6 +129,18 @@ def test_threshold_and_max_layer_can_be_overridden() -> None:
     assert (cut == 3).all()
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+def test_a_threshold_that_is_not_a_number_is_never_reached(sessions: dict[Any, Any], case: Any) -> None:
+    policy, problem, outputs = case
+    key = (str(policy), problem, outputs)
+    session = sessions[key] = sessions.get(key) or compiled(*case)
+    rng = np.random.default_rng(1)
+    logits = rng.normal(0, 3, (40, EXITS, outputs)).astype(np.float32)
+    inputs = {"logits_of_exits": logits, "gates_of_exits": rng.random((40, EXITS)).astype(np.float32)}
+    never = {"threshold": np.full_like(policy.threshold, np.nan, float), "max_layer": np.array(LAYERS[-1])}
+    assert (session.run(["layer"], inputs | never)[0] == LAYERS[-1]).all()
+
+
 def test_every_rule_that_runs_live_is_compiled() -> None:
     names = {str(policy).split(":")[0].split(",")[0] for policy, *_ in CASES}
     assert names == {*RULES} - {"oracle", "rank"}  # oracle needs labels, and rank the documents of a list

@@ -6,7 +6,7 @@ After each stage the policy decides which rows exit, and an `If` runs the rest o
 are compressed to the front, and what deeper levels return is scattered back. So every row exits at its own layer, and
 a batch takes as long as the rows that stay. The arithmetic of the rule is its own `step`, run on symbols.
 
-`threshold` and `max_layer` are inputs with defaults, those of the policy.
+`threshold` and `max_layer` are inputs with defaults, those of the policy. A threshold of NaN is never reached.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import EncodeError
 from onnx import GraphProto, ModelProto, TensorProto, helper
 
 import offramp
@@ -60,7 +61,7 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
     weights = Weights(recorder, [embedding.graph, *stages])
     names = INPUTS if reads_types else INPUTS[:2]
     inputs = {name: int64_input(recorder, name) for name in names}
-    rows = first_rows(recorder, weights, embedding.graph, inputs, manifest.padding, info.reads_types)
+    rows = first_rows(recorder, weights, embedding.graph, inputs, manifest, info.reads_types)
 
     def stage(exit: int, rows: Rows) -> Output:
         outputs = weights.splice(stages[exit], {name: rows[name].value for name in STAGE_INPUTS})
@@ -77,11 +78,19 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
     model = nest.model(nest.level(0, rows, None), [each.value for each in inputs.values()], opsets)
     model.metadata_props["offramp"] = json.dumps(metadata(info, manifest, policy))
     proto: ModelProto = ir.to_proto(model)
-    if proto.ByteSize() > LARGEST:
-        raise Incompatible(
-            f"the graph has {proto.ByteSize():,} bytes, and one file at most {LARGEST:,}; try int8."
-        )
+    check_size(proto)
     return proto
+
+
+def check_size(proto: ModelProto) -> None:
+    try:
+        too_large = proto.ByteSize() > LARGEST
+    except EncodeError:  # protobuf cannot even count so many
+        too_large = True
+    if too_large:
+        raise Incompatible(
+            f"the graph has more than {LARGEST:,} bytes, which one file cannot have; try int8."
+        )
 
 
 def metadata(info: ModelInfo, manifest: Manifest, policy: Policy) -> dict[str, Any]:
@@ -135,26 +144,42 @@ def first_rows(
     weights: "Weights",
     embedding: GraphProto,
     inputs: dict[str, Symbol],
-    padding: int,
+    manifest: Manifest,
     reads_types: bool,
 ) -> Rows:
-    """What the first stage reads."""
-    mask: Array = inputs["attention_mask"]
+    """What the first stage reads. A row of padding only is one token of padding, as an empty text is elsewhere."""
+    given: Array = inputs["attention_mask"]
+    one = if_length_fits(given, manifest.max_length)
+    places = new(recorder, "CumSum", [np.where(given > 0, one, one), np.array(1)], np.int64, (None, None))
+    end: Array = (places * given).max(-1)  # the place of the last token, from 1
+    mask: Array = np.maximum(given, (places + end[:, None] <= 1).astype(np.int64))
     types: Array = inputs.get("token_type_ids")
-    given = {
+    arrays = {
         "attention_mask": mask,
         "token_type_ids": types,
-        "input_ids": np.where(mask > 0, inputs["input_ids"], padding),
+        "input_ids": np.where(mask > 0, inputs["input_ids"], manifest.padding),
     }
-    needed = {each.name: given[each.name].value for each in embedding.input}
+    needed = {each.name: arrays[each.name].value for each in embedding.input}
     hidden = weights.splice(embedding, needed)["hidden"]
-    places = new(recorder, "CumSum", [np.where(mask > 0, 1, 1), np.array(1)], np.int64, (None, None))
     return {
         "hidden": Symbol(recorder, hidden, np.float32, (None, None, None)),
         "attention_mask": mask,
         "token_weights": token_weights(mask, types if reads_types else None),
-        "end": (places * mask).max(-1),  # the place of the last token, from 1
+        "end": np.maximum(end, 1),
     }
+
+
+def if_length_fits(mask: Symbol, most: int) -> Symbol:
+    """1 if there are from 1 to `most` tokens (one more if that is odd), or an error with the name of the node.
+
+    Gather takes indices from -n up to n - 1 in a table of n numbers, and ONNX has no other way to raise an error.
+    """
+    half = -(-most // 2)
+    tokens: Array = new(mask.recorder, "Shape", [mask], np.int64, (1,), start=1, end=2)
+    table = np.ones(half, np.int64)
+    found = new(mask.recorder, "Gather", [table, tokens - (half + 1)], np.int64, (1,))
+    mask.recorder.blocks[-1].nodes[-1].name = f"rows_have_from_1_to_{most}_tokens"
+    return found
 
 
 def trimmed(rows: Rows) -> Rows:
@@ -195,7 +220,8 @@ class Weights:
         nodes = [*graph]
         graph.outputs.clear()
         graph.remove(nodes)
-        for node in nodes:
+        for number, node in enumerate(nodes):
+            node.name = f"{prefix}{node.op_type}_{number}"
             for index, value in enumerate(node.inputs):
                 if value is not None and value.producer() is None and value.name in replaced:
                     node.replace_input_with(index, replaced[value.name])

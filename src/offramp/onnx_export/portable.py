@@ -1,11 +1,10 @@
 """A standard Hugging Face folder for other libraries and languages: they need no offramp to run it.
 
 The model and its rule are one graph (`one_file.py`), under the names that transformers.js and others look for; the
-config is that of the encoder, the tokenizer is the model's own.
+config is that of the encoder, the tokenizer is the model's own. docs/other-languages.md is about its use.
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from offramp.files import atomic_folder
 from offramp.folder import Manifest
 from offramp.folder.manifest import TOKENIZER
 from offramp.model_info import CONFIG, ModelInfo
-from offramp.onnx_export.one_file import one_file, text_length
+from offramp.onnx_export.one_file import metadata, one_file, text_length
 from offramp.reports.card import CARD, policy_section, retrofit_section, summary, table, title
 from offramp.reports.results import RETROFIT, RetrofitResults
 
 GRAPH, QUANTIZED_GRAPH = "onnx/model.onnx", "onnx/model_quantized.onnx"
 DTYPES = {"fp32": "fp32", "int8": "q8"}
-"""The names that transformers.js has for our precisions; it would choose one by the device."""
+"""The names that transformers.js has for our precisions; without one, it would choose by the device."""
 
 
 def write_portable(folder: Path, path: Path) -> None:
@@ -38,47 +37,59 @@ def write_portable(folder: Path, path: Path) -> None:
         (draft / GRAPH).write_bytes(graph.SerializeToString())
         if manifest.precision == "int8":
             link_or_copy(draft / GRAPH, draft / QUANTIZED_GRAPH)
-        shutil.copyfile(folder / TOKENIZER, draft / TOKENIZER)
+        tokenizer = padding_tokenizer(folder, info, manifest)
+        tokenizer.save(str(draft / TOKENIZER))
         for name, content in (
             (CONFIG, encoder_config(info, manifest)),
-            ("tokenizer_config.json", tokenizer_config(folder, info, manifest)),
+            ("tokenizer_config.json", tokenizer_config(tokenizer, info, manifest)),
         ):
             (draft / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
         (draft / CARD).write_text(card(folder, info, manifest), encoding="utf-8")
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """The same file under a second name, where the file system can."""
+    """The same file under a second name in its folder. A symbolic link is kept by most copies and archives."""
     try:
-        os.link(source, path)
-    except OSError:
+        path.symlink_to(source.name)
+    except OSError:  # on Windows, only some users may
         shutil.copyfile(source, path)
+
+
+def padding_tokenizer(folder: Path, info: ModelInfo, manifest: Manifest) -> Tokenizer:
+    """The tokenizer, which truncates and pads by itself."""
+    settings = manifest.tokenizer
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    tokenizer.enable_truncation(text_length(info, manifest), direction=settings["truncation_side"])
+    padding = settings["pad_token_id"]
+    tokenizer.enable_padding(pad_id=padding, pad_token=tokenizer.id_to_token(padding))
+    return tokenizer
 
 
 def encoder_config(info: ModelInfo, manifest: Manifest) -> dict[str, Any]:
     """The config of a plain classifier."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
+    assert info.policy is not None
     return {
         **info.encoder,
         "architectures": [MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[info.backbone]],
         "id2label": {str(index): name for index, name in enumerate(info.labels)},
         "label2id": {name: index for index, name in enumerate(info.labels)},
         "problem_type": str(info.problem),
+        "offramp": metadata(info, manifest, info.policy),  # not every runtime shows the metadata of a graph
         "transformers.js_config": {"dtype": DTYPES[manifest.precision]},
     }
 
 
-def tokenizer_config(folder: Path, info: ModelInfo, manifest: Manifest) -> dict[str, Any]:
-    """What libraries read beside tokenizer.json: above all, where to truncate."""
+def tokenizer_config(tokenizer: Tokenizer, info: ModelInfo, manifest: Manifest) -> dict[str, Any]:
+    """What transformers and transformers.js read beside tokenizer.json, of which they ignore length and padding."""
     settings = manifest.tokenizer
-    names = {"input_ids", "attention_mask", *settings["model_input_names"]}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",  # tokenizer.json as it is
         "model_max_length": text_length(info, manifest),
         "truncation_side": settings["truncation_side"],
-        "model_input_names": sorted(names),
-        "pad_token": Tokenizer.from_file(str(folder / TOKENIZER)).id_to_token(settings["pad_token_id"]),
+        "model_input_names": sorted({"input_ids", "attention_mask", *settings["model_input_names"]}),
+        "pad_token": tokenizer.id_to_token(settings["pad_token_id"]),
     }
 
 
@@ -99,12 +110,13 @@ def card(folder: Path, info: ModelInfo, manifest: Manifest) -> str:
 
 
 def usage(info: ModelInfo, manifest: Manifest) -> str:
+    outputs = f"`logits`: float32 (rows, {len(info.labels)}); `layer`, where each row exited: int64 (rows,)"
     rows = [
         ["inputs", "`input_ids`, `attention_mask`, and `token_type_ids` if the graph has it: int64 (rows, tokens)"],
         ["optional inputs", "`threshold` (float64), `max_layer` (int64): by default those of the policy"],
-        ["outputs", f"`logits`: float32 (rows, {len(info.labels)}); `layer`, where each row exited: int64 (rows,)"],
-        ["length", f"at most {text_length(info, manifest)} tokens: truncate longer texts"],
-        ["metadata", "under the key `offramp`, as JSON: labels, length, precision, policy, certificate"],
+        ["outputs", outputs],
+        ["length", f"at most {text_length(info, manifest)} tokens; tokenizer.json truncates and pads"],
+        ["metadata", "under the key `offramp`, in the graph and in config.json: labels, length, policy, certificate"],
     ]  # fmt: skip
     return f"""\
 ## Use
@@ -114,8 +126,20 @@ def usage(info: ModelInfo, manifest: Manifest) -> str:
 {table(["", ""], rows)}
 
 ```js
-import {{ pipeline }} from "@huggingface/transformers";
-
-const classify = await pipeline("text-classification", "FOLDER");  // the folder of this file
-console.log(await classify("a text"));
+{PAIRS if info.trained_on_pairs else TEXTS}
 ```"""
+
+
+TEXTS = """\
+import { pipeline } from "@huggingface/transformers";
+
+const classify = await pipeline("text-classification", "FOLDER"); // the folder of this file
+console.log(await classify("a text"));"""
+PAIRS = """\
+import { AutoModel, AutoTokenizer } from "@huggingface/transformers";
+
+const tokenizer = await AutoTokenizer.from_pretrained("FOLDER"); // the folder of this file
+const model = await AutoModel.from_pretrained("FOLDER");
+const pair = { text_pair: "another text", truncation: true, return_token_type_ids: true };
+const { logits, layer } = await model(tokenizer("a text", pair));
+console.log(logits.tolist(), layer.tolist());"""

@@ -44,7 +44,7 @@ class Recorder:
     def op(
         self, name: str, inputs: Sequence[ir.Value], attributes: Mapping[str, Any], outputs: int = 1
     ) -> Any:
-        node = ir.node(name, inputs, attributes, num_outputs=outputs)
+        node = ir.node(name, inputs, attributes, num_outputs=outputs, name=f"{name}_{next(self.names)}")
         self.blocks[-1].nodes.append(node)
         for output in node.outputs:  # unique in all branches, which see the names around them
             output.name = f"{name.lower()}_{next(self.names)}"

@@ -72,9 +72,9 @@ class Rule:
         return logits
 
     def level(self, threshold: ArrayLike) -> Array:
-        """The readiness that a threshold, in the rule's own units, stands for."""
+        """The readiness that a threshold, in the rule's own units, stands for; that of NaN is never reached."""
         value: Any = np.multiply(threshold, 1.0)
-        return np.where(value > 0, value, np.inf) if self.counts_exits else self.sign * value
+        return np.where(value <= 0, np.inf, value) if self.counts_exits else self.sign * value
 
 
 @dataclass(frozen=True)
