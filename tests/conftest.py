@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from shutil import which
 from tempfile import NamedTemporaryFile
 from typing import Any
 
@@ -275,3 +276,21 @@ def make_trace() -> Callable[..., Trace]:
 @pytest.fixture(scope="session", name="make_certificate")
 def make_certificate_fixture() -> Callable[..., Certificate]:
     return make_certificate
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's Chromium without a window."""
+    from selenium import webdriver
+
+    chromium, driver = which("chromium"), which("chromedriver")
+    if not chromium or not driver:
+        pytest.skip("chromium or chromedriver is missing")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield browser
+    browser.quit()

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,19 @@ def test_speeds_are_milliseconds_per_example_alone_and_in_a_batch(wait: Clock) -
         wait(0.001 + 0.001 * len(examples))
 
     speeds = compare_speed({"slow": slow, "fast": fast}, range(10))
-    assert speeds["slow"] == Speed(pytest.approx(12), pytest.approx(3))
-    assert speeds["fast"].times_faster_than(speeds["slow"]) == Speed(pytest.approx(6), pytest.approx(3 / 1.1))
+    assert astuple(speeds["slow"]) == pytest.approx((12, 3, 12, 12))
+    times = speeds["fast"].times_faster_than(speeds["slow"])
+    assert astuple(times) == pytest.approx((6, 3 / 1.1, 6, 6))
+
+
+def test_percentiles_are_of_examples_and_leave_out_the_warm_up(wait: Clock) -> None:
+    calls = itertools.count()
+
+    def predict(examples: Sequence[Any]) -> None:
+        wait(sum(examples) / 1000 + (50 if next(calls) < comparison.PROBES + 1 + 100 else 0))
+
+    speed = compare_speed({"one": predict}, range(101))["one"]
+    assert (speed.single, speed.p50, speed.p95) == pytest.approx((49.5, 49.5, 94.05))
 
 
 @pytest.mark.parametrize("per_example", [0.001, 0.2, 2.0])
@@ -52,7 +63,7 @@ def test_timing_keeps_to_its_time_on_long_texts(wait: Clock, per_example: float)
     speeds = compare_speed({"one": predict, "other": predict}, range(500), seconds=20)
     least = 2 * per_example * (1 + comparison.PROBES + 4)  # the estimate, the warm-up and one round
     assert spent[0] <= max(1.2 * 20, least)
-    assert speeds["one"] == Speed(pytest.approx(1000 * per_example), pytest.approx(1000 * per_example))
+    assert astuple(speeds["one"]) == pytest.approx((1000 * per_example,) * 4)
 
 
 def test_the_median_of_alternating_runs_ignores_a_busy_moment(wait: Clock) -> None:
@@ -85,12 +96,12 @@ def test_changed_predictions_are_counted_against_the_reference() -> None:
         metrics=("acc",),
         reference=reference,
     )
-    speed = Speed(1, 1)
+    speed = Speed(1, 1, 1, 1)
     original = measure_contender("original", trace, None, speed, speed)
-    first = measure_contender("first exit", trace, Policy.parse("layer:1"), Speed(0.5, 0.25), speed)
+    first = measure_contender("first exit", trace, Policy.parse("layer:1"), Speed(0.5, 0.25, 0.5, 1), speed)
     assert (original.losses, original.scores, original.mean_layer) == ({"changed": 0}, {"acc": 0.75}, 2)
     assert (first.losses, first.scores, first.mean_layer) == ({"changed": 0.75}, {"acc": 0.5}, 1)
-    assert first.times_faster == Speed(2, 4)
+    assert first.times_faster == Speed(2, 4, 2, 1)
 
 
 def test_changed_predictions_are_those_that_the_policy_returns() -> None:
@@ -104,12 +115,12 @@ def test_changed_predictions_are_those_that_the_policy_returns() -> None:
         reference=draw.normal(size=(300, 2)).astype(np.float32),
         reference_name="mine",
     )
-    policy, speed = Policy.parse("ensemble:0.7"), Speed(1.0, 1.0)  # returns a mean of exits
+    policy, speed = Policy.parse("ensemble:0.7"), Speed(1, 1, 1, 1)  # returns a mean of exits
     returned = policy.decide(trace.logits, layers=trace.layers).logits.argmax(-1)
     found = measure_contender("exits", trace, policy, speed, speed)
     assert found.losses["changed"] == np.mean(returned != trace.reference_predictions())
 
 
 def test_a_contender_survives_json() -> None:
-    row = Contender("offramp", {"overlap": 0.1}, {}, 2.5, Speed(1, 2), Speed(3, 4))
+    row = Contender("offramp", {"overlap": 0.1}, {}, 2.5, Speed(1, 2, 3, 4), Speed(3, 4, 5, 6))
     assert Contender.from_json(json.loads(json.dumps(asdict(row)))) == row

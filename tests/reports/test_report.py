@@ -39,7 +39,7 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in ("meta", "input"):
+        if tag not in ("meta", "input", "wbr"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -152,7 +152,7 @@ def test_save_writes_page_table_and_json(make_trace: Make, tmp_path: Path) -> No
     assert [path.name for path in found.save(tmp_path)] == ["report.html", "report.json", "report.txt"]
     assert (tmp_path / "report.html").read_text(encoding="utf-8") == found.html()
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")).keys() == {
-        *("sections", "comparison", "lead")
+        *("sections", "comparison", "opening")
     }
     assert (tmp_path / "report.txt").read_text(encoding="utf-8") == f"{found}\n"
 

@@ -4,17 +4,23 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from offramp.guarantees.differences import Difference, GroupDifferences
+from offramp.measuring.changes import Changes
 from offramp.measuring.comparison import Contender, Speed
 from offramp.policy import Certificate
+from offramp.reports import report
 from offramp.reports.results import Megabytes, RetrofitResults, Unseen
+from offramp.trace import Trace
 
 
 def contender(name: str, single: float, batch: float, changed: float = 0) -> Contender:
-    speed = Speed(single, batch)
-    return Contender(name, {"changed": changed}, {}, 3, speed, speed.times_faster_than(Speed(12, 8)))
+    speed = Speed(single, batch, single / 2, 3 * single)
+    first = Speed(12, 8, 6, 36)
+    return Contender(name, {"changed": changed}, {}, 3, speed, speed.times_faster_than(first))
 
 
 @pytest.fixture
@@ -43,7 +49,9 @@ def results(make_certificate: Callable[..., Certificate]) -> RetrofitResults:
         ),
         unseen=Unseen(150, 4),
         full_depth_bit_equal=None,
+        changes={"exit": (GroupDifferences("layer 0", 100, 4), GroupDifferences("layer 6", 100, 0))},
         megabytes=Megabytes(44, 134, 133),
+        machine={"cpu": "a CPU", "machine": "x86", "system": "Linux", "threads": 2, "python": "3.11"},
     )
 
 
@@ -77,9 +85,66 @@ def test_queries_are_compared_by_what_was_missed(
     ranked = replace(results, unit="query", comparison=tuple(rows), certificate=certificate)
     assert "on 200 test queries, 3.1% of the top 5 was missed" in ranked.verdict()
     assert "missed %" in ranked.table()
-    assert "ms, one query" in ranked.table()
+    assert "one query, ms" in ranked.table()
+
+
+def test_the_table_has_both_denominators_percentiles_and_the_cost_of_a_million(
+    results: RetrofitResults,
+) -> None:
+    rows = {name: cells for name, *cells in results.rows()}
+    assert rows["one text, ms"] == ["12.00", "9.00", "6.00", "3.00"]
+    assert rows["one text, p50"] == ["6.00", "4.50", "3.00", "1.50"]
+    assert rows["one text, p95"] == ["36.00", "27.00", "18.00", "9.00"]
+    assert rows["one text, times transformers"] == ["1.0", "1.3", "2.0", "4.0"]
+    assert rows["one text, times int8, full depth"] == ["0.5", "0.7", "1.0", "2.0"]
+    assert rows["batches, times int8, full depth"] == ["0.5", "0.7", "1.0", "4.0"]
+    # 8 ms for a text: a million take 8,000 s
+    assert rows["hours, a million texts"][0] == f"{8000 / 3600:.2f}"
+
+
+def test_the_page_opens_with_model_data_machine_and_date_and_shows_both_predictions(
+    results: RetrofitResults,
+) -> None:
+    changed = (Difference(7, "spam", "ham", 0.9, "win a\nprize " + "x" * 400),)
+    blocks = results.blocks(Changes({}, changed, (6,)))
+    text = "\n\n".join(map(str, blocks))
+    assert text.startswith(
+        "mine, made faster\nmodel: mine, 12 layers\ndata: logs.csv (texts: 500 to learn from, 300 to calibrate on, "
+        "200 to test on)\nmeasured on 2026-01-01: a CPU, 2 threads, Linux; python 3.11\n4.0 times faster than mine"
+    )
+    by_exit = next(block for block in blocks if block.heading == "Changed predictions, by exit")
+    assert by_exit.rows[1:] == [
+        ["layer 0", "100", "4", "4.0", "1.1 to 9.9"],
+        ["layer 6", "100", "0", "0.0", "0.0 to 3.6"],
+    ]
+    texts = next(block for block in blocks if block.heading.startswith("Texts whose prediction changed"))
+    assert texts.heading == "Texts whose prediction changed, 1 of 4"
+    header, (layer, old, new, shown) = texts.rows
+    assert (layer, old, new) == ("6", "spam", "ham")
+    assert header[1:3] == ["mine", "now"]
+    assert shown.startswith("win a prize xxx")
+    assert len(shown) == 300
 
 
 def test_results_are_read_back_as_they_were(results: RetrofitResults, tmp_path: Path) -> None:
     (tmp_path / "retrofit.json").write_text(json.dumps(results.to_json()))
     assert RetrofitResults.load(tmp_path) == results
+
+
+def test_nothing_runs_off_the_edge_of_a_narrow_page(
+    results: RetrofitResults, make_trace: Callable[..., Trace], browser: Any, tmp_path: Path
+) -> None:
+    changed = tuple(Difference(row, "negative", "positive", 0.9, "long" * 100) for row in range(3))
+    trace = make_trace(200, data="logs")
+    rules = ["agreement", "entropy", "confidence", "oracle"]
+    page = report(trace, rules, opening=results.blocks(Changes({}, changed, (6, 6, 12))))
+    page.save(tmp_path)
+    browser.set_window_size(500, 900)
+    browser.get(f"file://{tmp_path / 'report.html'}")
+    beyond = browser.execute_script(
+        "return [...document.querySelectorAll('*')].filter(each => each.getBoundingClientRect().right > innerWidth)"
+        ".map(each => each.outerHTML.slice(0, 200))"
+    )
+    assert browser.execute_script("return innerWidth") <= 500
+    assert beyond == []
+    assert browser.find_element("tag name", "h2").text == "mine, made faster"

@@ -1,7 +1,6 @@
 """The page in a real browser, Debian's Chromium without a window."""
 
-from collections.abc import Callable, Iterator
-from shutil import which
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,21 +11,6 @@ from selenium.webdriver.support.ui import WebDriverWait
 from offramp.inference import Classifier
 
 Serve = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[webdriver.Chrome]:
-    chromium, driver = which("chromium"), which("chromedriver")
-    if not chromium or not driver:
-        pytest.skip("chromium or chromedriver is missing")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield browser
-    browser.quit()
 
 
 @pytest.fixture

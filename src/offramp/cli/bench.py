@@ -1,12 +1,9 @@
 """offramp bench: time full depth and a policy on this machine."""
 
-import platform
 from dataclasses import asdict
 from datetime import date
 from functools import partial
-from importlib.metadata import version
-from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -14,7 +11,6 @@ from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions, texts_of
 from offramp.cli.options import RuntimeOptions
 from offramp.cli.progress import in_terminal
-from offramp.cpus import available_cpus
 from offramp.errors import BadOption
 from offramp.wording import count
 
@@ -44,10 +40,10 @@ def bench(
     from offramp.inference import Classifier
     from offramp.inference.collect import collect
     from offramp.inference.runner import NEVER
-    from offramp.measuring.comparison import compare_speed, measure_contender
+    from offramp.measuring.comparison import compare_speed, describe_machine, measure_contender
     from offramp.model_info import ModelInfo
-    from offramp.reports.results import comparison_table
-    from offramp.reports.table import short
+    from offramp.reports.results import contender_rows
+    from offramp.reports.table import format_table, short
 
     folder = find_model(model)
     info = ModelInfo.read(folder)
@@ -79,19 +75,8 @@ def bench(
         "repeats": repeats,
         "policy": str(runner.policy),
         "date": str(date.today()),
-        **machine(runtime.threads),
+        **describe_machine(runtime.threads),
         "runs": [asdict(contender) for contender in contenders],
     }
     heading = f"{count(len(texts), 'text')}, median of {count(repeats, 'run')}"
-    return Result(values, f"{heading}\n\n{comparison_table(contenders)}")
-
-
-def machine(threads: int | None) -> dict[str, Any]:
-    packages = [name for name in ("torch", "transformers", "onnxruntime") if find_spec(name)]
-    return {
-        "machine": platform.machine(),
-        "system": platform.system(),
-        "threads": threads or available_cpus(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in packages},
-    }
+    return Result(values, f"{heading}\n\n{format_table(contender_rows(contenders))}")

@@ -161,7 +161,8 @@ Next:
   offramp predict {out} new.csv
   offramp serve {out}
   offramp info {out}"""
-NEXT_RANK = """Next:
+NEXT_RANK = """Report: {out}/report/report.html
+Next:
   offramp rerank {out} new.csv
   offramp serve {out}
   offramp info {out}"""

@@ -10,7 +10,7 @@ from offramp.errors import BadData, BadOption
 from offramp.guarantees.bounds import BOUNDS, Bound
 from offramp.guarantees.certificate import Certificate, are_fractions
 from offramp.guarantees.comparison import Compared, Comparison, Predicted, common_labels
-from offramp.guarantees.differences import ClassDifferences, Difference, by_class, largest
+from offramp.guarantees.differences import Difference, GroupDifferences, by_class, largest
 from offramp.guarantees.losses import LOSSES
 from offramp.guarantees.operating_point import OperatingPoint
 from offramp.guarantees.sequential import HOPELESS, PROVEN, REFUTED, SequentialTest, fewest_examples
@@ -88,7 +88,7 @@ class Certification:
     finite: bool
     """Whether the claims are about these rows alone."""
     claims: tuple[Claim, ...]
-    by_class: tuple[ClassDifferences, ...]
+    by_class: tuple[GroupDifferences, ...]
     differences: tuple[Difference, ...]
     """The largest first."""
 

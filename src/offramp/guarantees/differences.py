@@ -1,4 +1,4 @@
-"""Where two sides differ: by class, and the rows with the largest differences."""
+"""Where two sides differ: by class or another group, and the rows with the largest differences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ MOST = 20
 
 
 @dataclass(frozen=True)
-class ClassDifferences:
-    """The rows that the old side puts into one class, or gives one label."""
+class GroupDifferences:
+    """The rows of a group, such as those that the old side puts into one class."""
 
     name: str
     rows: int
     different: int
-    """Those that the new side does not."""
+    """Those on which the sides differ."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,30 @@ class Difference:
     text: str | None = None
 
 
-def by_class(compared: Compared, names: Sequence[str]) -> tuple[ClassDifferences, ...]:
+def by_class(compared: Compared, names: Sequence[str]) -> tuple[GroupDifferences, ...]:
+    """By the class, or by each of the labels, that the old side gives."""
     old, new = compared.decisions
     if compared.problem == REGRESSION:
         return ()
-    if not compared.problem.multi_label:
-        classes = np.arange(len(names) or int(old.max()) + 1)
-        old, new = old[:, None] == classes, new[:, None] == classes
-    kept, total = ((old == 1) & (new == 1)).sum(0), (old == 1).sum(0)
-    return tuple(
-        ClassDifferences(name_of(names, index), int(total[index]), int(total[index] - kept[index]))
-        for index in range(len(total))
-    )
+    if compared.problem.multi_label:
+        names = [name_of(names, label) for label in range(old.shape[-1])]
+        return by_group(new == 0, old == 1, names)
+    names = [name_of(names, index) for index in range(len(names) or int(old.max()) + 1)]
+    return by_group((old != new)[:, None], old[:, None] == np.arange(len(names)), names)
+
+
+def by_group(different: Array, members: Array, names: Sequence[str]) -> tuple[GroupDifferences, ...]:
+    """`members` (rows, groups) says which rows belong to a group; `different` has its shape, or is (rows, 1)."""
+    total, changed = members.sum(0).tolist(), (members & different).sum(0).tolist()
+    return tuple(map(GroupDifferences, names, total, changed))
 
 
 def largest(
-    compared: Compared, names: Sequence[str], tolerance: float | None, texts: Sequence[Any] | None
+    compared: Compared,
+    names: Sequence[str],
+    tolerance: float | None,
+    texts: Sequence[Any] | None,
+    most: int = MOST,
 ) -> tuple[Difference, ...]:
     """Where the decisions differ, those with the most different scores first."""
     old, new = compared.decisions
@@ -67,7 +75,7 @@ def largest(
             None if gaps is None else float(gaps[index]),
             None if texts is None else one_text(texts[int(compared.rows[index])]),
         )
-        for index in different[:MOST]
+        for index in different[:most]
     )
 
 

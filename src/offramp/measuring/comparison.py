@@ -1,15 +1,20 @@
 """Several ways to predict the same examples, side by side: their speed, scores and changed predictions."""
 
 import math
+import platform
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from offramp.cpus import available_cpus
 from offramp.data.metrics import score_logits
 from offramp.guarantees import Guarantee
 from offramp.measuring.rankings import Rankings
@@ -32,9 +37,12 @@ class Speed:
     """Median milliseconds per example, or how many times faster than another."""
 
     single: float
-    """One example at a time."""
+    """One example at a time, on average over examples."""
     batch: float
     """All examples at once."""
+    p50: float
+    p95: float
+    """Half of the examples, and 95% of them, take at most this long, one at a time."""
 
     @property
     def cost(self) -> float:
@@ -42,7 +50,9 @@ class Speed:
         return self.single * self.batch
 
     def times_faster_than(self, other: "Speed") -> "Speed":
-        return Speed(other.single / self.single, other.batch / self.batch)
+        return Speed(
+            **{each.name: getattr(other, each.name) / getattr(self, each.name) for each in fields(Speed)}
+        )
 
 
 @dataclass(frozen=True)
@@ -105,15 +115,22 @@ def compare_speed(
     share = min(1, seconds / ((repeats + 1) * estimate(contenders, examples)))
     singles = examples[: max(1, int(share * min(SINGLES, len(examples))))]
     batch = examples[: max(1, int(share * len(examples)))]
+    latencies: dict[str, list[float]] = {name: [] for name in contenders}
     runs: dict[tuple[str, bool], Callable[[], object]] = {}
     for name, predict in contenders.items():
-        runs[name, True] = partial(one_by_one, predict, singles)
+        runs[name, True] = partial(one_by_one, predict, singles, latencies[name])
         runs[name, False] = partial(predict, batch)
     for warm_up in runs.values():
         warm_up()
+    for each in latencies.values():
+        each.clear()
     times = time_in_turns(runs, repeats, end - time.perf_counter(), progress)
     return {
-        name: Speed(1000 * times[name, True] / len(singles), 1000 * times[name, False] / len(batch))
+        name: Speed(
+            1000 * times[name, True] / len(singles),
+            1000 * times[name, False] / len(batch),
+            *(1000 * np.percentile(latencies[name], (50, 95))).tolist(),
+        )
         for name in contenders
     }
 
@@ -125,14 +142,17 @@ def estimate(contenders: Mapping[str, Predict], examples: Sequence[Any]) -> floa
         predict(probes[:1])  # the first call may load and allocate
     begin = time.perf_counter()
     for predict in contenders.values():
-        one_by_one(predict, probes)
+        one_by_one(predict, probes, [])
     number = min(SINGLES, len(examples)) + len(examples)
     return (time.perf_counter() - begin) / len(probes) * number
 
 
-def one_by_one(predict: Predict, examples: Sequence[Any]) -> None:
+def one_by_one(predict: Predict, examples: Sequence[Any], latencies: list[float]) -> None:
+    """Appends the seconds of each."""
     for example in examples:
+        begin = time.perf_counter()
         predict([example])
+        latencies.append(time.perf_counter() - begin)
 
 
 def time_in_turns(
@@ -154,3 +174,24 @@ def time_in_turns(
         if time.perf_counter() >= end:
             break
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def describe_machine(threads: int | None = None) -> dict[str, Any]:
+    """What a time depends on, apart from the model and the texts."""
+    packages = [name for name in ("torch", "transformers", "onnxruntime") if find_spec(name)]
+    return {
+        "cpu": cpu_name(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "threads": threads or available_cpus(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in packages},
+    }
+
+
+def cpu_name() -> str:
+    """As Linux calls it; elsewhere what Python knows, which may be nothing."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

@@ -123,7 +123,7 @@ def usage(info: ModelInfo, manifest: Manifest) -> str:
 
 `{GRAPH}` holds the model and its exit rule, in {manifest.precision}: any ONNX Runtime runs it, in any language.
 
-{table(["", ""], rows)}
+{table([["", ""], *rows])}
 
 ```js
 {PAIRS if info.trained_on_pairs else TEXTS}

@@ -8,7 +8,8 @@ from offramp.files import SCORES, SUFFIX, read_json, write_files
 from offramp.folder.folder import is_path
 from offramp.model_info import ModelInfo
 from offramp.policy import Certificate, Policy
-from offramp.reports.results import RETROFIT, RetrofitResults
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from offramp.reports.results import RETROFIT, RetrofitResults, origin_lines
 from offramp.reports.table import layer_rows, percent, short, threshold_text
 from offramp.rules.rank import Rank
 from offramp.wording import count
@@ -53,14 +54,12 @@ def title(folder: Path) -> str:
 
 
 def summary(info: ModelInfo) -> str:
-    head, source = info.head, info.encoder.get("_name_or_path", "")
+    source = info.encoder.get("_name_or_path", "")
     origin = f" ({Path(source).name if is_path(source) else source})" if source else ""
     rows = {
         "encoder": f"{info.backbone}{origin}, {count(info.exits[-1], 'layer')}",
-        "exits": f"at layers {', '.join(map(str, info.exits))}",
-        "head": f"{head['pooling']} pooling, pooler {head['pooler']}, classifier {head['classifier']}"
-        + (", with a gate" if head["gate"] else ""),
-        "problem": info.problem,
+        "exits": f"after layers {', '.join(map(str, info.exits))} (0: before the first), {classifiers(info.head)}",
+        "predicts": PREDICTS[info.problem],
         "labels": ", ".join(info.labels),
     }
     what = (
@@ -68,18 +67,29 @@ def summary(info: ModelInfo) -> str:
         if ranks(info)
         else "A text classifier with early exits: each text stops at the first exit that is sure enough."
     )
-    return f"{what}\n\n" + table(["", ""], [[key, value] for key, value in rows.items()])
+    return f"{what}\n\n" + table([["", ""], *rows.items()])
+
+
+PREDICTS = {SINGLE_LABEL: "one label", MULTI_LABEL: "any number of labels", REGRESSION: "a number"}
+READS = {"first": "the first token", "mean": "the mean of all tokens", "pair": "both texts of a pair"}
+
+
+def classifiers(head: Mapping[str, Any]) -> str:
+    """What the exits are, in words."""
+    of = {"own": "each with its own small classifier", "shared": "which share one classifier"}
+    shared = of.get(head["classifier"], f"one classifier for every {head['classifier']} of them")
+    return f"{shared}, on {READS[head['pooling']]}" + (", and a gate" if head["gate"] else "")
 
 
 def retrofit_section(results: RetrofitResults) -> str:
-    lines = "\n".join(f"- {line}" for line in results.verdict())
+    lines = "\n".join(f"- {line}" for line in [*origin_lines(results), *results.verdict()])
     how = f"Measured on {results.date}, with `{short(results.policy)}`."
-    return f"## Compared with {results.original}\n\n{how}\n\n{lines}"
+    return f"## Compared with {results.original}\n\n{how}\n\n{table(results.rows())}\n\n{lines}"
 
 
 def exits_section(scores: Mapping[str, Any]) -> str:
-    header, *rows = layer_rows(scores["layers"], {name: scores[name] for name in scores if name != "layers"})
-    return "## Scores of every exit\n\nOn the validation split, in per cent.\n\n" + table(header, rows)
+    rows = layer_rows(scores["layers"], {name: scores[name] for name in scores if name != "layers"})
+    return "## Scores of every exit\n\nOn the validation split, in per cent.\n\n" + table(rows)
 
 
 def policy_section(policy: Policy) -> str:
@@ -107,7 +117,8 @@ def curve_section(curve: Mapping[str, Any]) -> str:
         rows.append(["**the policy**", "-" if score is None else percent(score), f"{own['mean_layer']:.2f}"])
     return (
         f"## Curve\n\n{curve['rule']} on {count(curve['examples'], 'example')} ({curve['data']}), "
-        f"out of {count(curve['layers'], 'layer')}.\n\n" + table(["threshold", headline, "mean layer"], rows)
+        f"out of {count(curve['layers'], 'layer')}.\n\n"
+        + table([["threshold", headline, "mean layer"], *rows])
     )
 
 
@@ -131,6 +142,7 @@ print(reranker.rank("a query", ["a document", "another"]))
 ```"""
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """A header and rows in Markdown."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,8 +1,6 @@
 """The result of `certify` for people: lines of text, a page, and a badge."""
 
 import math
-from html import escape
-from importlib.resources import files
 from urllib.parse import quote
 
 from offramp.guarantees.bounds import BOUNDS
@@ -10,9 +8,8 @@ from offramp.guarantees.certificate import percent
 from offramp.guarantees.certify import UNDECIDED, Certification, Claim, Evidence
 from offramp.guarantees.losses import LOSSES
 from offramp.guarantees.sequential import HOPELESS, PROVEN, REFUTED
-from offramp.reports.page import table_html
-from offramp.reports.svg import CSS
-from offramp.reports.table import format_table
+from offramp.reports.page import document, opening_html
+from offramp.reports.table import Block, format_table, shortened
 from offramp.wording import count
 
 SHOWN = 5
@@ -102,18 +99,13 @@ def difference_rows(made: Certification, most: int) -> list[list[str]]:
             each.old,
             each.new,
             "" if each.distance is None else f"{each.distance:.3f}",
-            shortened(each.text or ""),
+            shortened(each.text or "", LONGEST_TEXT),
         ]
         for each in made.differences[:most]
     ]
     header = ["row", made.old, made.new, "distance", "text"]
     kept = [index for index in range(len(header)) if any(row[index] for row in rows)]
     return [[row[index] for index in kept] for row in [header, *rows]]
-
-
-def shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST_TEXT else line[: LONGEST_TEXT - 3] + "..."
 
 
 def rounded_up(bound: float) -> str:
@@ -140,36 +132,12 @@ def certification_badge(made: Certification) -> str:
 
 def certification_page(made: Certification) -> str:
     """One HTML page that opens offline: it makes no requests, and all text from data is escaped."""
-    style = files("offramp.reports").joinpath("page.css").read_text(encoding="utf-8")
+    promises = [claim.certificate.promise for claim in made.claims if claim.certificate is not None]
     title = f"{made.new} against {made.old}"
-    lead, *lines = [*claim_lines(made), *note_lines(made)]
-    details = "".join(f"<p>{escape(line)}</p>\n" for line in lines)
-    promises = "".join(
-        f"<p>{escape(claim.certificate.promise)}</p>\n"
-        for claim in made.claims
-        if claim.certificate is not None
-    )
-    classes, differences = class_rows(made), difference_rows(made, len(made.differences))
-    tables = [
-        f"<h3>{heading}</h3>\n{table_html(rows)}\n"
-        for heading, rows in (("Differences by class", classes), ("Rows that differ most", differences))
-        if len(rows) > 1
-    ]
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)} · offramp</title>
-<style>{CSS}{style}</style>
-</head>
-<body>
-<main>
-<section>
-<h2>{escape(title)}</h2>
-<p class="lead">{escape(lead)}</p>
-{details}{promises}{"".join(tables)}</section>
-</main>
-</body>
-</html>
-"""
+    blocks = [Block(title, [*claim_lines(made), *note_lines(made), *promises])]
+    tables = {
+        "Differences by class": class_rows(made),
+        "Rows that differ most": difference_rows(made, len(made.differences)),
+    }
+    blocks += [Block(heading, rows=rows) for heading, rows in tables.items() if len(rows) > 1]
+    return document(title, opening_html(blocks))

@@ -22,6 +22,7 @@ from offramp.reports.sections import (
 )
 from offramp.reports.svg import CSS, Drawing, key
 from offramp.reports.table import (
+    Block,
     comparison_rows,
     exit_rows,
     percent,
@@ -32,30 +33,53 @@ from offramp.reports.table import (
 )
 
 
-def page(sections: Sequence[Section], comparison: Sequence[MeanCurve] = (), lead: str = "") -> str:
-    parts = files("offramp.reports")
+def page(
+    sections: Sequence[Section], comparison: Sequence[MeanCurve] = (), opening: Sequence[Block] = ()
+) -> str:
     compared = comparison_html(sections[0].sweep, comparison) if comparison else ""
-    names = ", ".join(section.name for section in sections)
-    paragraphs = "".join(f'<p class="lead">{escape(line)}</p>\n' for line in lead.splitlines())
+    parts = [opening_html(opening), compared, *map(section_html, sections), NOTE if sections else ""]
+    names = [block.heading for block in opening[:1]] or [section.name for section in sections]
+    script = files("offramp.reports").joinpath("page.js").read_text(encoding="utf-8") if sections else ""
+    return document(", ".join(names), "".join(parts), script)
+
+
+NOTE = """<footer>The thresholds of the curves are chosen on the data that they are scored on.
+For a guarantee on new data, calibrate on held-out examples.</footer>
+"""
+
+
+def document(title: str, body: str, script: str = "") -> str:
+    """A whole page; `body` and `script` are taken as they are."""
+    style = files("offramp.reports").joinpath("page.css").read_text(encoding="utf-8")
+    tip = f'<div id="tip" hidden></div>\n<script>{script}</script>\n' if script else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(names)} · offramp</title>
-<style>{CSS}{parts.joinpath("page.css").read_text(encoding="utf-8")}</style>
+<title>{escape(title)} · offramp</title>
+<style>{CSS}{style}</style>
 </head>
 <body>
 <main>
-{paragraphs}{"".join([compared, *map(section_html, sections)])}
-<footer>The thresholds of the curves are chosen on the data that they are scored on.
-For a guarantee on new data, calibrate on held-out examples.</footer>
-</main>
-<div id="tip" hidden></div>
-<script>{parts.joinpath("page.js").read_text(encoding="utf-8")}</script>
-</body>
+{body}</main>
+{tip}</body>
 </html>
 """
+
+
+def opening_html(blocks: Sequence[Block]) -> str:
+    """The first block has the heading of the section."""
+    if not blocks:
+        return ""
+    parts = [block_html(block, "h3" if index else "h2") for index, block in enumerate(blocks)]
+    return f"<section>\n{''.join(parts)}</section>\n"
+
+
+def block_html(block: Block, tag: str) -> str:
+    lines = "".join(f"<p>{escape(line)}</p>\n" for line in block.lines)
+    table = f"{table_html(block.rows)}\n" if block.rows else ""
+    return f"<{tag}>{escape(block.heading)}</{tag}>\n{lines}{table}"
 
 
 def comparison_html(sweep: Sweep, curves: Sequence[MeanCurve]) -> str:
@@ -139,7 +163,7 @@ def curves_html(section: Section) -> str:
     data = (
         f'<script type="application/json" class="points">{script_json(targets)}</script>' if targets else ""
     )
-    return f'<div class="legend">{entries}</div><div class="scroll">{svg}</div>{data}'
+    return f'<div class="legend">{entries}</div>{svg}{data}'
 
 
 def point_lines(sweep: Sweep, point: Point) -> list[str]:
@@ -183,12 +207,22 @@ def readiness_html(section: Section) -> str:
     )
 
 
+LONG = 60
+"""Characters from which a cell is broken anywhere, so that one word cannot make a table wider than the page."""
+
+
 def table_html(rows: Sequence[Sequence[str]]) -> str:
     def row(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        return f"<tr>{''.join(cell_html(cell, tag) for cell in cells)}</tr>"
 
     header, *body = rows
     return (
         f'<div class="scroll"><table><thead>{row(header, "th")}</thead>'
         f"<tbody>{''.join(row(cells, 'td') for cells in body)}</tbody></table></div>"
     )
+
+
+def cell_html(cell: str, tag: str) -> str:
+    """A policy may be broken after its rule."""
+    long = ' class="long"' if len(cell) > LONG else ""
+    return f"<{tag}{long}>{escape(cell).replace(':', ':<wbr>')}</{tag}>"

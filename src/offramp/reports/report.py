@@ -20,7 +20,7 @@ from offramp.policy import Policy
 from offramp.reports.page import page
 from offramp.reports.sections import Section, charts, comparison_chart, measure_section
 from offramp.reports.svg import svg_file
-from offramp.reports.table import comparison_rows, format_table, report_text
+from offramp.reports.table import Block, comparison_rows, format_table, report_text
 from offramp.trace import Trace
 
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "patience", "layer", "oracle")
@@ -33,7 +33,7 @@ def report(
     elue_reference: Trace | None = None,
     bootstrap: int = 200,
     padded_to: int | None = None,
-    lead: str = "",
+    opening: Sequence[Block] = (),
     shipped: Policy | None = None,
     **options: Any,
 ) -> "Report":
@@ -41,7 +41,7 @@ def report(
 
     Traces of the same data are also compared: see `offramp.measuring.mean_curve.compare`. With `elue_reference`,
     every rule gets its ELUE score above the exits of that trace.
-    `lead` is text to show first, one paragraph per line. The policy that is `shipped` is marked, and its rule is
+    `opening` is shown first. The policy that is `shipped` is marked, and its rule is
     measured as it was fitted, first of all rules.
 
     The default rules depend on the kind of problem. The oracle is left out of regression and where there are no
@@ -65,7 +65,7 @@ def report(
         measure_section(name, trace, rules_for(trace), reference, shipped, **options)
         for name, trace in named.items()
     )
-    return Report(sections, compare({section.name: section.sweep for section in sections}), lead)
+    return Report(sections, compare({section.name: section.sweep for section in sections}), tuple(opening))
 
 
 def rules_by_problem(trace: Trace) -> list[str]:
@@ -87,10 +87,12 @@ class Report:
     sections: tuple[Section, ...]
     comparison: tuple[MeanCurve, ...] = ()
     """Of the sections, if their data are the same."""
-    lead: str = ""
+    opening: tuple[Block, ...] = ()
+    """Before them, what a model for these traces is good for."""
 
     def __str__(self) -> str:
-        return "\n\n".join(filter(None, [self.lead, self.comparison_table(), report_text(self.sections)]))
+        parts = [*map(str, self.opening), self.comparison_table(), report_text(self.sections)]
+        return "\n\n".join(filter(None, parts))
 
     def comparison_table(self) -> str:
         """Models side by side; empty if nothing is compared."""
@@ -100,7 +102,7 @@ class Report:
 
     def html(self) -> str:
         """One self-contained page that opens offline."""
-        return page(self.sections, self.comparison, self.lead)
+        return page(self.sections, self.comparison, self.opening)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

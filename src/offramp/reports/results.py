@@ -1,19 +1,24 @@
 """The results of a retrofit: saved in the model folder as retrofit.json, as a table, and in words."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from offramp.files import read_json
+from offramp.guarantees.differences import GroupDifferences
+from offramp.measuring.changes import Changes
 from offramp.measuring.comparison import Contender
 from offramp.policy import Certificate
-from offramp.reports.table import format_table, percent, short
+from offramp.reports.table import Block, format_table, percent, short, shortened
 from offramp.wording import count
 
 RETROFIT = "retrofit.json"
 LOSSES = {"changed": "changed %", "overlap": "missed %", "ndcg": "nDCG lost %"}
-"""Headings of the columns of mean losses."""
+"""Headings of mean losses."""
+PARTS = {"learn": "learn from", "fit": "fit a rule on", "calibration": "calibrate on", "test": "test on"}
+PACKAGES = ("python", "torch", "transformers", "onnxruntime")
+LONGEST_TEXT = 300
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,11 @@ class RetrofitResults:
     """Of the test texts; None for queries, which do not repeat."""
     full_depth_bit_equal: bool | None
     """Whether full depth in PyTorch has the same bits as the original; None if that is not expected."""
+    changes: Mapping[str, tuple[GroupDifferences, ...]]
+    """Of the test texts, by what groups them, such as "exit"; for queries, the documents of the original's top k."""
     megabytes: Megabytes
+    machine: Mapping[str, Any]
+    """That the times were measured on."""
 
     @classmethod
     def load(cls, folder: Path) -> "RetrofitResults":
@@ -77,6 +86,10 @@ class RetrofitResults:
                 "layers": tuple(record["layers"]),
                 "exits": tuple(record["exits"]),
                 "comparison": tuple(map(Contender.from_json, record["comparison"])),
+                "changes": {
+                    what: tuple(GroupDifferences(**group) for group in groups)
+                    for what, groups in record["changes"].items()
+                },
                 "unseen": record["unseen"] and Unseen(**record["unseen"]),
                 "megabytes": Megabytes(**record["megabytes"]),
             }
@@ -95,17 +108,24 @@ class RetrofitResults:
         return next(rival for rival in self.comparison if rival.name == full_depth_name(self.precision))
 
     def table(self) -> str:
-        return comparison_table(self.comparison, self.unit)
+        return format_table(self.rows())
+
+    def rows(self) -> list[list[str]]:
+        """The comparison, with a header."""
+        return contender_rows(self.comparison, self.unit, self.full_depth)
 
     def verdict(self) -> list[str]:
         """A few lines that can be pasted into a message."""
+        return [*self.gain(), f"certificate: {self.certificate.summary}", *self.details()]
+
+    def gain(self) -> list[str]:
+        """What the retrofit gained and lost."""
+        return [speed_text(self), *rival_text(self), loss_text(self)]
+
+    def details(self) -> list[str]:
         size = self.megabytes
         audit = f", and {size.reference:.0f} MB for the server's audit" if size.reference else ""
         lines = [
-            speed_text(self),
-            *rival_text(self),
-            loss_text(self),
-            f"certificate: {self.certificate.summary}",
             f"exits: {exit_text(self)}; {self.retrofitted.mean_layer:.2f} of {self.layers[-1]} layers on average",
             f"policy: {short(self.policy)} in {self.precision}; {self.kept_because}",
             f"size: {size.model:.0f} MB{audit}; the original's weights are {size.original:.0f} MB",
@@ -118,6 +138,17 @@ class RetrofitResults:
             equal = "" if self.full_depth_bit_equal else "NOT "
             lines.append(f"full depth in PyTorch is {equal}bit-equal to {self.original}")
         return lines
+
+    def blocks(self, changes: Changes) -> tuple[Block, ...]:
+        """A page for those who decide, with the examples that changed, which are not stored with the model."""
+        proof = self.certificate
+        return (
+            Block(f"{self.original}, made faster", [*origin_lines(self), *self.gain()], self.rows()),
+            Block("Certificate", [proof.summary, proof.promise, proof.evidence]),
+            *change_blocks(self),
+            *example_blocks(self, changes),
+            Block("Details", self.details()),
+        )
 
 
 def full_depth_name(precision: str) -> str:
@@ -143,7 +174,7 @@ def rival_text(results: RetrofitResults) -> list[str]:
 
 
 def loss_text(results: RetrofitResults) -> str:
-    """The losses on the test examples; for a share of predictions, with its 95% interval (Clopper-Pearson)."""
+    """The losses on the test examples; for a share of predictions, with its interval."""
     losses, examples = results.retrofitted.losses, results.examples["test"]
     if "changed" not in losses:
         missed, top_k = losses["overlap"], results.certificate.top_k
@@ -156,15 +187,21 @@ def loss_text(results: RetrofitResults) -> str:
 
 
 def share_text(number: int, total: int, unit: str) -> str:
-    from scipy.stats import binomtest
-
     if not total:
         return f"no {unit}s"
-    interval: Any = binomtest(number, total).proportion_ci()
+    low, high = interval(number, total)
     return (
         f"{number} of {count(total, unit)}, {percent(number / total)}% "
-        f"(95% interval {percent(interval.low)} to {percent(interval.high)}%)"
+        f"(95% interval {percent(low)} to {percent(high)}%)"
     )
+
+
+def interval(number: int, total: int) -> tuple[float, float]:
+    """Clopper and Pearson's, with 95% confidence, of a share."""
+    from scipy.stats import binomtest
+
+    found: Any = binomtest(number, total).proportion_ci()
+    return found.low, found.high
 
 
 def exit_text(results: RetrofitResults) -> str:
@@ -173,26 +210,109 @@ def exit_text(results: RetrofitResults) -> str:
     return ", ".join(f"{100 * share:.0f}% at layer {layer}" for layer, share in shares if share >= 0.01)
 
 
-def comparison_table(rows: Sequence[Contender], unit: str = "text") -> str:
-    """The contenders one below the other; times are those of the first one's speed."""
-    losses, metrics = [*rows[0].losses], [*rows[0].scores]
-    header = [
-        "",
-        *metrics,
-        *(LOSSES[risk] for risk in losses),
-        *("mean layer", f"ms, one {unit}", "times", "ms, batches", "times"),
+def origin_lines(results: RetrofitResults) -> list[str]:
+    """The model, the data, the machine and the date."""
+    parts = ", ".join(f"{number} to {PARTS[name]}" for name, number in results.examples.items())
+    machine = dict(results.machine)
+    packages = [f"{name} {machine[name]}" for name in PACKAGES if name in machine]
+    cpu = (
+        f"{machine['cpu'] or machine['machine']}, {count(machine['threads'], 'thread')}, {machine['system']}"
+    )
+    units = "queries" if results.unit == "query" else "texts"
+    return [
+        f"model: {results.original}, {count(results.layers[-1], 'layer')}",
+        f"data: {results.data} ({units}: {parts})",
+        f"measured on {results.date}: {cpu}; {', '.join(packages)}",
     ]
-    body = [
-        [
-            row.name,
-            *(percent(row.scores[metric]) for metric in metrics),
-            *(percent(row.losses[risk]) for risk in losses),
-            f"{row.mean_layer:.2f}",
-            f"{row.milliseconds.single:.2f}",
-            f"{row.times_faster.single:.1f}",
-            f"{row.milliseconds.batch:.2f}",
-            f"{row.times_faster.batch:.1f}",
+
+
+def change_blocks(results: RetrofitResults) -> list[Block]:
+    """How often predictions changed in each group."""
+    ranked = results.unit == "query"
+    counted, event = "texts", "changed"
+    if ranked:
+        counted, event = f"documents of the top {results.certificate.top_k}", "missed"
+    note = "A bound for all says nothing about a group: there, more may have changed."
+    blocks = [
+        Block(
+            f"{event.capitalize()} {'documents' if ranked else 'predictions'}, by {what}",
+            [note],
+            [[what, counted, event, "%", "95% interval"], *map(group_row, groups)],
+        )
+        for what, groups in results.changes.items()
+    ]
+    return [*blocks[:1], *(replace(block, lines=()) for block in blocks[1:])]
+
+
+def group_row(group: GroupDifferences) -> list[str]:
+    low, high = interval(group.different, group.rows)
+    share = percent(group.different / group.rows)
+    return [
+        group.name,
+        str(group.rows),
+        str(group.different),
+        share,
+        f"{percent(low)} to {percent(high)}",
+    ]
+
+
+def example_blocks(results: RetrofitResults, changes: Changes) -> list[Block]:
+    examples, total = changes.examples, sum(group.different for group in results.changes.get("exit", ()))
+    if not examples:
+        return []
+    shown = "" if len(examples) == total else f", {len(examples)} of {total}"
+    what = "Documents that are missed" if results.unit == "query" else "Texts whose prediction changed"
+    rows = [
+        [str(layer), example.old, example.new, shortened(example.text or "", LONGEST_TEXT)]
+        for example, layer in zip(examples, changes.layers, strict=True)
+    ]
+    return [Block(f"{what}{shown}", rows=[["layer", results.original, "now", "text"], *rows])]
+
+
+def contender_rows(
+    contenders: Sequence[Contender], unit: str = "text", rival: Contender | None = None
+) -> list[list[str]]:
+    """A column for each contender; how many times faster they are than the first one, and than a rival."""
+
+    def row(name: str, values: Iterable[float], digits: int) -> list[str]:
+        return [name, *(f"{value:.{digits}f}" for value in values)]
+
+    def times(case: str, field: str) -> list[list[str]]:
+        """How many times faster than the first one, and than the rival."""
+        return [
+            row(
+                f"{case}, times {other.name}",
+                (getattr(other.milliseconds, field) / ms for ms in of(field)),
+                1,
+            )
+            for other in ([contenders[0]] if rival is None else [contenders[0], rival])
         ]
-        for row in rows
+
+    def of(field: str) -> list[float]:
+        return [getattr(each.milliseconds, field) for each in contenders]
+
+    return [
+        ["", *(each.name for each in contenders)],
+        *(row(name, (100 * each.scores[name] for each in contenders), 1) for name in contenders[0].scores),
+        *(
+            row(LOSSES[risk], (100 * each.losses[risk] for each in contenders), 1)
+            for risk in contenders[0].losses
+        ),
+        row("mean layer", (each.mean_layer for each in contenders), 2),
+        row(f"one {unit}, ms", of("single"), 2),
+        row(f"one {unit}, p50", of("p50"), 2),
+        row(f"one {unit}, p95", of("p95"), 2),
+        *times(f"one {unit}", "single"),
+        row("batches, ms", of("batch"), 2),
+        *times("batches", "batch"),
+        row(
+            f"hours, a million {'queries' if unit == 'query' else 'texts'}",
+            map(hours_per_million, of("batch")),
+            2,
+        ),
     ]
-    return format_table([header, *body])
+
+
+def hours_per_million(milliseconds: float) -> float:
+    """Hours of this machine, which cost what an hour of it costs."""
+    return milliseconds * 1e6 / 3.6e6

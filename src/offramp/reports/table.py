@@ -1,7 +1,8 @@
-"""The report as text: what each rule saves at what loss."""
+"""The report as text: blocks of lines and tables, and what each rule saves at what loss."""
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from offramp.measuring import Curve, Point, Sweep
 from offramp.measuring.mean_curve import MeanCurve, Spread
@@ -11,6 +12,20 @@ from offramp.wording import count
 
 LOSSES = (0.5, 1.0, 2.0)
 NONE = "-"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a report: lines, then a table."""
+
+    heading: str
+    lines: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    """A header, then the rows; empty for no table."""
+
+    def __str__(self) -> str:
+        table = [format_table(self.rows)] if self.rows else []
+        return "\n\n".join(["\n".join([self.heading, *self.lines]), *table])
 
 
 def report_text(sections: Sequence[Section]) -> str:
@@ -125,6 +140,12 @@ def threshold_text(threshold: float | None) -> str:
     ('0.4742', '0.99996', '3', '-')
     """
     return NONE if threshold is None else f"{round_threshold(threshold):.15g}"
+
+
+def shortened(text: str, most: int) -> str:
+    """Text in one line of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:

@@ -177,10 +177,10 @@ def retrofit(
                 looser = [
                     steps.calibrate_variant(chosen.variant, rung, spent=spent, **search) for rung in rungs
                 ]
-            results = steps.test(precisions, runtime, target, chosen, exits, tune, reason)
+            results, changes = steps.test(precisions, runtime, target, chosen, exits, tune, reason)
             for number, rung in enumerate(looser, 1):
                 write_files({home / f"rung-{number}.json": json.dumps(rung.policy.to_json(), indent=1)})
-            steps.finish(home, chosen, results)
+            steps.finish(home, chosen, results, changes)
         results = RetrofitResults.load(home / "model")
         check_same_guarantee(home, results.certificate, target.epsilon)
     portable = home / PORTABLE

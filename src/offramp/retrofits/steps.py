@@ -24,7 +24,15 @@ from offramp.inference.reranker import Reranker
 from offramp.inference.runner import NEVER, Runner
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import Calibration, calibrate
-from offramp.measuring.comparison import BATCH, Predict, Speed, compare_speed, measure_contender
+from offramp.measuring.changes import Changes, find_changes
+from offramp.measuring.comparison import (
+    BATCH,
+    Predict,
+    Speed,
+    compare_speed,
+    describe_machine,
+    measure_contender,
+)
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel
@@ -262,7 +270,7 @@ class Steps:
         exits: Path,
         tuned: bool,
         kept_because: str,
-    ) -> RetrofitResults:
+    ) -> tuple[RetrofitResults, Changes]:
         """The original, its exports without exits and the chosen policy, on texts that nothing was chosen on."""
         variant, policy = chosen.variant, chosen.policy
         trace = self.trace(variant.folder, variant.precision, "test")
@@ -293,7 +301,8 @@ class Steps:
         assert policy.certificate is not None
         cut = chosen.calibration.static_cut
         cut_layer: Any = cut and cut.policy.threshold
-        return RetrofitResults(
+        changes = find_changes(trace, decision, self.split.test.rows, target.tolerance, target.top_k)
+        results = RetrofitResults(
             date=str(date.today()),
             original=self.original.name,
             data=self.data,
@@ -314,8 +323,11 @@ class Steps:
             if self.unit == "query"
             else measure_unseen(trace[trace.unseen()], policy, target.tolerance),
             full_depth_bit_equal=same_bits,
+            changes=changes.groups,
             megabytes=self.megabytes(variant, runtime, tuned),
+            machine=describe_machine(),
         )
+        return results, changes
 
     def megabytes(self, variant: Variant, runtime: str, tuned: bool) -> Megabytes:
         reference = self.reference_model(variant, runtime, tuned)
@@ -326,10 +338,9 @@ class Steps:
             original=round(weights / 1e6, 1),
         )
 
-    def finish(self, home: Path, chosen: Calibrated, results: RetrofitResults) -> None:
-        """Writes the report, if it is about texts, then the model folders; all is complete once `model` exists."""
-        if self.unit == "text":
-            self.report(home, chosen, results)
+    def finish(self, home: Path, chosen: Calibrated, results: RetrofitResults, changes: Changes) -> None:
+        """Writes the report, then the model folders; all is complete once `model` exists."""
+        self.report(home, chosen, results, changes)
         with atomic_folder(home / "model") as draft:
             self.write_model(draft, chosen.variant, results)
             store_policy(draft, chosen.policy, chosen.calibration.trace)
@@ -346,14 +357,16 @@ class Steps:
         except Incompatible as reason:
             self.log(f"no folder for other libraries: {reason}")
 
-    def report(self, home: Path, chosen: Calibrated, results: RetrofitResults) -> None:
-        variant = chosen.variant
-        trace = self.trace(variant.folder, variant.precision, "test")
-        if not trace.problem.has_classes and trace.labels is None:
-            # the curves then show the correlation with the original
-            trace = replace(trace, labels=trace.reference_predictions())
-        lead = "\n".join(results.verdict())
-        report({"test texts": trace}, lead=lead, shipped=chosen.policy).save(home / "report")
+    def report(self, home: Path, chosen: Calibrated, results: RetrofitResults, changes: Changes) -> None:
+        """Opens with the results; a study of rules on the test texts follows, where there are classes or labels."""
+        variant, traces = chosen.variant, {}
+        if self.unit == "text":
+            trace = self.trace(variant.folder, variant.precision, "test")
+            if not trace.problem.has_classes and trace.labels is None:
+                # the curves then show the correlation with the original
+                trace = replace(trace, labels=trace.reference_predictions())
+            traces = {"Rules compared on the test texts": trace}
+        report(traces, opening=results.blocks(changes), shipped=chosen.policy).save(home / "report")
 
     def write_model(self, folder: Path, variant: Variant, results: RetrofitResults) -> None:
         """The chosen variant with the results, and the original where full depth is not the same."""

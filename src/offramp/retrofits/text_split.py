@@ -43,6 +43,13 @@ class TextSet:
             documents.setdefault(pair[0], []).append(pair[1])
         return [*documents.items()]
 
+    @property
+    def rows(self) -> Sequence[Text]:
+        """The texts in the order of a trace, in which documents of a query are consecutive."""
+        if not self.by_query:
+            return self.texts
+        return [(query, document) for query, documents in self.examples for document in documents]
+
     def __len__(self) -> int:
         return len(self.texts)
 

@@ -1,0 +1,135 @@
+"""Where a policy changes predictions: how often in each group of examples, and for which examples.
+
+Of a trace of lists, the documents of the reference's top k are counted; one that is missed has changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from offramp.guarantees.comparison import Compared
+from offramp.guarantees.differences import Difference, GroupDifferences, by_class, by_group, largest, one_text
+from offramp.lists import Lists
+from offramp.policy import Decision
+from offramp.problems import Array
+from offramp.rules.rank import relevance
+from offramp.trace import Trace
+
+MOST = 100
+"""Examples that are shown."""
+SURENESS = (0.6, 0.8, 0.9, 0.99)
+PLACES = (2, 4, 11, 31)
+"""Where groups of the reference's probability and of places in its ranking begin."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    groups: dict[str, tuple[GroupDifferences, ...]]
+    """By what the groups are about, such as "exit"; without empty groups."""
+    examples: tuple[Difference, ...]
+    """Those with the most different scores, at most `MOST`."""
+    layers: tuple[int, ...]
+    """Where each of these exited."""
+
+
+def find_changes(
+    trace: Trace,
+    decision: Decision,
+    texts: Sequence[Any],
+    tolerance: float | None = None,
+    top_k: int | None = None,
+) -> Changes:
+    """`texts` are those of the rows of the trace; a trace of lists needs a top k."""
+    if trace.sizes is None:
+        return changed_predictions(trace, decision, texts, tolerance)
+    return missed_documents(trace, decision, texts, top_k or 1)
+
+
+def changed_predictions(
+    trace: Trace, decision: Decision, texts: Sequence[Any], tolerance: float | None
+) -> Changes:
+    problem, names = trace.problem, trace.label_names
+    logits = trace.reference_logits, decision.logits
+    decisions = problem.decode(logits[0]), problem.decode(logits[1])
+    scores = decisions
+    if problem.has_classes:
+        scores = problem.probabilities(logits[0]), problem.probabilities(logits[1])
+    compared = Compared(np.arange(len(trace)), decisions, problem, scores, {})
+    different = ~problem.agree(decisions[1], decisions[0], tolerance)
+    groups = {
+        "exit": by_layer(different, trace, decision.exits),
+        "class": by_class(compared, names),
+        "length": by_length(different, trace.lengths),
+    }
+    if problem.has_classes:
+        _, sureness = problem.named(logits[0], scores[0], names or [*map(str, range(logits[0].shape[-1]))])
+        groups["sureness of the original"] = by_level(
+            different, 100 * sureness, [100 * s for s in SURENESS], "%"
+        )
+    examples = largest(compared, names, tolerance, texts, MOST)
+    return changes(groups, examples, trace, decision)
+
+
+def missed_documents(trace: Trace, decision: Decision, texts: Sequence[Any], top_k: int) -> Changes:
+    lists = Lists.consecutive(trace.sizes)
+    old, new = (
+        lists.ranks(relevance(logits))[lists.numbers, lists.columns]
+        for logits in (trace.reference_logits, decision.logits)
+    )
+    top = np.flatnonzero(old < top_k)
+    missed, sizes = new[top] >= top_k, lists.sizes[lists.numbers[top]]
+    groups = {
+        "exit": by_layer(missed, trace, decision.exits[top]),
+        "place": by_level(missed, old[top] + 1, PLACES),
+        "length": by_length(missed, trace.lengths[top]),
+        "documents of the query": by_level(missed, sizes, quartiles(sizes)),
+    }
+    worst = top[missed][np.argsort(old[top[missed]], kind="stable")][:MOST]
+    examples = tuple(
+        Difference(row, f"place {old[row] + 1}", f"place {new[row] + 1}", None, one_text(texts[row]))
+        for row in worst.tolist()
+    )
+    return changes(groups, examples, trace, decision)
+
+
+def changes(
+    groups: dict[str, tuple[GroupDifferences, ...]],
+    examples: tuple[Difference, ...],
+    trace: Trace,
+    decision: Decision,
+) -> Changes:
+    kept = {what: tuple(group for group in parts if group.rows) for what, parts in groups.items()}
+    layers = tuple(trace.layers[decision.exits[example.row]] for example in examples)
+    return Changes({what: parts for what, parts in kept.items() if parts}, examples, layers)
+
+
+def by_layer(different: Array, trace: Trace, exits: Array) -> tuple[GroupDifferences, ...]:
+    members = exits[:, None] == np.arange(len(trace.layers))
+    return by_group(different[:, None], members, [f"layer {layer}" for layer in trace.layers])
+
+
+def by_length(different: Array, lengths: Array) -> tuple[GroupDifferences, ...]:
+    return by_level(different, lengths, quartiles(lengths), " tokens")
+
+
+def quartiles(values: Array) -> list[int]:
+    """Whole numbers at which groups of about a quarter of the rows begin."""
+    return np.unique(np.quantile(values, (0.25, 0.5, 0.75)).astype(int) + 1).tolist() if len(values) else []
+
+
+def by_level(
+    different: Array, values: Array, starts: Sequence[float], unit: str = ""
+) -> tuple[GroupDifferences, ...]:
+    """By how large a value is.
+
+    >>> [group.name for group in by_level(np.array([True]), np.array([7]), (5, 10), " tokens")]
+    ['below 5 tokens', '5 to below 10 tokens', '10 tokens or more']
+    """
+    members = np.digitize(values, starts)[:, None] == np.arange(len(starts) + 1)
+    between = [f"{low:g} to below {high:g}{unit}" for low, high in pairwise(starts)]
+    ends = ("below {:g}" + unit, "{:g}" + unit + " or more")
+    names = [ends[0].format(starts[0]), *between, ends[1].format(starts[-1])] if len(starts) else ["all"]
+    return by_group(different[:, None], members, names)
