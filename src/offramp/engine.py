@@ -79,7 +79,7 @@ class Engine:
 
         def begin(rows: Array) -> Decider:
             own = None if lists is None else lists[rows]
-            return policy.begin(len(rows), layers, self.runtime.info.problem, own)
+            return policy.begin(len(rows), layers, self.runtime.info.decisions, own)
 
         for rows in self.windows(examples, None if lists is None else lists.sizes.tolist()):
             batches = []

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 from offramp.errors import BadConfig, BadPolicy, CannotLoad, Incompatible, UnknownName
 from offramp.files import finish_writes, read_json
+from offramp.guarantees.operating_point import OperatingPoint
 from offramp.policy import Policy
 from offramp.problems import Problem, problem_named
 
@@ -44,6 +45,8 @@ class ModelInfo:
     """The number of tokens that texts were truncated to in training; None if unknown."""
     trained_on_pairs: bool | None = None
     """Whether training had pairs of texts; None if unknown."""
+    decide: OperatingPoint = field(default_factory=OperatingPoint)
+    """How its scores become decisions."""
 
     @classmethod
     def read(cls, folder: str | PathLike[str], replaces_policy: bool = False) -> Self:
@@ -77,6 +80,7 @@ class ModelInfo:
             policy_target=config.get("policy_target"),
             trained_length=config.get("trained_length"),
             trained_on_pairs=config.get("trained_on_pairs"),
+            decide=OperatingPoint.parse(config.get("decide") or ""),
         )
         info.check()
         return info.with_policy(config["policy"])
@@ -104,6 +108,7 @@ class ModelInfo:
             raise BadConfig(f"trained_length={length!r} is not a number of tokens")
         if self.trained_on_pairs not in (None, True, False):
             raise BadConfig(f"trained_on_pairs={self.trained_on_pairs!r} is neither true nor false")
+        self.decide.decisions(self.problem, self.labels)
         if not isinstance(self.policy_target, Mapping | None):
             raise BadConfig(f"policy_target={self.policy_target!r} is not a target")
 
@@ -115,6 +120,11 @@ class ModelInfo:
         info = replace(self, policy=policy)
         info.check_policy(policy)
         return info
+
+    @property
+    def decisions(self) -> Problem:
+        """What is decided, and compared with a reference: the problem, at its operating point."""
+        return self.decide.decisions(self.problem, self.labels)
 
     @property
     def backbone(self) -> str:
@@ -156,7 +166,7 @@ class ModelInfo:
         A policy that this model cannot run is an error.
         """
         policy = Policy.resolve(policy, self.policy)
-        policy.check(self.exits, self.problem, self.has_gate, len(self.labels))
+        policy.check(self.exits, self.decisions, self.has_gate, len(self.labels))
         return policy
 
 

@@ -269,6 +269,8 @@ PROBLEMS: Final[dict[str, Problem]] = {
 
 def problem_named(name: str) -> Problem:
     """The problem that a file, a config or a user names."""
+    if isinstance(name, Problem):
+        return name
     if name not in PROBLEMS:
         raise UnknownName(f"problem_type={name!r} is not one of {', '.join(PROBLEMS)}")
     return PROBLEMS[name]

@@ -17,8 +17,9 @@ from safetensors.numpy import save_file
 
 from offramp.errors import BadData
 from offramp.files import atomic_file, use_umask
+from offramp.guarantees.operating_point import Decisions, OperatingPoint
 from offramp.lists import Lists
-from offramp.problems import SINGLE_LABEL, Array, Problem, problem_named
+from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Array, Problem, problem_named
 from offramp.row_hashes import hash_rows
 from offramp.wording import count
 
@@ -79,6 +80,10 @@ class Trace:
     """(examples,) the number of consecutive rows of each example; None for one."""
     problem: Problem = SINGLE_LABEL
     """Or its name."""
+    decide: str = ""
+    """The operating point at which logits are to be decided about, such as "spam>=0.7"; see `decided`."""
+    decision: str = ""
+    """The operating point at which they were decided about: logits are then margins."""
     label_names: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     """Names of the task's metrics, the headline first."""
@@ -153,6 +158,27 @@ class Trace:
         """(examples,) hashes of what an example is: its text, or without texts its id."""
         keys = hash_rows(map(str, self.ids)) if self.texts is None else self.texts
         return keys if self.sizes is None else np.add.reduceat(keys, self.sizes.cumsum() - self.sizes)
+
+    def decided(self) -> Self:
+        """The trace at its operating point: a multi-label one of the labels that are decided about, whose logits are
+        above 0 for yes. Everything that is measured is then about decisions; without one, the trace itself."""
+        names = self.label_names or tuple(map(str, range(self.logits.shape[-1])))
+        view = OperatingPoint.parse(self.decide).decisions(self.problem, names)
+        if not isinstance(view, Decisions):
+            return self
+        if self.sizes is not None:
+            raise BadData(f"decide={self.decide!r} is about single texts, and this is a trace of lists.")
+        return replace(
+            self,
+            logits=view.margins(self.logits),
+            reference=None if self.reference is None else view.margins(self.reference),
+            labels=None if self.labels is None else view.truth(self.labels),
+            problem=MULTI_LABEL,
+            label_names=tuple(view.thresholds),
+            metrics=tuple(name for name in self.metrics if name in MULTI_LABEL.metrics),
+            decide="",
+            decision=self.decide,
+        )
 
     def reference_predictions(self) -> Array:
         """(examples,) or (examples, labels): the predictions to be kept, the reference's or else full depth's."""

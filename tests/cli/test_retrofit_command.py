@@ -112,6 +112,32 @@ def test_a_retrofitted_model_is_calibrated_again_against_the_original(
     assert "shows a risk of" in refused.stderr
 
 
+def test_an_operating_point_is_stored_and_its_decisions_printed(
+    shown: Any, run: Run, workplace: Path, tmp_path: Path
+) -> None:
+    assert shown.exit_code == 0
+    model = Path(shutil.copytree(workplace / "out" / "model", tmp_path / "model"))
+    (tmp_path / "new.csv").write_text("text\n" + "\n".join(WORDS), encoding="utf-8")
+    stored = run("calibrate", model, "--policy", "entropy:0.2", "--decide", "yes>=0.45")
+    assert stored.exit_code == 0, stored.output
+    assert json.loads(run("info", model, "--json").stdout)["decide"] == "yes>=0.45"
+    found = [
+        json.loads(line) for line in run("predict", model, tmp_path / "new.csv", "--json").stdout.splitlines()
+    ]
+    assert [each["decision"] for each in found] == [each["probabilities"]["yes"] >= 0.45 for each in found]
+    assert run("predict", model, tmp_path / "new.csv").stdout.splitlines()[0].split("\t")[0] in (
+        "True",
+        "False",
+    )
+
+    traced = run("trace", model, "--data", tmp_path / "new.csv", "--out", tmp_path / "new.trace")
+    assert traced.exit_code == 0, traced.output
+    aim = ["--rule", "entropy", "--guarantee", "0.9", "--dry-run", "--json"]
+    for point, decision in ((), "yes>=0.45"), (("--decide", "no>=0.3"), "no>=0.3"), (("--decide", ""), ""):
+        done = run("calibrate", model, tmp_path / "new.trace", *aim, *point)
+        assert json.loads(done.stdout)["certificate"]["decision"] == decision
+
+
 def test_labels_in_the_file_give_scores(run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offramp.measuring.comparison.REPEATS", 1)
     found = json.loads(retrofit(run, workplace, "--json", texts="logs.csv", out="scored").stdout)

@@ -1,5 +1,6 @@
 """The exit rules inside an ONNX graph decide as they do in numpy, on any logits."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp.errors import Incompatible
+from offramp.guarantees.operating_point import OperatingPoint
 from offramp.onnx_export.one_file import Nest, Output
 from offramp.onnx_export.symbolic import Recorder, Symbol
 from offramp.policy import Policy
@@ -54,6 +56,13 @@ CLASSES = [
     ),
     Policy(fitted(7), 0.6),
 ]
+POINTS: list[tuple[str, Problem, Sequence[str]]] = [
+    ("b>=0.7", SINGLE_LABEL, "ab"),
+    ("b>=0.2", SINGLE_LABEL, "abc"),
+    ("c", SINGLE_LABEL, "abc"),
+    ("a>=0.3,c>=0.8", MULTI_LABEL, "abc"),
+    ("score>=1.5", REGRESSION, ("",)),
+]
 NUMBERS = [
     *map(Policy.parse, ["patience:1,tolerance=0.5", "gate:0.6", "layer:2", "never"]),
     Policy(fitted(5), 0.6),
@@ -62,6 +71,11 @@ CASES = [
     *((policy, SINGLE_LABEL, outputs) for policy in CLASSES for outputs in (2, 3)),
     *((policy, MULTI_LABEL, outputs) for policy in CLASSES for outputs in (1, 3)),
     *((policy, REGRESSION, 1) for policy in NUMBERS),
+    *(
+        (policy, OperatingPoint.parse(text).decisions(problem, names), len(names))
+        for policy in CLASSES[:2] + CLASSES[7:8] + CLASSES[-1:]
+        for text, problem, names in POINTS
+    ),
 ]
 
 
@@ -103,7 +117,7 @@ def test_a_rule_decides_in_the_graph_as_in_numpy(
     sessions: dict[Any, Any], case: Any, data: st.DataObject
 ) -> None:
     policy, problem, outputs = case
-    key = (str(policy), problem, outputs)
+    key = (str(policy), id(problem), outputs)
     if key not in sessions:
         sessions[key] = compiled(*case)
     rows = data.draw(st.integers(1, 6))

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 import offramp.training.run
 from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, Runner, retrofit
-from offramp.errors import NoSafeThreshold, OutputExists
+from offramp.errors import CertificateMismatch, NoSafeThreshold, OutputExists
 from offramp.measuring import comparison
 from offramp.retrofits import steps
 from offramp.retrofits.text_split import check_enough, describe_repeats, split_texts
@@ -495,3 +495,51 @@ def test_a_finished_retrofit_with_another_certificate_is_never_returned(
     (out / "settings.json").write_text(json.dumps(settings))
     with pytest.raises(OutputExists, match="other epsilon of the certificate"):
         retrofit(original, make_texts(), out, 0.05, runtime="torch", data="logs.csv")
+
+
+@pytest.fixture(scope="module")
+def decided(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A retrofit at an operating point."""
+    out = tmp_path_factory.mktemp("decided") / "out"
+    return retrofit(
+        original, make_texts(seed=3), out, 0.1, decide="yes>=0.6", runtime="torch", data="logs.csv"
+    )
+
+
+def test_decisions_at_the_operating_point_are_what_is_certified_and_counted(
+    original: Path, decided: Any
+) -> None:
+    from transformers import pipeline
+
+    classifier, test = Classifier.from_pretrained(decided.folder), split_texts(make_texts(seed=3)).test.texts
+    found = classifier.predict(test)
+    assert [each.decision for each in found] == [each.probabilities["yes"] >= 0.6 for each in found]
+    plain = pipeline("text-classification", str(original), device="cpu", top_k=None)
+    scores = [{each["label"]: each["score"] for each in plain([text])[0]}["yes"] for text in test]
+    expected = [score >= 0.6 for score in scores]
+    assert {*expected} == {True, False}
+    differ = sum(a.decision != b for a, b in zip(found, expected, strict=True))
+    assert changed_predictions(decided) == differ
+    certificate = classifier.runner.policy.certificate
+    assert certificate is not None
+    assert certificate.summary == (
+        f"With 95% confidence, at most 10% of decisions differ from {original.name}, where the decision is yes>=0.6 "
+        "(on data like logs.csv)."
+    )
+
+
+def test_another_operating_point_invalidates_the_certificate_by_name(decided: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(decided.folder, tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"decide": "yes>=0.5"}))
+    with pytest.warns(CertificateMismatch, match=r"decision yes>=0\.6 \(here: yes>=0\.5\)"):
+        classifier = Classifier.from_pretrained(folder)
+    assert classifier.runner.policy.certificate is None
+
+
+def test_an_operating_point_of_an_unknown_label_is_refused_before_any_work(
+    original: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OfframpError, match="unknown label 'yse'; did you mean yes"):
+        retrofit(original, make_texts(seed=3), tmp_path / "out", 0.1, decide="yse>=0.6", runtime="torch")
+    assert not (tmp_path / "out").exists()

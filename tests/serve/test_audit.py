@@ -12,6 +12,7 @@ from fakes import make_certificate
 from scipy.stats import binom
 
 from offramp.guarantees import Conditions
+from offramp.guarantees.operating_point import OperatingPoint
 from offramp.inference import Prediction
 from offramp.inference.prediction import predictions
 from offramp.measuring import Guarantee, calibrate
@@ -135,11 +136,21 @@ def problem(make_trace: Make, kind: str) -> tuple[Trace, Guarantee, str]:
     if kind == "multi_label_classification":
         labels = np.random.default_rng(0).integers(2, size=(500, 3))
         return replace(made, problem=kind, labels=labels, metrics=()), Guarantee(0.3), "confidence"
+    if ">=" in kind:
+        return replace(made, decide=kind), Guarantee(0.3), "entropy"
     return made, Guarantee({"a": 0.2, "1": 0.3, "c": 0.2} if kind == "by class" else 0.2), "ensemble"
 
 
 @pytest.mark.parametrize(
-    "kind", ["single_label_classification", "by class", "multi_label_classification", "regression"]
+    "kind",
+    [
+        "single_label_classification",
+        "by class",
+        "multi_label_classification",
+        "regression",
+        "a>=0.7",
+        "a>=0.6,c>=0.2",
+    ],
 )
 def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -> None:
     trace, target, rule = problem(make_trace, kind)
@@ -148,9 +159,10 @@ def test_the_audit_counts_what_calibration_counts(make_trace: Make, kind: str) -
         labels=trace.label_names or ("0", "1", "2")[: trace.logits.shape[-1]],
         problem=trace.problem,
         exits=trace.layers,
+        decisions=OperatingPoint.parse(trace.decide).decisions(trace.problem, trace.label_names),
     )
     runtime: Any = SimpleNamespace(info=info)
-    given = predictions(policy.decide(trace.logits, None, trace.layers, trace.problem), runtime)
+    given = predictions(policy.decide(trace.logits, None, trace.layers, info.decisions), runtime)
     last = Decision(np.full(len(trace), 3), trace.logits[:, -1], np.ones(len(trace), bool))
     full = [*predictions(last, runtime)]
     audit = Audit([policy], trace.layers, share=1, keep=len(trace))

@@ -41,6 +41,7 @@ def calibrate(
     \b
     Examples:
         offramp calibrate runs/mrpc held-out.trace --guarantee 0.02
+        offramp calibrate runs/guard held-out.trace --guarantee 0.02 --decide "jailbreak>=0.7"
         offramp calibrate runs/mrpc held-out.trace --rule patience --max-loss 0.5
         offramp calibrate runs/mrpc --policy entropy:0.1
     """
@@ -65,7 +66,7 @@ def calibrate(
     measured = {} if found is None else measure(policy, found)
     warn_about_loss(measured)
     if not dry_run:
-        store_policy(folder, policy, found, target.to_json())
+        store_policy(folder, policy, found, target.to_json(), target.point)
     record, proof = policy.to_json(), policy.certificate
     values = {
         "policy": str(policy),

@@ -87,7 +87,7 @@ def export(
     values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]
     if calibrates:
-        store_policy(out, policy, trace, target.to_json())
+        store_policy(out, policy, trace, target.to_json(), target.point)
         values |= {
             "policy": str(policy),
             "certificate": policy.to_json()["certificate"],

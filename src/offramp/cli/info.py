@@ -20,6 +20,7 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         offramp info runs/mrpc
     """
     from offramp.folder import Manifest, find_model, is_exported
+    from offramp.guarantees.certificate import ARGMAX
     from offramp.model_info import ModelInfo
     from offramp.reports.table import short
 
@@ -36,6 +37,7 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
         "head": dict(found.head),
         "problem": found.problem,
         "labels": list(found.labels),
+        "decide": str(found.decide) or ARGMAX,
         "runtime": runtime,
         "parameters": parameters(folder),
         "policy": None,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from offramp.inference.runner import Runner
 
 STDIN = "-"
-PREDICTED = ("label", "score", "layer")
+PREDICTED = ("decision", "label", "score", "layer")
 BENCHMARKS = ("glue", "elue")
 
 
@@ -72,8 +72,9 @@ def predict(
 ) -> Result:
     """Classify texts, each with its own exit layer.
 
-    Prints label, score, layer and text separated by tabs, or with --json one object per line. Files and --json also
-    have the other columns of the input, such as an id; if one is called label, score or layer, it becomes input_label
+    Prints label, score, layer and text separated by tabs, or with --json one object per line; first the decision, if
+    the model has an operating point. Files and --json also have the other columns of the input, such as an id; if one
+    is called label, score, layer or decision, it becomes input_label
     and so on. A csv of a multi-label model has the probability of each label. For a folder of files, or a cluster,
     see predict-files.
 
@@ -130,19 +131,21 @@ def predict_records(
             pending.append(row)
             yield row.text
 
+    decides = not classifier.runner.runtime.info.decide.is_argmax
     start, done, layers = time.perf_counter(), 0, 0
     for prediction in with_progress(classifier.predict(remember(), max_layer=max_layer), "predicting", total):
         done, layers = done + 1, layers + prediction.layer
         row = pending.popleft()
-        yield row, record(row, prediction)
+        yield row, record(row, prediction, decides)
     if done:
         rate = done / (time.perf_counter() - start)
         mean, depth = layers / done, classifier.runner.runtime.info.exits[-1]
         log(f"{count(done, 'text')}, mean layer {mean:.2f} of {depth}, {rate:.0f} texts/s")
 
 
-def record(row: Row, prediction: "Prediction") -> dict[str, Any]:
+def record(row: Row, prediction: "Prediction", decides: bool) -> dict[str, Any]:
     return {
+        **({"decision": prediction.decision} if decides else {}),
         "label": prediction.label,
         "score": rounded(prediction.score),
         "layer": prediction.layer,
@@ -154,7 +157,7 @@ def record(row: Row, prediction: "Prediction") -> dict[str, Any]:
 def short_record(row: Row, record: Mapping[str, Any]) -> dict[Any, Any]:
     """What people read: the prediction and the text."""
     texts = [row.text] if isinstance(row.text, str) else row.text
-    return {name: record[name] for name in PREDICTED} | dict(enumerate(texts))
+    return {name: record[name] for name in PREDICTED if name in record} | dict(enumerate(texts))
 
 
 def predict_submission(

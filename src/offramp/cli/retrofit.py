@@ -46,6 +46,12 @@ def retrofit(
     labels: Annotated[
         str | None, Option(help="Comma-separated names for the outputs of a model that has none.")
     ] = None,
+    decide: Annotated[
+        str,
+        Option(
+            help="Operating point, such as 'jailbreak>=0.7', stored with the model; by default the most likely label."
+        ),
+    ] = "",
     group: Annotated[
         str | None,
         Option(
@@ -101,6 +107,7 @@ def retrofit(
         offramp retrofit my-classifier --texts logs.csv --guarantee 0.02 --out fast
         offramp predict fast new.csv
         offramp serve fast
+        offramp retrofit my-guard --texts logs.csv --decide "jailbreak>=0.7" --out fast-guard
         offramp retrofit my-reranker --texts candidates.csv --rank --out fast-reranker
     """
     from offramp.measuring import Guarantee
@@ -126,6 +133,7 @@ def retrofit(
             "label": label,
             "labels": labels,
             "group": group,
+            "decide": decide,
         }
         for flag, value in classifier_flags.items():
             if value:
@@ -138,7 +146,7 @@ def retrofit(
         names = [name.strip() for name in labels.split(",")] if labels else None
         target = Guarantee(parse_bounds(guarantee or "0.02"), delta, risk or "changed", tolerance)
         rows = [*read_rows(texts, text, text_pair)]
-        options |= {"label_names": names, "groups": read_groups(rows, texts, group)}
+        options |= {"label_names": names, "decide": decide, "groups": read_groups(rows, texts, group)}
         with training_progress() as callbacks:
             start = partial(
                 run, model, [row.text for row in rows], out, target, **options, callbacks=callbacks

@@ -1,7 +1,7 @@
 """What a policy must reach: the flags of a target, and the search for a policy."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ from offramp.cli.command import log
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
+    from offramp.guarantees.operating_point import OperatingPoint
     from offramp.measuring import Calibration, Guarantee
     from offramp.measuring.targets import Target
     from offramp.model_info import ModelInfo
@@ -56,6 +57,13 @@ class TargetOptions:
             "accuracy_drop (those lost minus those gained)."
         ),
     ] = None
+    decide: Annotated[
+        str | None,
+        Option(
+            help="Operating point, such as 'jailbreak>=0.7', stored with the model; by default the model's own, or "
+            "the most likely label, which '' restores."
+        ),
+    ] = None
     cost: Annotated[
         str | None,
         Option(help="With --min-speedup: macs (default) or layers. With --budget: layers (default) or macs."),
@@ -88,6 +96,12 @@ class TargetOptions:
         if self.min_speedup is not None:
             return MinSpeedup(self.min_speedup, self.cost or "macs")
         return Budget(float(self.budget or 0), self.cost or "layers")
+
+    @property
+    def point(self) -> "OperatingPoint | None":
+        from offramp.guarantees.operating_point import OperatingPoint
+
+        return None if self.decide is None else OperatingPoint.parse(self.decide)
 
     def given(self) -> list[str]:
         return [name for name in TARGETS if getattr(self, name) is not None]
@@ -137,6 +151,9 @@ def choose_policy(
     are any; and how it was found."""
     from offramp.measuring import Guarantee, calibrate
 
+    if (point := target.point) is not None:
+        info = replace(info, decide=point)
+        trace = trace and replace(trace, decide=str(point))
     if target.policy is not None:
         return info.check_policy(target.policy), trace, None
     aim = target.target()

@@ -16,7 +16,7 @@ from offramp.errors import BadData, BadOption
 from offramp.inference.texts import clean
 
 ID_NAMES = ("id", "idx")
-RESERVED = ("file", "row", "text", "text_pair", "label", "score", "layer")
+RESERVED = ("file", "row", "text", "text_pair", "decision", "label", "score", "layer")
 ROWS_PER_TABLE = 1024
 """Ray merges and splits tables by their size."""
 

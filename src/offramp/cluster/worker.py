@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow
 
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Prediction
 from offramp.policy import Policy
 
 TEXTS = ("text", "text_pair")
@@ -37,6 +37,7 @@ class Predictor:
         multi_label = self.classifier.runner.runtime.info.problem.multi_label
         label = pyarrow.list_(pyarrow.string()) if multi_label else pyarrow.string()
         added: dict[str, tuple[list[Any], Any]] = {
+            **self.decisions(predictions),
             "label": ([prediction.label for prediction in predictions], label),
             "score": ([prediction.score for prediction in predictions], pyarrow.float32()),
             "layer": ([prediction.layer for prediction in predictions], pyarrow.int16()),
@@ -45,3 +46,9 @@ class Predictor:
         for name, (values, kind) in added.items():
             table = table.append_column(name, pyarrow.array(values, kind))
         return table
+
+    def decisions(self, predictions: list[Prediction]) -> dict[str, tuple[list[Any], Any]]:
+        """A column, if the model has an operating point."""
+        thresholds = len(self.classifier.runner.runtime.info.decide.thresholds)
+        kind = pyarrow.bool_() if thresholds == 1 else pyarrow.list_(pyarrow.string())
+        return {"decision": ([each.decision for each in predictions], kind)} if thresholds else {}

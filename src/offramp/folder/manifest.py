@@ -20,7 +20,7 @@ FORMAT = 3
 MANIFEST, TOKENIZER = "stages.json", "tokenizer.json"
 EMBEDDING, STAGES, WEIGHTS = "embedding.onnx", "stages.onnx", "weights.bin"
 NEEDED = (MANIFEST, CONFIG, TOKENIZER, EMBEDDING, STAGES)
-NOT_HASHED = "policy", "policy_target"
+NOT_HASHED = "policy", "policy_target", "decide"
 """The fields of config.json that may change after the export."""
 
 
@@ -73,7 +73,13 @@ class Manifest:
         """The info, without a certificate that was issued for another model, or stored for other weights."""
         if info.policy is None:
             return info
-        policy = check_certificate(info.policy, self.fingerprint, self.precision, weights=self.weights)
+        policy = check_certificate(
+            info.policy,
+            self.fingerprint,
+            self.precision,
+            weights=self.weights,
+            decision=str(info.decide),
+        )
         return replace(info, policy=policy)
 
     def write(self, folder: Path) -> None:

@@ -12,6 +12,8 @@ from offramp.wording import count
 
 NOT_FIELDS = "promise", "seal"
 """What the JSON form has besides the fields: a sentence for people, and a hash of the policy."""
+ARGMAX = "the most likely class"
+"""The operating point that has no text."""
 Certified = TypeVar("Certified", bound=Any)
 
 
@@ -209,6 +211,8 @@ class Certificate:
             reference=self.reference or "full depth",
             top_k=self.top_k,
             tolerance=self.tolerance,
+            predictions="decisions" if self.decision else "predictions",
+            a_prediction="a decision" if self.decision else "a prediction",
         )
 
     @property
@@ -244,9 +248,10 @@ class Certificate:
         precision: str,
         max_length: int | None = None,
         weights: str | None = None,
+        decision: str | None = None,
     ) -> list[str]:
-        """How policy, model, precision and length of texts differ from those that the certificate was issued for, and
-        the weights of an exported folder from those that it was stored with."""
+        """How policy, model, precision, length of texts and operating point differ from those that the certificate
+        was issued for, and the weights of an exported folder from those that it was stored with."""
         conditions = self.conditions or Conditions(policy="", mean_layer=0.0)
         actual: dict[str, Any] = {"policy": policy, "fingerprint": fingerprint, "precision": precision}
         if max_length is not None and conditions.max_length is not None:
@@ -254,6 +259,8 @@ class Certificate:
         if weights is not None:
             actual["weights"] = weights
         issued = {name: getattr(conditions, name) for name in actual}
+        if decision is not None:
+            issued["decision"], actual["decision"] = self.decision or ARGMAX, decision or ARGMAX
         return [
             f"{name} {issued[name] or 'unknown'} (here: {value})"
             for name, value in actual.items()
@@ -296,11 +303,14 @@ def check_certificate(
     precision: str,
     max_length: int | None = None,
     weights: str | None = None,
+    decision: str | None = None,
 ) -> Certified:
     """The policy; without its certificate, and with a warning, if that was issued for something else."""
     if policy.certificate is None:
         return policy
-    different = policy.certificate.mismatches(str(policy), fingerprint, precision, max_length, weights)
+    different = policy.certificate.mismatches(
+        str(policy), fingerprint, precision, max_length, weights, decision
+    )
     if not different:
         return policy
     warnings.warn(

@@ -146,9 +146,9 @@ def documents_that_count(reference: Reference) -> Array:
 LOSSES = {
     "changed": Loss(
         changed,
-        summary="at most {bounds} of predictions differ from {reference}",
+        summary="at most {bounds} of {predictions} differ from {reference}",
         within=" by more than {tolerance:g}",
-        statement="at most {bounds} get a prediction that differs from {reference}",
+        statement="at most {bounds} get {a_prediction} that differs from {reference}",
         of_class="that {reference} predicts as",
     ),
     "accuracy": Loss(

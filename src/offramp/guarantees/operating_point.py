@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import log
 from typing import Self
 
 import numpy as np
 
 from offramp.errors import BadOption, UnknownName
-from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Array, Problem
+from offramp.numerics import finite_rows
+from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Array, MultiLabel, Problem
 from offramp.wording import did_you_mean
 
 
@@ -51,6 +53,10 @@ class OperatingPoint:
     def is_argmax(self) -> bool:
         return not self.thresholds
 
+    def decisions(self, problem: Problem, names: Sequence[str]) -> Problem:
+        """What a model with these outputs decides; an error if it cannot decide so."""
+        return problem if self.is_argmax else Decisions(self, problem, names)
+
     @property
     def problem(self) -> Problem:
         """The meaning of the decisions: a class or yes and no; or yes and no for several labels."""
@@ -82,3 +88,79 @@ class OperatingPoint:
         if unknown:
             raise UnknownName(f"decide={str(self)!r}: unknown label {did_you_mean(unknown[0], names)}")
         return [list(names).index(label) for label in self.thresholds]
+
+
+class Decisions(MultiLabel):
+    """A model's outputs at an operating point: as a problem, yes or no for each label that is named.
+
+    Rules then compare yes and no of each decision, and not the classes of the model.
+
+    >>> from offramp.problems import REGRESSION
+    >>> stars = Decisions(OperatingPoint.parse("stars>=2.5"), REGRESSION, ["stars"])
+    >>> stars.margins(np.array([[3.0], [1.0]])).tolist(), stars.named_decisions(np.array([[3.0], [1.0]]))
+    ([[0.5], [-1.5]], [True, False])
+    """
+
+    __slots__ = ("columns", "outputs", "thresholds")
+    outputs: Problem
+    columns: list[int]
+    thresholds: dict[str, float | None]
+
+    def __new__(cls, point: OperatingPoint, outputs: Problem, names: Sequence[str]) -> Self:
+        self = super().__new__(cls, MULTI_LABEL)
+        self.outputs, self.columns, self.thresholds = outputs, point.columns(names), dict(point.thresholds)
+        for threshold in self.thresholds.values():
+            if outputs.has_classes and threshold is not None and not 0 < threshold < 1:
+                raise BadOption(f"decide={str(point)!r}: a threshold of a probability is between 0 and 1")
+            if not outputs.has_classes and (threshold is None or len(self.thresholds) > 1):
+                raise BadOption(f"decide={str(point)!r}: a number has one cut, such as score>=2.5")
+        return self
+
+    def margins(self, logits: Array) -> Array:
+        """(..., thresholds) float32 from logits (..., outputs): how far above its threshold each score is, in
+        log-odds or in units of a regression; above 0 for yes, also where the score is the threshold."""
+        margins = [
+            self.margin(logits.astype(np.float64), column, threshold)
+            for column, threshold in zip(self.columns, self.thresholds.values(), strict=True)
+        ]
+        every: Array = np.stack(margins, -1)
+        every = np.where(every == 0, np.finfo(np.float32).tiny, every)
+        # a row that is not finite is not ready, even if the outputs that are named are finite
+        return np.where(finite_rows(logits)[..., None], every, np.nan).astype(np.float32)
+
+    def margin(self, logits: Array, column: int, threshold: float | None) -> Array:
+        own: Array = logits[..., column]
+        if not self.outputs.has_classes:
+            return own - (threshold or 0.0)
+        needed = 0.0 if threshold is None else log(threshold / (1 - threshold))
+        if self.outputs.multi_label:
+            return own - needed
+        others = np.concatenate([logits[..., :column], logits[..., column + 1 :]], -1)
+        with np.errstate(invalid="ignore"):  # inf - inf
+            rival: Array = others.max(-1)
+            if threshold is not None and others.shape[-1] > 1:  # log-odds against all others together
+                rival = rival + np.log(np.exp(others - rival[..., None]).sum(-1))
+            return own - rival - needed
+
+    def decode(self, logits: Array) -> Array:
+        return super().decode(self.margins(logits))
+
+    def choices(self, logits: Array) -> Array:
+        return super().choices(self.margins(logits))
+
+    def truth(self, labels: Array) -> Array:
+        """(examples, thresholds) the decisions that correct labels stand for."""
+        if not self.outputs.has_classes:
+            cuts = [threshold for threshold in self.thresholds.values() if threshold is not None]
+            return np.asarray(labels[:, None] >= np.array(cuts), np.int64)
+        if self.outputs.multi_label:
+            return np.asarray(labels[:, np.array(self.columns)])
+        return np.asarray(labels[:, None] == np.array(self.columns), np.int64)
+
+    def named_decisions(self, logits: Array) -> list[bool] | list[tuple[str, ...]]:
+        """For each row, yes or no; with several thresholds, the labels that are decided to be there."""
+        decided = self.decode(logits).astype(bool)
+        if len(self.thresholds) == 1:
+            return [bool(yes) for yes in decided[:, 0]]
+        names = np.array([*self.thresholds])
+        return [tuple(names[row].tolist()) for row in decided]

@@ -72,6 +72,7 @@ def collect(
         **arrays,
         layers=runtime.info.exits,
         problem=runtime.info.problem,
+        decide=str(runtime.info.decide),
         label_names=runtime.info.labels,
         metrics=metrics,
         data=data,

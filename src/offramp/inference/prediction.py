@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from offramp.guarantees.operating_point import Decisions
 from offramp.inference.runner import Runner
 from offramp.policy import Decision, Policy, fold
 from offramp.problems import Array
@@ -35,6 +36,9 @@ class Prediction:
     """With `every_exit=True`, the prediction of every exit."""
     logits: tuple[float, ...] = field(default=(), repr=False)
     """One for every label, in the model's order; in a regression, the value alone."""
+    decision: str | tuple[str, ...] | bool | None = None
+    """At the model's operating point: yes or no; with several thresholds, the labels that reach theirs. Without one,
+    the label."""
 
 
 def predict_tokens(
@@ -52,7 +56,7 @@ def predict_tokens(
 
 def predict_every_exit(runner: Runner, tokens: list[Tokens], policy: Policy) -> Iterator[Prediction]:
     logits, gates = runner.engine.trace(tokens)
-    model = gates, runner.runtime.info.exits, runner.runtime.info.problem
+    model = gates, runner.runtime.info.exits, runner.runtime.info.decisions
     folded = fold(policy.rule, logits, *model).logits
     finite = np.isfinite(logits.sum(-1))
     every_exit = [
@@ -69,6 +73,8 @@ def predictions(decision: Decision, runtime: Runtime[Any]) -> Iterator[Predictio
     logits, problem = decision.logits, runtime.info.problem
     chances = problem.probabilities(logits)
     labels, scores = problem.named(logits, chances, runtime.info.labels)
+    decisions = runtime.info.decisions
+    decided = decisions.named_decisions(logits) if isinstance(decisions, Decisions) else labels
     names = runtime.info.labels[: chances.shape[-1]]
     for row, finite in enumerate(np.isfinite(logits.sum(-1))):
         yield Prediction(
@@ -79,4 +85,5 @@ def predictions(decision: Decision, runtime: Runtime[Any]) -> Iterator[Predictio
             layers=runtime.info.exits[-1],
             finite=bool(decision.finite[row]),
             logits=tuple(logits[row].tolist()),
+            decision=decided[row] if finite else None,
         )

@@ -65,6 +65,7 @@ class Runner:
                 self.runtime.fingerprint(),
                 self.runtime.precision,
                 self.tokenizer.max_length,
+                decision=str(self.runtime.info.decide),
             )
 
     @classmethod
@@ -124,7 +125,7 @@ class Runner:
         if max_layer is not None:
             own = max_layer if policy.max_layer is None else policy.max_layer
             policy = replace(policy, max_layer=min(max_layer, own))
-        policy.check(info.exits, info.problem, info.has_gate, len(info.labels))
+        policy.check(info.exits, info.decisions, info.has_gate, len(info.labels))
         return policy
 
     def check_texts(self, texts: Any) -> Iterator[Text]:

@@ -96,6 +96,7 @@ def calibrate(
     """
     if not len(trace):
         raise BadOption("the trace is empty; there is nothing to calibrate on")
+    trace, fit_on = trace.decided(), None if fit_on is None else fit_on.decided()
     check_held_out(trace, allow_training_rows, proves_unseen=isinstance(target, Guarantee))
     rules = rules_to_try(trace, rule, target)
     policies = [parse_rule(each) for each in rules]

@@ -294,6 +294,7 @@ def issue(
         data=trace.data,
         tolerance=target.tolerance,
         top_k=target.top_k,
+        decision=trace.decision,
         by_class={
             str(result.part.of_class): {"examples": result.examples, "observed_risk": result.risk}
             for result in classes

@@ -129,6 +129,7 @@ def percentiles(scores: Array) -> Interval:
 
 def measure(policy: Policy, trace: Trace) -> dict[str, Any]:
     """Mean layer and scores of a policy, and the scores of full depth; no scores without labels."""
+    trace = trace.decided()
     decision = policy.decide_trace(trace)
     metrics = [name for name in metric_names(trace) if name != AGREEMENT]
     return {

@@ -54,6 +54,7 @@ def sweep(
     0.5 1.0 1.5
     0.37 1.0 2.0
     """
+    trace = trace.decided()
     if not len(trace):
         raise BadOption("the trace has no examples")
     if trace.sizes is not None:

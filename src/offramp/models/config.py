@@ -47,6 +47,8 @@ class ExitConfig(PreTrainedConfig):
     """The number of tokens that texts were truncated to in training; None if unknown."""
     trained_on_pairs: bool | None = None
     """Whether training had pairs of texts; None if unknown."""
+    decide: str = ""
+    """The operating point, such as "spam>=0.7"; empty: the most likely class."""
     learned_weights: bool = False
     """Whether the loss of each exit has a learned weight (ELBERT)."""
     initializer_range: float = 0.02

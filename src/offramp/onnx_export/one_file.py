@@ -52,7 +52,7 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
     info, manifest = ModelInfo.read(folder), Manifest.load(folder)
     if isinstance(policy.rule, Rank):
         raise Incompatible("the rule rank compares the documents of a query, and one file runs single texts.")
-    policy.check(info.exits, info.problem, info.has_gate)
+    policy.check(info.exits, info.decisions, info.has_gate)
     embedding = onnx.load(folder / EMBEDDING)
     leaves = [*branches_of(onnx.load(folder / STAGES).graph)]
     stages = [leaves[branch] for branch in manifest.branches]
@@ -73,7 +73,7 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
             rows | {"hidden": Symbol(recorder, hidden, np.float32, (None, None, None))},
         )
 
-    nest = Nest(policy, info.exits, info.problem, stage, recorder)
+    nest = Nest(policy, info.exits, info.decisions, stage, recorder)
     opsets = {each.domain: each.version for each in embedding.opset_import}
     model = nest.model(nest.level(0, rows, None), [each.value for each in inputs.values()], opsets)
     model.metadata_props["offramp"] = json.dumps(metadata(info, manifest, policy))
@@ -99,6 +99,7 @@ def metadata(info: ModelInfo, manifest: Manifest, policy: Policy) -> dict[str, A
         "version": offramp.__version__,
         "labels": [*info.labels],
         "problem_type": str(info.problem),
+        "decide": str(info.decide),
         "layers": [*info.exits],
         "max_length": text_length(info, manifest),
         "truncation_side": manifest.tokenizer["truncation_side"],

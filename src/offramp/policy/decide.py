@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offramp.errors import Incompatible
+from offramp.guarantees.operating_point import Decisions
 from offramp.lists import Lists
 from offramp.numerics import finite_rows
 from offramp.problems import Array, Problem, problem_of
@@ -127,17 +128,16 @@ def fold(
     examples, exits, outputs = every.logits.shape
     problem = problem_of(outputs, problem_type)
     rule.check(exits)
-    own_logits = type(rule).output is Rule.output
     folded = Folded(
         readiness=np.empty((examples, exits)),
-        logits=every.logits if own_logits else np.empty_like(every.logits),
+        logits=every.logits if rule.keeps_logits else np.empty_like(every.logits),
     )
     state = None
     for exit, layer in enumerate(every.layers):
         seen = advance(rule, state, exit, *every.at(exit), layer, problem)
         state = seen.state
         folded.readiness[:, exit] = seen.readiness.min(-1)
-        if not own_logits:
+        if not rule.keeps_logits:
             folded.logits[:, exit] = seen.logits
     return folded
 
@@ -223,7 +223,7 @@ def advance(
     elif state is None:
         state = rule.start(read.shape[:2])
     state, ready = rule.step(state, read)
-    output = problem.chosen(rule.output(state, choices))
+    output = logits if rule.keeps_logits else problem.chosen(rule.output(state, choices))
     return Step(state, np.where(finite[:, None], ready, -np.inf), output, finite)
 
 
@@ -236,6 +236,10 @@ def check_rule(rule: Rule, outputs: int, problem: Problem, has_gate: bool) -> No
         raise Incompatible(
             f"{type(rule).__name__} compares classes, and this model predicts a number. "
             f"Use a rule for regression ({able}), for example patience:3,tolerance=0.1."
+        )
+    if isinstance(problem, Decisions) and not rule.keeps_logits:
+        raise Incompatible(
+            f"{type(rule).__name__} changes the logits of an exit, so it does not work with an operating point."
         )
     if isinstance(rule, Rank):
         check_reranker(outputs, problem)

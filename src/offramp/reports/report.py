@@ -53,6 +53,7 @@ def report(
         report({"sst-2": a, "rte": b}).save("report")    # report.html, report.json, report.txt
     """
     named = {traces.data or "trace": traces} if isinstance(traces, Trace) else traces
+    named = {name: trace.decided() for name, trace in named.items()}
 
     def rules_for(trace: Trace) -> list[str]:
         chosen = rules_by_problem(trace) if rules is None else rules

@@ -10,6 +10,7 @@ from typing import Any
 from offramp.files import read_json, write_files
 from offramp.folder.folder import is_exported
 from offramp.folder.manifest import Manifest
+from offramp.guarantees.operating_point import OperatingPoint
 from offramp.measuring import sweep
 from offramp.measuring.scores import measure
 from offramp.model_info import CONFIG, ModelInfo
@@ -27,20 +28,23 @@ def store_policy(
     policy: Policy | str,
     trace: Trace | None = None,
     target: Mapping[str, Any] | None = None,
+    decide: OperatingPoint | None = None,
 ) -> Policy:
     """Store a policy in a model folder, saved or exported: `Classifier.from_pretrained` then uses it by default.
 
     The model card is updated too; with the trace that the policy was calibrated on, it shows the rule's curve.
     `target`, such as {"max_loss": 0.5}, is what it was calibrated for, kept for hints to calibrate it again.
-    Either all files are updated or none. Returns the policy as stored: in an exported folder, a certificate that was
-    issued for another model or precision is left out.
+    `decide` replaces the model's operating point. Either all files are updated or none. Returns the policy as stored:
+    in an exported folder, a certificate that was issued for another model or precision is left out.
     """
     folder = Path(folder)
     info = ModelInfo.read(folder, replaces_policy=True)
+    info = replace(info, decide=info.decide if decide is None else decide)
     policy = info.check_policy(policy)
     if is_exported(folder):
         policy = Manifest.load(folder).bind(policy)
     config = read_json(folder / CONFIG) | {"policy": policy.to_json(), "policy_target": target}
+    config["decide"] = str(info.decide)
     if trace is None or trace.sizes is not None or (trace.labels is None and not trace.problem.has_classes):
         curve = read_optional(folder / CURVE) | {"policy": None}  # measured for an earlier policy
     else:

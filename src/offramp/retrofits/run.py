@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 from offramp.data.checks import label_numbers
 from offramp.errors import BadData, BadLabels, BadOption, MissingExtra, install_hint
 from offramp.files import write_files
+from offramp.guarantees.operating_point import OperatingPoint
 from offramp.inference.collect import read_labels
 from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
@@ -32,7 +33,7 @@ from offramp.measuring.guarantee import check_risk, class_bounds
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
 from offramp.policy.decide import check_reranker, check_rule
-from offramp.problems import Array, problem_of
+from offramp.problems import Array, Problem, problem_of
 from offramp.reports.results import RetrofitResults
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import attempt_in, check_same_guarantee, open_output
@@ -73,6 +74,7 @@ def retrofit(
     *,
     labels: Sequence[Any] | None = None,
     label_names: Sequence[str] | None = None,
+    decide: str = "",
     groups: Sequence[Any] | None = None,
     tune: bool = False,
     epochs: float = 2,
@@ -102,6 +104,8 @@ def retrofit(
         labels: those of the texts, by name, or as numbers in the order of the model's outputs; to report scores, and
             for guarantees about accuracy. Nothing is trained on them.
         label_names: names for the outputs of a model that has none.
+        decide: the operating point, such as "jailbreak>=0.7" or, for several labels, "toxic>=0.5,insult>=0.8"; it is
+            stored with the model, and the guarantee is then about these decisions. By default the most likely label.
         groups: the conversation, customer or other source of each text, if texts of one source are alike: they stay
             together in the split, and count as one text where distinct texts must prove the guarantee.
         tune: train the backbone too, with the original as teacher, instead of the exits alone.
@@ -131,13 +135,16 @@ def retrofit(
     if groups is not None and len(groups) != len(texts):
         raise BadData(f"{count(len(groups), 'group')} for {count(len(texts), 'text')}; give one for each.")
     original = load_original(model)
-    check_problem(original, target, label_names)
+    decisions = decisions_of(original, decide, label_names)
+    if by_query and decide:
+        raise BadOption("a guarantee about rankings takes no operating point; leave out decide=...")
+    check_problem(original, target, label_names, decisions)
     known = None
     if labels is not None:
         known = check_labels(labels, len(texts), original, label_names, data or "the labels")
     if target.loss.needs_labels and known is None:
         raise BadOption(f"risk={target.risk!r} needs labels, a correct one for each text")
-    rules = rules_for(original, rule, by_query)
+    rules = rules_for(original, rule, by_query, decisions)
     split = split_texts(texts, known, groups, by_query)
     check_enough(split, target, len(rules), len(precisions) * (1 + len(rungs)))
     home = Path(out)
@@ -145,6 +152,7 @@ def retrofit(
         "model": hash_weights(original.model),
         "label_names": label_names and [*label_names],
         "texts": hash_texts(texts, known),
+        "decide": decide,
         "groups": None if groups is None else hash_texts([*map(str, groups)], None),
         "guarantee": asdict(target),
         "rules": rules,
@@ -164,7 +172,9 @@ def retrofit(
                 f"{learn} {'queries' if by_query else 'texts'} to learn from, {fit} to fit a rule on, "
                 f"{calibration} to calibrate on and {test} to test on"
             )
-            steps = Steps(home / "work", original, split, data or "the texts", seed, progress, log, callbacks)
+            steps = Steps(
+                home / "work", original, split, decide, data or "the texts", seed, progress, log, callbacks
+            )
             exits = steps.train_exits(label_names, tune, epochs)
             variants = [steps.variant(exits, runtime, each) for each in precisions]
             search: dict[str, Any] = {
@@ -227,23 +237,32 @@ def looser_targets(target: Guarantee, ladder: Sequence[float]) -> list[Guarantee
     return [replace(target, epsilon=epsilon) for epsilon in ladder]
 
 
-def rules_for(original: Original, rule: str | Sequence[str] | None, by_query: bool) -> list[str]:
-    """The rules to choose from; one that cannot decide for such a model is an error."""
-    config = original.model.config
-    problem = problem_of(config.num_labels or 1, config.problem_type)
-    if rule is None:
-        return ["rank"] if by_query else rules_of(problem, config.num_labels or 1)
-    rules = [rule] if isinstance(rule, str) else [*rule]
-    for each in rules:
-        check_rule(parse_rule(each).rule, config.num_labels or 1, problem, has_gate=False)
-    return rules
-
-
-def check_problem(original: Original, target: Guarantee, label_names: Sequence[str] | None) -> None:
+def decisions_of(original: Original, decide: str, label_names: Sequence[str] | None) -> Problem:
+    """What the model decides at the operating point."""
     config = original.model.config
     if label_names and len(label_names) != config.num_labels:
         raise BadOption(f"{len(label_names)} label names for a model with {config.num_labels} outputs")
     problem = problem_of(config.num_labels or 1, config.problem_type)
+    return OperatingPoint.parse(decide).decisions(problem, label_names or names_in_order(config))
+
+
+def rules_for(
+    original: Original, rule: str | Sequence[str] | None, by_query: bool, problem: Problem
+) -> list[str]:
+    """The rules to choose from; one that cannot decide for such a model is an error."""
+    outputs = original.model.config.num_labels or 1
+    if rule is None:
+        return ["rank"] if by_query else rules_of(problem, outputs)
+    rules = [rule] if isinstance(rule, str) else [*rule]
+    for each in rules:
+        check_rule(parse_rule(each).rule, outputs, problem, has_gate=False)
+    return rules
+
+
+def check_problem(
+    original: Original, target: Guarantee, label_names: Sequence[str] | None, problem: Problem
+) -> None:
+    config = original.model.config
     if target.loss.unit == "query":
         check_reranker(config.num_labels or 1, problem)
         if target.tolerance is not None or isinstance(target.epsilon, Mapping):

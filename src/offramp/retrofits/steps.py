@@ -88,6 +88,8 @@ class Steps:
     work: Path
     original: Original
     split: TextSplit
+    decide: str
+    """The operating point."""
     data: str
     seed: int
     progress: bool
@@ -109,6 +111,7 @@ class Steps:
                 "name them with label_names=...",
                 stacklevel=3,
             )
+        model.config.decide = self.decide
         arguments = {
             "output_dir": self.work / "training",
             "seed": self.seed,
@@ -165,6 +168,7 @@ class Steps:
             )
             found = replace(
                 found,
+                decide=self.decide,
                 reference=self.reference(part),
                 reference_name=self.original.name,
                 texts=rows.groups,
@@ -173,7 +177,7 @@ class Steps:
             if rows.by_query:
                 found = found.grouped([text[0] for text in rows.texts])
             found.save(file)
-        return Trace.load(file)
+        return Trace.load(file).decided()
 
     def reference(self, part: str) -> Array:
         """The original's logits."""
@@ -386,6 +390,7 @@ class Steps:
             layers = self.original.model.config.num_hidden_layers
             model = ExitModel.from_encoder(self.original.model, exits=[layers])
             model.config.rename_labels(ModelInfo.read(exits).labels)
+            model.config.decide = self.decide
             if runtime == "onnx":
                 from offramp.onnx_export import export
 

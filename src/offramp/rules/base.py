@@ -67,6 +67,11 @@ class Rule:
         """The state after this exit, and the readiness to exit here: the higher, the readier."""
         raise NotImplementedError
 
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether an example gets the logits of the exit that it takes."""
+        return type(self).output is Rule.output
+
     def output(self, state: Any, logits: Array) -> Array:
         """The logits returned for an example that exits here; `state` is the one after this exit."""
         return logits

@@ -182,6 +182,7 @@ class Endpoints:
                     "precision": runtime.precision,
                     "problem": runtime.info.problem,
                     "labels": runtime.info.labels,
+                    "decide": str(runtime.info.decide),
                     "exits": runtime.info.exits,
                     "policy": str(ladder.rungs[0]),
                     "guarantee": certificate and certificate.summary,

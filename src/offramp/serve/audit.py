@@ -35,7 +35,6 @@ from offramp.lists import Lists
 from offramp.policy import Policy
 from offramp.policy.text import class_indices
 from offramp.problems import MULTI_LABEL, REGRESSION, Array
-from offramp.rules.base import Rule
 from offramp.rules.rank import relevance
 from offramp.runtimes import Tokens
 from offramp.serve.ladder import Ladder, top_k_of
@@ -323,8 +322,9 @@ class RungAudit:
 
     def is_full_depth(self, example: Example) -> bool:
         """Whether its predictions are the last exit's own, not made from other exits."""
-        own_logits = type(self.policy.rule).output is Rule.output
-        return own_logits and all(prediction.layer == self.layers[-1] for prediction in example.predictions)
+        return self.policy.rule.keeps_logits and all(
+            prediction.layer == self.layers[-1] for prediction in example.predictions
+        )
 
     def compare(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> None:
         """Counts the loss of an example, and checks the certificate."""
@@ -349,7 +349,7 @@ class RungAudit:
         else:
             risk, full = "changed", outcome(reference[0], reference[0])
             order = outcome(predictions[0], reference[0])
-            problem = MULTI_LABEL if reference[0].probabilities else REGRESSION
+            problem = MULTI_LABEL if full.ndim > 1 else REGRESSION
             tolerance = self.certificate.tolerance if self.certificate else None
             truth = Reference(full, problem=problem, tolerance=tolerance)
         return float(LOSSES[risk].values(order, truth)[0])
@@ -387,10 +387,13 @@ class RungAudit:
 
 
 def outcome(prediction: Prediction, full: Prediction) -> Array:
-    """(1,) the number of a regression, or (1, labels) whether each label was predicted."""
+    """(1,) the number of a regression, or (1, labels) whether each label was predicted or decided to be there."""
+    decided = prediction.label if prediction.decision is None else prediction.decision
+    if isinstance(full.decision, bool):
+        return np.array([[decided is True]])
     if not full.probabilities:
         return np.array([prediction.score])
-    labels = (prediction.label,) if isinstance(prediction.label, str) else prediction.label or ()
+    labels = decided if isinstance(decided, tuple) else (decided,)
     return np.array([[name in labels for name in full.probabilities]])
 
 

@@ -127,6 +127,10 @@ class ExitPrediction(BaseModel):
         description="A list in a multi-label problem; null in a regression, and where the model gave NaN."
     )
     score: float | None = Field(description="The label's probability; in a regression the value.")
+    decision: bool | str | list[str] | None = Field(
+        description="At the model's operating point: yes or no, or the labels that reach their thresholds; the label "
+        "if it has none."
+    )
     layer: int = Field(description="The layer of the exit; 0 is before the first layer.")
     finite: bool = Field(description="False if the model gave NaN or infinity.")
     probabilities: dict[str, float | None] = Field({}, description="Only with `probabilities`.")

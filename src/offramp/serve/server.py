@@ -303,7 +303,13 @@ def load_rung(runner: Runner, path: Path) -> Policy:
         warnings.simplefilter("error", CertificateMismatch)
         try:
             length = runner.tokenizer.max_length
-            check_certificate(policy, runtime.fingerprint(), runtime.precision, length)
+            check_certificate(
+                policy,
+                runtime.fingerprint(),
+                runtime.precision,
+                length,
+                decision=str(runtime.info.decide),
+            )
         except CertificateMismatch as error:
             raise BadPolicy(f"{path}: {error}") from None
     return policy
