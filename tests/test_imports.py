@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 
 # Each may import those before it. Those in the first line are used by all.
 ORDER = """
-errors wording numerics problems files cpus lists row_hashes
+errors wording numerics problems files cpus lists row_hashes tags words
 data guarantees trace rules policy
 model_info models measuring
 folder training runtimes engine inference reports

@@ -1,11 +1,16 @@
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
+import seqeval.metrics
+from hypothesis import given
+from hypothesis import strategies as st
 
 from offramp.data.metrics import METRICS, check_metrics, compute
 from offramp.errors import UnknownName
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from offramp.tags import TagScheme
 
 CLASS_METRICS = ["mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1"]
 CORRELATIONS = ["pearson", "spearmanr", "corr"]
@@ -51,6 +56,25 @@ def test_an_undefined_metric_is_zero_without_a_warning(name: str, labels: list[i
 @pytest.mark.parametrize("name", CORRELATIONS)
 def test_one_example_has_no_correlation(name: str) -> None:
     assert compute([name], [1.0], [2.0]) == {name: 0.0}
+
+
+TAGS = ["O", "B-A", "I-A", "E-A", "S-A", "B-B", "I-B", "E-B", "S-B"]
+
+
+@pytest.mark.parametrize("tags", [TAGS, [tag for tag in TAGS if tag[0] in "OBI"]], ids=["BIOES", "BIO"])
+@given(data=st.data())
+def test_entity_f1_is_that_of_seqeval(tags: list[str], data: Any) -> None:
+    """On any sequences of tags, also those that the scheme does not allow."""
+    words = st.lists(st.tuples(st.sampled_from(tags), st.sampled_from(tags)), min_size=1, max_size=12)
+    texts = data.draw(st.lists(words, min_size=1, max_size=5))
+    expected, found = ([[pair[side] for pair in text] for text in texts] for side in (0, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about scores of nothing
+        score = seqeval.metrics.f1_score(expected, found)
+    begins = np.array([place == 0 for text in texts for place in range(len(text))])
+    flat = [np.array([tags.index(tag) for text in side for tag in text]) for side in (expected, found)]
+    rows = [TagScheme(tags).spans(each, begins) for each in flat]
+    assert compute(["entity_f1"], *rows)["entity_f1"] == pytest.approx(score)
 
 
 def test_perfect_predictions_score_one_in_every_metric() -> None:

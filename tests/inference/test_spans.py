@@ -18,8 +18,9 @@ from transformers import (
 )
 
 from offramp.errors import BadOption
-from offramp.inference.spans import Span, TagScheme, Words, find_spans, utf16_offsets
+from offramp.inference.spans import Span, Words, find_spans, utf16_offsets
 from offramp.inference.windows import WindowTokenizer, cut_windows
+from offramp.tags import TagScheme
 
 BIO = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 CORPUS = [

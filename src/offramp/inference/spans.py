@@ -11,11 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offramp.numerics import Array, softmax
-
-OUTSIDE = "O"
-"""The tag of words that are in no span."""
-BILOU = ({"B-", "I-", "L-", "U-"}, {"B-", "I-", "E-", "S-"})
-"""The prefixes of the scheme, in both of its spellings."""
+from offramp.tags import TagScheme
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,42 +45,6 @@ class Words:
 
     def __len__(self) -> int:
         return len(self.first)
-
-
-class TagScheme:
-    """How tags divide words into spans.
-
-    A tag is `O`, or a name with a prefix, or a plain name. `B-` begins a span. `I-` and plain tags continue the span
-    before them if it has the same name, and begin one otherwise: the same rule reads BIO, IOB1 and plain tags.
-    If all tags but O have one of the prefixes of BILOU (`B I L U`, or `B I E S` as in BIOES), then a span also ends
-    after `L-` and `E-`, and `U-` and `S-` are spans of a single word.
-
-    >>> scheme = TagScheme(["O", "B-PER", "I-PER"])
-    >>> scheme.groups(np.array([1, 2, 1, 0, 2])).tolist()
-    [[0, 2], [2, 3], [4, 5]]
-    """
-
-    def __init__(self, tags: Sequence[str]) -> None:
-        found = {tag[:2] for tag in tags if tag != OUTSIDE}
-        known = next((prefixes for prefixes in BILOU if found <= prefixes), {"B-", "I-"})
-        prefixes = [tag[:2] if tag[:2] in known else "" for tag in tags]
-        names = [tag.removeprefix(prefix) for tag, prefix in zip(tags, prefixes, strict=True)]
-        self.labels = [tag.split("-", 1)[-1] for tag in tags]
-        """The label of a span that begins with each tag; the pipeline's, which shortens plain tags with a hyphen."""
-        self.names = np.array([names.index(name) for name in names], np.int64)  # one number for each name
-        self.begins = np.array([prefix in ("B-", "U-", "S-") for prefix in prefixes])
-        self.ends = np.array([prefix in ("L-", "E-", "U-", "S-") for prefix in prefixes])
-        self.outside = np.array([label == OUTSIDE for label in self.labels])
-
-    def groups(self, tags: Array) -> Array:
-        """(spans, 2): the first word of each span, and the one after its last; `tags` (words,) are indices."""
-        names = self.names[tags]
-        starts = np.ones(len(tags), bool)
-        starts[1:] = (names[1:] != names[:-1]) | self.begins[tags[1:]] | self.ends[tags[:-1]]
-        first = np.flatnonzero(starts)
-        last = np.append(first[1:], len(tags))[: len(first)]
-        inside = ~self.outside[tags[first]]
-        return np.stack([first[inside], last[inside]], axis=1)
 
 
 def find_spans(text: str, words: Words, logits: Array, scheme: TagScheme) -> list[Span]:

@@ -20,6 +20,7 @@ from offramp.inference.spans import Words
 from offramp.inference.texts import BatchTokenizer
 from offramp.numerics import Array
 from offramp.runtimes import Tokens
+from offramp.words import find_subwords, marks_subwords
 
 OVERLAP = 0.25
 """The least share of a window that it has in common with the next."""
@@ -55,7 +56,7 @@ class WindowTokenizer:
         self.room = self.max_length - self.rust.num_special_tokens_to_add(is_pair=False)
         if self.room < 1:
             raise BadOption(f"max_length={self.max_length} leaves no room for texts between special tokens.")
-        self.has_subwords = bool(getattr(self.rust.model, "continuing_subword_prefix", None))
+        self.has_subwords = marks_subwords(self.rust)
 
     def __call__(self, texts: Sequence[str]) -> list[WindowedText]:
         # offsets must be those of the given text, so each invalid character becomes a single one
@@ -78,21 +79,9 @@ class WindowTokenizer:
         return WindowedText(windows, owned, self.find_words(text, encoding, slice(before, after)))
 
     def find_words(self, text: str, encoding: Any, inside: slice) -> Words:
-        """Which tokens are sub-words is decided as by transformers' pipeline.
-
-        With a prefix of sub-words, such as ##, all tokens are that are not spelled as in the text. Otherwise all are
-        that no space precedes. An unknown token is never one.
-        """
         offsets = np.array(encoding.offsets[inside], np.int64).reshape(-1, 2)
-        starts, ends = offsets[:, 0], offsets[:, 1]
-        if self.has_subwords:
-            is_subword = np.array([len(token) for token in encoding.tokens[inside]]) != ends - starts
-        else:
-            near = [text[start - 1 : start + 1] for start in starts.tolist()]
-            is_subword = (starts > 0) & ~np.array([" " in characters for characters in near], bool)
-        if self.base.unknown_token is not None:
-            is_subword = is_subword & (np.array(encoding.ids[inside], np.int64) != self.base.unknown_token)
-        return Words.of_tokens(starts, ends, is_subword)
+        is_subword = find_subwords(text, encoding, self.has_subwords, self.base.unknown_token)
+        return Words.of_tokens(offsets[:, 0], offsets[:, 1], is_subword[inside])
 
 
 def cut_windows(tokens: int, room: int) -> list[tuple[int, int, slice]]:

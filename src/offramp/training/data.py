@@ -1,6 +1,6 @@
 """The tokenized splits of a task."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from torch import Tensor, nn
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from offramp.data import Task
 from offramp.errors import BadOption
@@ -18,6 +18,7 @@ from offramp.models.exit_model import UNLABELLED, ExitModel
 from offramp.problems import Array
 from offramp.row_hashes import hash_batch
 from offramp.training.recipes import Recipe
+from offramp.words import find_subwords, marks_subwords
 
 
 def load_splits(task: Task, unlabelled: Any = None) -> dict[str, Any]:
@@ -46,13 +47,21 @@ def check_unlabelled(rows: Any, task: Task, recipe: Recipe) -> Any:
 
 
 def tokenize_splits(
-    rows: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int, positions: int
+    rows: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    positions: int,
+    of_tokens: bool = False,
 ) -> dict[str, Any]:
-    """The splits as token ids: truncated to `max_length` and the encoder's positions."""
+    """The splits as token ids: truncated to `max_length` and the encoder's positions.
+
+    If tokens are tagged (`of_tokens`), longer texts become several rows instead.
+    """
     shortest = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if max_length < shortest:
         raise BadOption(f"max_length={max_length} leaves no room for texts; use at least {shortest} tokens")
     limit = text_limit(tokenizer, max_length, positions)
+    tokenize = tokenize_words if of_tokens else tokenize_texts
     return {split: tokenize(each, tokenizer, limit) for split, each in rows.items()}
 
 
@@ -61,7 +70,7 @@ def text_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, positions: i
     return int(min(max_length, positions, tokenizer.model_max_length))
 
 
-def tokenize(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Any:
+def tokenize_texts(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Any:
     def encode(batch: dict[str, list[Any]]) -> dict[str, Any]:
         tokens = dict(
             tokenizer(batch["text"], batch.get("text_pair"), truncation=True, max_length=max_length)
@@ -71,6 +80,61 @@ def tokenize(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> 
     unneeded = [name for name in rows.column_names if name != "label"]
     rows = rows.map(encode, batched=True, remove_columns=unneeded, desc="tokenizing")
     return rows.rename_column("label", "labels") if "label" in rows.column_names else rows
+
+
+def tokenize_words(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Any:
+    """Rows of up to `max_length` tokens, with the positions of the first tokens of `words`.
+
+    If the words have tags, `labels` has them at these tokens, and UNLABELLED at all others.
+    """
+    rust = tokenizer.backend_tokenizer
+    has_prefix, unknown = marks_subwords(rust), tokenizer.unk_token_id
+
+    def encode(batch: dict[str, list[Any]]) -> dict[str, Any]:
+        found = tokenizer(
+            batch["text"], truncation=True, max_length=max_length, return_overflowing_tokens=True
+        )
+        tokens, labels = dict(found), []
+        texts = tokens.pop("overflow_to_sample_mapping")
+        for row, (text, encoding) in enumerate(zip(texts, found.encodings, strict=True)):
+            if "label" in batch:
+                continued = row > 0 and texts[row - 1] == text
+                offsets = np.array(encoding.offsets)
+                labels.append(token_tags(offsets, batch["words"][text], batch["label"][text], continued))
+            else:
+                is_first = ~find_subwords(batch["text"][text], encoding, has_prefix, unknown)
+                labels.append(
+                    np.where(is_first & (np.array(encoding.special_tokens_mask) == 0), 0, UNLABELLED)
+                )
+        tokens["words"] = [np.flatnonzero(each != UNLABELLED) for each in labels]
+        return {
+            **tokens,
+            **({"labels": labels} if "label" in batch else {}),
+            "length": [len(ids) for ids in tokens["input_ids"]],
+        }
+
+    return rows.map(encode, batched=True, remove_columns=rows.column_names, desc="tokenizing")
+
+
+def token_tags(offsets: Array, words: Sequence[str], tags: Sequence[int], continued: bool) -> Array:
+    """The tag of each word at the first token that ends in it; none at all others, such as special tokens.
+
+    `offsets` (tokens, 2) are into the words with a space between them; `continued` if other tokens come before.
+
+    >>> token_tags(np.array([[0, 0], [0, 2], [2, 4], [5, 6], [0, 0]]), ["Anna", "x"], [3, 0], False)
+    array([-100,    3, -100,    0, -100])
+    """
+    lengths = np.array([len(word) for word in words])
+    ends = np.cumsum(lengths + 1) - 1
+    last = offsets[:, 1] - 1
+    word = np.searchsorted(ends, last, side="right")
+    inside = np.flatnonzero((offsets[:, 0] < offsets[:, 1]) & (last >= (ends - lengths)[word]))
+    found, first = np.unique(word[inside], return_index=True)
+    if continued and len(inside) and offsets[inside[0], 0] > (ends - lengths)[found[0]]:
+        found, first = found[1:], first[1:]  # a word whose first token is in the row before
+    labels = np.full(len(offsets), UNLABELLED)
+    labels[inside[first]] = np.array(tags)[found]
+    return labels
 
 
 def training_hashes(rows: Mapping[str, Any]) -> Array:
@@ -85,11 +149,18 @@ def train_rows(data: Mapping[str, Any], unlabelled: bool) -> Any:
         return rows
     more = data["unlabelled"]
     if "labels" in rows.column_names:
-        first = rows["labels"][0]
-        missing = UNLABELLED if isinstance(first, int) else float("nan")
-        none = [missing] * len(first) if isinstance(first, list) else missing
-        more = more.add_column("labels", [none] * len(more)).cast(rows.features)
+        more = more.add_column("labels", [*map(missing_like(rows), more["length"])]).cast(rows.features)
     return concatenate_datasets([rows, more])
+
+
+def missing_like(rows: Any) -> Callable[[int], Any]:
+    """The labels of an unlabelled row, by its number of tokens."""
+    first = rows["labels"][0]
+    if isinstance(first, int):
+        return lambda length: UNLABELLED
+    if isinstance(first, list) and isinstance(first[0], int):  # tags
+        return lambda length: [UNLABELLED] * length
+    return lambda length: [float("nan")] * len(first) if isinstance(first, list) else float("nan")
 
 
 @torch.no_grad()
@@ -122,6 +193,20 @@ def model_inputs(rows: Any, chosen: Any, collator: Any, device: Any) -> dict[str
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows.column_names]
     batch = collator(rows.select_columns(names)[chosen.tolist()])
     return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+class TagCollator(DataCollatorWithPadding):
+    """Pads the tags of tokens too."""
+
+    def __call__(self, features: Any) -> dict[str, Any]:
+        if isinstance(features, Mapping) or "labels" not in features[0]:
+            return super().__call__(features)
+        tags = [tag for each in features for tag in each["labels"]]
+        batch = super().__call__([{**each, "labels": 0} for each in features])
+        labels = torch.full_like(batch["input_ids"], UNLABELLED)
+        labels[batch["attention_mask"].bool()] = torch.tensor(tags)
+        batch["labels"] = labels
+        return batch
 
 
 def has_labels(data: Mapping[str, Any], split: str) -> bool:

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from offramp.errors import Incompatible
 from offramp.models.exit_model import UNLABELLED
-from offramp.problems import SINGLE_LABEL, Problem
+from offramp.problems import SINGLE_LABEL, Problem, SingleLabel
 
 Terms = tuple[Tensor, ...]
 Loss = Callable[..., Terms]
@@ -177,7 +177,9 @@ def teacher_loss(
     else:
         students = logits
     target = teacher.unsqueeze(1).expand_as(students)
-    outputs = students.shape[-1] if problem == SINGLE_LABEL else 1  # `divergence` divides by the classes
+    outputs = (
+        students.shape[-1] if isinstance(problem, SingleLabel) else 1
+    )  # `divergence` divides by the classes
     distance = outputs * problem.divergence(students, target, temperature).sum()
     if labels is None:
         return (distance,)

@@ -16,7 +16,7 @@ from offramp.data import Task
 from offramp.data.checks import has_default_names
 from offramp.errors import BadOption, Incompatible
 from offramp.models.exit_model import ExitModel
-from offramp.problems import SINGLE_LABEL
+from offramp.problems import SingleLabel
 from offramp.training.data import has_labels
 from offramp.training.recipes import Phase, Recipe
 from offramp.training.trainer import trainable_parameters
@@ -42,6 +42,8 @@ def check(
         raise BadOption(f"{task.name} has no train split")
     check_outputs(model, task)
     check_arguments(task, args, early_stopping)
+    if task.problem.of_tokens and any(phase.frozen_teacher for phase in recipe.phases):
+        raise Incompatible(f"{recipe.name} has a teacher of texts, not of tokens; choose 'joint' or 'frozen'")
     for phase in recipe.phases:
         trainable_parameters(model, phase.trainable)
         check_loss(model, phase, recipe.needs)
@@ -81,7 +83,7 @@ def check_loss(model: ExitModel, phase: Phase, needs: tuple[str, ...]) -> None:
     """Calls the loss once, so that a loss that cannot work fails now and not after an hour of training."""
     exits, outputs = len(model.config.exits), model.config.num_labels or 1
     labels: Any = torch.zeros(2, dtype=torch.long)
-    if model.config.problem != SINGLE_LABEL:
+    if not isinstance(model.config.problem, SingleLabel):
         labels = torch.zeros(2, outputs)
     has_weights = model.config.learned_weights or "weights" in needs
     has_gate = model.heads.gate is not None or "gate" in needs
@@ -165,7 +167,7 @@ def describe(
         "rows": ", ".join(f"{split} {size}" for split, size in sizes.items()),
         "columns": ", ".join(f"{role} {column!r}" for role, column in columns.items()),
         "labels": class_counts(task, rows["train"]),
-        "recipe": f"{recipe.name}: {', '.join(phase_steps(recipe, args, sizes))}{frozen}",
+        "recipe": f"{recipe.name}: {', '.join(phase_steps(recipe, args, sizes, task.problem.of_tokens))}{frozen}",
         "exits": f"at layers {', '.join(map(str, exits))}",
         "texts": f"up to {max_length} tokens",
     }
@@ -177,13 +179,18 @@ def class_counts(task: Task, rows: Any) -> str:
         return "none in the training examples"
     if task.labels is None:
         return "numbers"
-    labels = np.asarray(rows["label"])
+    labels = np.concatenate(rows["label"][:]) if task.problem.of_tokens else np.asarray(rows["label"])
     counts = labels.sum(0) if labels.ndim > 1 else np.bincount(labels, minlength=len(task.labels))
     return ", ".join(f"{name} {int(number)}" for name, number in zip(task.labels, counts, strict=True))
 
 
-def phase_steps(recipe: Recipe, args: TrainingArguments, sizes: Mapping[str, int]) -> Iterator[str]:
+def phase_steps(
+    recipe: Recipe, args: TrainingArguments, sizes: Mapping[str, int], of_tokens: bool
+) -> Iterator[str]:
     for phase in recipe.phases:
+        if of_tokens and phase.trainable == "exits" and phase.epochs:
+            yield f"{phase.epochs:g} epochs over the words ({phase.trainable})"
+            continue
         rows = sizes["train"]
         if phase.unlabelled and phase.epochs is not None:  # other phases have no more updates with more text
             rows += sizes.get("unlabelled", 0)

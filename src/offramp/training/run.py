@@ -30,11 +30,13 @@ from transformers import (
 from offramp.data import Task
 from offramp.data.metrics import compute
 from offramp.files import SCORES, explain_damage, read_json, write_files
-from offramp.models.exit_model import ExitModel
+from offramp.models.exit_model import UNLABELLED, ExitModel
 from offramp.models.heads import HeadConfig
 from offramp.problems import Array
 from offramp.row_hashes import save_hashes
+from offramp.tags import TagScheme
 from offramp.training.data import (
+    TagCollator,
     add_teacher,
     check_unlabelled,
     has_labels,
@@ -51,6 +53,8 @@ from offramp.training.features import (
     fold_scaling_into_head,
     measure_scaling,
     shift_to_mean,
+    whole_texts,
+    words_file,
 )
 from offramp.training.preflight import check, check_effects, check_labels, describe, prepare, start_at_mean
 from offramp.training.recipes import Phase, Recipe
@@ -110,7 +114,7 @@ def train(
         head: options of the added heads.
         layers: keep only the first layers; there must be an exit after the last of them.
         tokenizer: by default that of the model or encoder.
-        max_length: longer texts are truncated to this number of tokens.
+        max_length: longer texts are truncated to this number of tokens; for a tagger, they become several rows.
         early_stopping: end a phase after this number of evaluations without improvement.
         unlabelled: further text without labels, a `datasets.Dataset` with the columns `text` and maybe `text_pair`,
             for recipes that can use it (`joint`, `frozen`, `mixed`).
@@ -134,7 +138,7 @@ def train(
         task = prepare(model, task, recipe)
         rows = load_splits(task, check_unlabelled(unlabelled, task, recipe))
         log(describe(rows, task, recipe, args, model.config.exits, max_length))
-        data = tokenize_splits(rows, tokenizer, max_length, model.max_length)
+        data = tokenize_splits(rows, tokenizer, max_length, model.max_length, task.problem.of_tokens)
         check_labels(task, recipe, data)
         if not task.problem.has_classes and not model.config.fine_tuned and has_labels(data, "train"):
             start_at_mean(model, data["train"]["labels"][:])
@@ -208,6 +212,8 @@ class Training:
     def train_heads(self, phase: Phase, folder: Path) -> None:
         """On the pooled features of the frozen backbone, which runs once over the texts."""
         splits = {"train": train_rows(self.data, phase.unlabelled), "validation": self.data.get("validation")}
+        if self.task.problem.of_tokens and splits["validation"] is not None:
+            splits["validation"] = whole_texts(splits["validation"])
         with self.args.main_process_first(local=False):  # the others read its file
             features = {
                 name: collect_features(
@@ -232,6 +238,7 @@ class Training:
         if trainer.is_world_process_zero():
             for name in features:
                 (folder / f"{name}.npy").unlink()
+                words_file(folder / f"{name}.npy").unlink(missing_ok=True)
 
     def trainer(self, phase: Phase, folder: Path, train: Any, validation: Any) -> PhaseTrainer:
         return PhaseTrainer(
@@ -243,7 +250,10 @@ class Training:
             eval_dataset=validation,
             processing_class=self.tokenizer,
             data_collator=as_batch if isinstance(train, Features) else self.collator,
-            compute_metrics=partial(compute_metrics, self.model, self.task),
+            compute_metrics=partial(
+                compute_metrics, self.model, self.task, texts=getattr(validation, "texts", None)
+            ),
+            preprocess_logits_for_metrics=best_tags if self.task.problem.of_tokens else None,
             callbacks=list(self.callbacks),
         )
 
@@ -265,7 +275,7 @@ class Training:
 
     @property
     def collator(self) -> DataCollatorWithPadding:
-        return DataCollatorWithPadding(self.tokenizer)
+        return (TagCollator if self.task.problem.of_tokens else DataCollatorWithPadding)(self.tokenizer)
 
     @property
     def batch_size(self) -> int:
@@ -300,9 +310,16 @@ def phase_arguments(
     return args
 
 
-def compute_metrics(model: ExitModel, task: Task, prediction: EvalPrediction) -> dict[str, float]:
+def best_tags(logits: Any, labels: Any) -> Any:
+    """The tags of tokens, which take less memory than their logits."""
+    return logits.argmax(-1)
+
+
+def compute_metrics(
+    model: ExitModel, task: Task, prediction: EvalPrediction, texts: Array | None = None
+) -> dict[str, float]:
     """All metrics of the last exit; the headline metric of every exit, and its mean."""
-    scores = exit_scores(task, prediction)
+    scores = exit_scores(task, prediction, texts)
     headline = scores[task.headline]
     layers = [f"{task.headline}_layer_{layer}" for layer in model.config.exits]
     return {
@@ -312,12 +329,29 @@ def compute_metrics(model: ExitModel, task: Task, prediction: EvalPrediction) ->
     }
 
 
-def exit_scores(task: Task, prediction: Any) -> dict[str, list[float]]:
-    """Each metric of the task at each exit."""
-    predictions = task.problem.decode(np.asarray(prediction.predictions))  # (examples, exits, ...)
-    labels = np.asarray(prediction.label_ids)
-    scores = [compute(task.metrics, labels, predictions[:, exit]) for exit in range(predictions.shape[1])]
+def exit_scores(task: Task, prediction: Any, texts: Array | None = None) -> dict[str, list[float]]:
+    """Each metric of the task at each exit; `texts` has the text of each word, if words are examples."""
+    predictions, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
+    if task.problem.of_tokens:
+        by_exit, labels = tagged_spans(task, predictions, labels, texts)
+    else:
+        by_exit = [*task.problem.decode(predictions).swapaxes(0, 1)]  # (examples, exits, ...)
+    scores = [compute(task.metrics, labels, found) for found in by_exit]
     return {metric: [score[metric] for score in scores] for metric in task.metrics}
+
+
+def tagged_spans(task: Task, tags: Array, labels: Array, texts: Array | None) -> tuple[list[Array], Array]:
+    """The spans of each exit, and those of the labels: tables, in which the same spans have the same rows.
+
+    `tags` are (rows, tokens, exits) and `labels` (rows, tokens), or both of words, (words, exits) and (words,).
+    """
+    known = labels != UNLABELLED
+    if texts is None:
+        texts = np.broadcast_to(np.arange(len(labels))[:, None], labels.shape)
+    texts, tags, labels = texts[known], tags[known], labels[known]
+    begins = np.append(True, texts[1:] != texts[:-1])[: len(texts)]
+    scheme = TagScheme(task.labels or ())
+    return [scheme.spans(found, begins) for found in tags.T], scheme.spans(labels, begins)
 
 
 def run_trainer(trainer: PhaseTrainer, folder: Path) -> None:

@@ -22,7 +22,7 @@ from offramp.folder import check_reachable, load_model, load_tokenizer
 from offramp.models.config import ExitConfig, names_in_order
 from offramp.models.exit_model import ExitModel, classifier_kind
 from offramp.models.heads import HeadConfig
-from offramp.problems import problem_of
+from offramp.problems import TOKENS, problem_of
 from offramp.training.recipes import Recipe, parse_recipe
 
 Source = ExitModel | PreTrainedModel | str | Path
@@ -64,6 +64,8 @@ class Origin:
     config: PreTrainedConfig
     fine_tuned: bool
     """Whether its last exit, or its classifier, is trained."""
+    problem_type: str | None = None
+    """As its config or its architecture says."""
 
     @classmethod
     def find(cls, source: Source) -> "Origin":
@@ -74,7 +76,9 @@ class Origin:
             with explain_damage(source):
                 config = AutoConfig.from_pretrained(source, trust_remote_code=False)
             kinds = config.architectures or []
-        return cls(source, config, getattr(config, "fine_tuned", False) or bool(classifier_kind(kinds)))
+        kind = classifier_kind(kinds)
+        problem = TOKENS if kind == "ForTokenClassification" else config.problem_type
+        return cls(source, config, getattr(config, "fine_tuned", False) or kind is not None, problem)
 
     @property
     def name(self) -> str:
@@ -94,7 +98,7 @@ class Origin:
         """Options of a task for this model: for a recipe that needs no labels, they are the model's."""
         if any(phase.needs_labels for phase in recipe.phases):
             return {}
-        problem = problem_of(self.config.num_labels or 1, self.config.problem_type)
+        problem = problem_of(self.config.num_labels or 1, self.problem_type)
         labels = {"labels": names_in_order(self.config)} if problem.has_classes else {}
         return {"problem_type": problem, "unlabelled": ["train"], **labels}
 

@@ -15,7 +15,7 @@ from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainerCallback
 
 from offramp.errors import BadOption, Incompatible
-from offramp.models.exit_model import ExitModel, GradientHook
+from offramp.models.exit_model import UNLABELLED, ExitModel, GradientHook
 from offramp.training.gradients import equilibrium, projected_parameters, remove_conflict, scale_by_depth
 from offramp.training.losses import group_members
 from offramp.training.recipes import Phase
@@ -55,14 +55,20 @@ class PhaseTrainer(Trainer):
             plain.backbone.eval()
             plain.heads.dropouts[-1].eval()
         outputs = model(**inputs, gradient_hook=self.gradient_hook(plain.config.exits, step))
-        logits = outputs.exit_logits
+        teacher = self.teacher.logits(inputs) if self.teacher and model.training else teacher
+        logits, gates = outputs.exit_logits, outputs.exit_gates
+        if logits.ndim == 4:  # of tokens, which count as examples
+            chosen = learned_tokens(labels, inputs["attention_mask"])
+            logits, labels, gates, teacher = (
+                None if each is None else each[chosen] for each in (logits, labels, gates, teacher)
+            )
         terms = self.phase.loss(
             scale_by_depth(logits) if self.phase.gradients == "by_depth" else logits,
             labels,
             problem=plain.config.problem,
             weights=outputs.exit_weights,
-            gates=outputs.exit_gates,
-            teacher=self.teacher.logits(inputs) if self.teacher and model.training else teacher,
+            gates=gates,
+            teacher=teacher,
             step=step,
         )
         if self.projected and model.training:
@@ -136,6 +142,14 @@ class PhaseTrainer(Trainer):
                 group["params"] = [p for p in group["params"] if p not in set(chosen)]
             optimizer.add_param_group({"params": chosen, "lr": rate, "weight_decay": 0.0})
         return optimizer
+
+
+def learned_tokens(labels: Tensor | None, attention_mask: Tensor) -> Tensor:
+    """(examples, tokens) those that have a tag; in texts without tags, and in a batch without any, all tokens."""
+    if labels is None:
+        return attention_mask.bool()
+    known = labels != UNLABELLED
+    return known | (~known.any(1, keepdim=True) & attention_mask.bool())
 
 
 def freeze(model: ExitModel, trainable: str) -> None:
