@@ -209,9 +209,9 @@ def run_client(client: Callable[..., Any], *arguments: Any) -> Any:
         return pool.apply(client, arguments)
 
 
-def closed_loop(url: str, load: list[bytes], seconds: float) -> dict[str, Any]:
+def closed_loop(url: str, load: list[bytes], seconds: float, keep: bool = True) -> dict[str, Any]:
     """Capacity: each client sends its next request as soon as it has a response."""
-    client = Client(url, load)
+    client = Client(url, load, keep)
 
     async def run() -> None:
         end = time.perf_counter() + seconds
@@ -228,9 +228,9 @@ def closed_loop(url: str, load: list[bytes], seconds: float) -> dict[str, Any]:
     return client.summary(time.perf_counter() - start)
 
 
-def open_loop(url: str, load: list[bytes], seconds: float, rate: float) -> dict[str, Any]:
+def open_loop(url: str, load: list[bytes], seconds: float, rate: float, keep: bool = True) -> dict[str, Any]:
     """Requests at a constant rate, whether or not earlier ones are done."""
-    client = Client(url, load)
+    client = Client(url, load, keep)
 
     async def run() -> None:
         start, tasks = time.perf_counter() + 0.1, []
@@ -255,11 +255,12 @@ class Connection(NamedTuple):
 
 
 class Client:
-    """Minimal HTTP/1.1 with keep-alive, because client and server share the machine."""
+    """Minimal HTTP/1.1, because client and server share the machine; without `keep`, each request has a connection
+    of its own."""
 
-    def __init__(self, url: str, load: list[bytes]) -> None:
+    def __init__(self, url: str, load: list[bytes], keep: bool = True) -> None:
         place = urlsplit(url)
-        self.host, self.port, self.load = place.hostname, place.port, load
+        self.host, self.port, self.load, self.keep = place.hostname, place.port, load, keep
         self.idle: list[Connection] = []
         self.surplus = 0
         """Responses without a request, found in a connection's buffer."""
@@ -267,12 +268,14 @@ class Client:
         self.outcomes: Counter[str] = Counter()
         self.layers: list[int] = []
         self.rungs: Counter[str] = Counter()
+        self.late: list[float] = []
         self.waits: dict[str, list[float]] = {"answered": [], "refused": []}
         self.seen: Counter[str] = Counter()
 
     async def send(self, number: int, due: float) -> str:
         """The outcome; every request is counted as answered, refused, failed, lost or mixed up."""
         self.sent += 1
+        self.late.append(1000 * (time.perf_counter() - due))
         outcome = "lost"
         try:
             status, name, body = await self.exchange(number)
@@ -304,7 +307,7 @@ class Client:
         except BaseException:
             writer.close()
             raise
-        if headers.get("connection") == "close":
+        if headers.get("connection") == "close" or not self.keep:
             writer.close()
         else:
             self.idle.append(Connection(reader, writer, time.perf_counter()))
@@ -331,13 +334,14 @@ class Client:
             "rungs": dict(sorted(self.rungs.items())),
             "ms": percentiles(self.waits["answered"]),
             "ms to refuse": percentiles(self.waits["refused"]),
+            "ms late to send": percentiles(self.late),
         }
 
 
 def percentiles(values: list[float]) -> dict[str, float] | None:
     if not values:
         return None
-    return {f"p{part}": float(np.percentile(values, part)) for part in (50, 95, 99)}
+    return {**{f"p{part}": float(np.percentile(values, part)) for part in (50, 95, 99)}, "max": max(values)}
 
 
 def memory(process: int) -> float:
@@ -410,7 +414,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     columns = ["server", "capacity", "x", "sent/s", "answered", "refused", "lost", "double", "layer"]
-    log("  ".join(f"{name:>10}" for name in [*columns, "p50 ms", "p95 ms", "p99 ms"]))
+    log("  ".join(f"{name:>10}" for name in [*columns, "p50 ms", "p95 ms", "p99 ms", "max ms"]))
     for name, server in found.items():
         for times, run in server["at times the pipeline's capacity"].items():
             lost = run["lost"] + run["failed"] + run["mixed up"]

@@ -21,8 +21,9 @@ from offramp.policy import Policy
 from offramp.serve.app import create_app
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
+from offramp.serve.gate import Gate
 from offramp.serve.ladder import Ladder
-from offramp.serve.network import LimitedConnection
+from offramp.serve.network import LimitedConnection, Listener, bind
 from offramp.serve.options import ServerOptions
 
 Until = Callable[[Callable[[], bool]], None]
@@ -136,6 +137,8 @@ class Served:
     url: str
     client: httpx.Client
     loop: Loop
+    app: ASGIApp
+    gate: Gate
 
     def ask(self, texts: Any, **options: Any) -> httpx.Response:
         return self.client.post("/predict", json={"texts": texts, **options})
@@ -164,7 +167,7 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             limits: Limits | None = None,
             rungs: tuple[Policy, ...] = (),
             audit_share: float = 0.0,
-            connections: Mapping[str, float] | None = None,
+            connections: Mapping[str, Any] | None = None,
             api_key: str | None = None,
             shared_folder: Path | None = None,
             **options: Any,
@@ -180,26 +183,27 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             if api_key:
                 servers.enter_context(pytest.MonkeyPatch.context()).setenv("OFFRAMP_TEST_KEY", api_key)
                 options["api_key_env"] = "OFFRAMP_TEST_KEY"
-            app = create_app(batcher, ServerOptions("colours", **options), allowed, shared_folder)
+            app, gate = create_app(batcher, ServerOptions("colours", **options), allowed, shared_folder)
             loop = Loop()
-            url = servers.enter_context(running(app, loop, connections or {}))
+            url = servers.enter_context(running(app, loop, {"gate": gate, **(connections or {})}))
             client = servers.enter_context(httpx.Client(base_url=url, timeout=60))
-            return Served(batcher, url, client, loop)
+            return Served(batcher, url, client, loop, app, gate)
 
         yield start
 
 
 @contextmanager
-def running(app: ASGIApp, loop: Loop, connections: Mapping[str, float]) -> Iterator[str]:
+def running(app: ASGIApp, loop: Loop, connections: Mapping[str, Any]) -> Iterator[str]:
     http: Any = partial(LimitedConnection, **{"most": 100, "header_seconds": 60, "by_age": {}, **connections})
-    config = uvicorn.Config(app, port=0, log_config=None, ws="none", http=http)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=loop.run_until_complete, args=(server.serve(),), daemon=True)
+    config = uvicorn.Config(app, log_config=None, ws="none", http=http)
+    server, listener = uvicorn.Server(config), Listener(bind("127.0.0.1", 0), connections.get("gate"))
+    serving = server.serve([listener])
+    thread = threading.Thread(target=loop.run_until_complete, args=(serving,), daemon=True)
     thread.start()
     while not server.started:
         assert thread.is_alive()
         thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     thread.join(60)
     assert not thread.is_alive(), "the server does not stop"

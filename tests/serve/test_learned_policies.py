@@ -25,6 +25,7 @@ from offramp.serve import server
 from offramp.serve.audit import RungReport
 from offramp.serve.batcher import Batcher
 from offramp.serve.options import ServerOptions
+from offramp.serve.protocols.base import WorkerState
 from offramp.serve.queue import Request
 from offramp.serve.server import load, load_reference, make_app
 from offramp.trace import Trace
@@ -89,7 +90,7 @@ def test_a_request_names_a_threshold_and_the_stored_coefficients_decide(learned:
     readiness = fold(stored.rule, learned.trace.logits, layers=learned.trace.layers).readiness
     threshold = round(float(np.median(readiness[:50, :-1].max(1))), 3)  # some texts leave early
     options = ServerOptions(str(learned.model), allow=[f"agreement:{threshold}"], allowed_host=["localhost"])
-    _, app = make_app(options)
+    _, app, _ = make_app(options, WorkerState())
     with TestClient(app, base_url="http://localhost") as client:
         body = {"texts": learned.texts[:50], "policy": f"agreement:{threshold}"}
         reply = client.post("/predict", json=body)

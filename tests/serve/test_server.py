@@ -33,7 +33,8 @@ from offramp.serve.batcher import Request
 from offramp.serve.ladder import FULL_DEPTH
 from offramp.serve.network import OWN_FILES, bind
 from offramp.serve.options import ServerOptions
-from offramp.serve.server import Server, load, modules_for, read_rung, run_app
+from offramp.serve.protocols.base import WorkerState
+from offramp.serve.server import Listeners, Server, load, modules_for, read_rung, run_app
 
 Until = Callable[[Callable[[], bool]], None]
 Run = Callable[..., "AbstractContextManager[Running]"]
@@ -48,6 +49,7 @@ class Running:
     process: subprocess.Popen[str]
     temporary: Path
     url: str = ""
+    probes: str = ""
     lines: Queue[dict[str, Any]] = field(default_factory=Queue)
     started: Queue[int] = field(default_factory=Queue)
     """The processes that serve."""
@@ -64,6 +66,8 @@ class Running:
     def wait_for(self, message: str) -> dict[str, Any]:
         while True:
             line = self.lines.get(timeout=120)
+            if line["message"].startswith("probes at"):
+                self.probes = line["url"]
             if line["message"].startswith(message):
                 return line
             assert line != THE_END, f"it ended before {message}"
@@ -266,8 +270,9 @@ def test_a_signal_to_all_processes_of_a_server_still_lets_them_answer(
 def test_while_requests_are_finished_new_connections_are_refused(
     running: Run, exported: Path, workers: int, until: Until
 ) -> None:
-    slow = ["--threads", 1, "--window", 1, "--max-waiting", 8000, "--drain-seconds", 3]
+    slow = ["--threads", 1, "--window", 1, "--max-waiting", 8000, "--drain-seconds", 3, "--probe-port", 0]
     with running(exported, "--workers", workers, *slow) as server, ThreadPoolExecutor() as clients:
+        assert httpx.get(f"{server.probes}/ready").status_code == 200
         future = clients.submit(ask, server.url, ["a"] * 8000)
         until(lambda: working(server.url) or future.done())
         server.process.send_signal(signal.SIGTERM)
@@ -286,6 +291,8 @@ def test_while_requests_are_finished_new_connections_are_refused(
             return False
 
         until(refused)
+        until(lambda: httpx.get(f"{server.probes}/ready").status_code == 503)
+        assert httpx.get(f"{server.probes}/health").status_code == 200
         assert not future.done()
         assert outcomes <= {"HTTP/1.1 200"}  # until the signal has arrived
         assert len(resets) <= 1  # the kernel resets one that has not been accepted when the socket is closed
@@ -508,7 +515,8 @@ def test_a_server_does_not_search_what_it_has_loaded_for_garbage(
     searched: list[int] = []
     monkeypatch.setattr(Server, "run", lambda *_: searched.append(len(gc.get_objects())))
     with bind("127.0.0.1", 0) as listener:
-        run_app(FastAPI(), ServerOptions(str(exported)), listener, most=10)
+        options, listeners = ServerOptions(str(exported)), Listeners(listener, None, most=10)
+        run_app(FastAPI(), None, WorkerState(), options, listeners)
     gc.unfreeze()
     gc.set_threshold(*before)
     assert searched[0] < len(gc.get_objects()) / 100

@@ -28,13 +28,14 @@ from offramp.inference.texts import check_texts
 from offramp.policy import Policy
 from offramp.serve.batcher import STOPPED, Batcher, Reply
 from offramp.serve.error_responses import HANDLERS, error_models, error_response, use_shape
+from offramp.serve.gate import Gate
 from offramp.serve.ladder import sync_broken
 from offramp.serve.logs import RequestLog, log
 from offramp.serve.metrics import Metrics
 from offramp.serve.network import ANY, Bodies, CheckedHeads
 from offramp.serve.options import ServerOptions
-from offramp.serve.protocols import OTHERS, PREDICT, Route, open_inference, tei
-from offramp.serve.protocols.base import Body, Call, ServedModel
+from offramp.serve.protocols import OTHERS, PREDICT, Route, open_inference, shape_of, tei
+from offramp.serve.protocols.base import Body, Call, ServedModel, WorkerState
 from offramp.serve.schema import Health, PredictResponse, Ready, json_body, request_schema
 
 CLIENT_CLOSED_REQUEST = 499
@@ -50,11 +51,11 @@ def create_app(
     options: ServerOptions,
     allowed: Mapping[str, Policy],
     shared_folder: Path | None = None,
-    worker_missing: threading.Event | None = None,
-) -> ASGIApp:
-    """`allowed` are the policies that a request may name. In `shared_folder` several workers share their metrics and
-    broken rungs. While `worker_missing` is set, the server is not ready."""
-    model = ServedModel(options.name, batcher, allowed, worker_missing or threading.Event())
+    state: WorkerState | None = None,
+) -> tuple[ASGIApp, Gate]:
+    """The app, and the gate before it. `allowed` are the policies that a request may name. In
+    `shared_folder` several workers share their metrics and broken rungs."""
+    model = ServedModel(options.name, batcher, allowed, state or WorkerState())
     endpoints = Endpoints(model, options, shared_folder)
     app = FastAPI(
         title=f"offramp: {options.name}",
@@ -96,7 +97,10 @@ def create_app(
     app.include_router(open_inference.metadata(endpoints.model), dependencies=keys)
     for kind, handler in HANDLERS.items():
         app.exception_handler(kind)(handler)
-    return RequestLog(CheckedHeads(app, options.allowed_host or [ANY]), endpoints.metrics.count_request)
+    log_requests = RequestLog(
+        CheckedHeads(app, options.allowed_host or [ANY]), endpoints.metrics.count_request
+    )
+    return log_requests, Gate(endpoints.check_room, shape_of, log_requests)
 
 
 def page() -> Response:
@@ -220,7 +224,8 @@ class Endpoints:
         return predict
 
     async def predict(self, request: Request, route: Route) -> Response:
-        arrived, log_fields = time.monotonic(), request.state.log_fields
+        arrived = getattr(request.state, "arrived", None) or time.monotonic()
+        log_fields = request.state.log_fields
         try:
             content = await self.bodies.read(request, route.media_types)
             body = Body(content, request.headers, request.state.id, request.path_params, arrived)
@@ -243,12 +248,16 @@ class Endpoints:
 
     async def enqueue(self, request: Request, route: Route, body: Body) -> tuple[Call, Future[Reply]]:
         """Has a reader parse and queue a request, unless there is no room for it and those that wait before it."""
-        self.batcher.check_room(min(self.unread + 1, self.batcher.limits.items))
-        if self.unread_bytes > self.most_unread:
-            raise Overloaded("too many requests wait to be read; retry in 1 s.", retry_after=1)
+        self.check_room(1)
         self.count_unread(1, len(body.content))
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.readers, self.submit, request, route, body)
+
+    def check_room(self, requests: int) -> None:
+        """Raises an error if there is no room for this many requests, after those that no reader has parsed."""
+        self.batcher.check_room(self.unread + requests)
+        if self.unread_bytes > self.most_unread:
+            raise Overloaded("too many requests wait to be read; retry in 1 s.", retry_after=1)
 
     def submit(self, request: Request, route: Route, body: Body) -> tuple[Call, Future[Reply]]:
         """Parses a body and queues its texts; runs in a reader thread."""

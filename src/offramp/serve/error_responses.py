@@ -83,6 +83,10 @@ def error_response(
 
 
 async def handle_offramp_error(request: Request, error: Exception) -> Response:
+    return offramp_error_response(request, error)
+
+
+def offramp_error_response(request: Request, error: Exception) -> Response:
     request.state.log_fields["error"] = type(error).__name__
     if type(error) not in STATUS:
         log.error("unexpected error", exc_info=error, extra={"fields": {"id": request.state.id}})

@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -77,28 +78,51 @@ class RequestLog:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, status, more_fields = time.perf_counter(), 500, dict[str, Any]()
-        id = request_id(scope)
-        scope.setdefault("state", {}).update(id=id, log_fields=more_fields)
+        entry, status = self.begin(scope), 500
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", id.encode())]
+                message["headers"] = [*message["headers"], *entry.headers]
             await send(message)
 
         try:
             await self.app(scope, receive, send_with_id)
         except Exception:  # already answered with 500; raising would only cut the connection
-            log.exception("unhandled exception", extra={"fields": {"id": id}})
+            log.exception("unhandled exception", extra={"fields": {"id": entry.id}})
         finally:
-            seconds, path = time.perf_counter() - start, scope["path"]
-            if scope["method"] == "POST":
-                self.count(status, seconds)
-            fields = {"id": id, "path": path, "status": status, "ms": round(1000 * seconds, 2), **more_fields}
-            level = logging.DEBUG if path.endswith(PROBES) else logging.INFO
-            log.log(level, "%s %s", scope["method"], path, extra={"fields": fields})
+            entry.end(status)
+
+    def begin(self, scope: Scope) -> "Entry":
+        entry = Entry(scope, self.count, request_id(scope))
+        scope.setdefault("state", {}).update(id=entry.id, log_fields=entry.fields)
+        return entry
+
+
+@dataclass
+class Entry:
+    """A request under way, to be logged at its end."""
+
+    scope: Scope
+    count: Callable[[int, float], None]
+    id: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    start: float = field(default_factory=time.perf_counter)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """For the response."""
+        return [(b"x-request-id", self.id.encode())]
+
+    def end(self, status: int) -> None:
+        seconds, path, method = time.perf_counter() - self.start, self.scope["path"], self.scope["method"]
+        if method == "POST":
+            self.count(status, seconds)
+        level = logging.DEBUG if path.endswith(PROBES) else logging.INFO
+        if log.isEnabledFor(level):
+            fields = {"id": self.id, "path": path, "status": status, "ms": round(1000 * seconds, 2)}
+            log.log(level, "%s %s", method, path, extra={"fields": fields | self.fields})
 
 
 def request_id(scope: Scope) -> str:

@@ -14,20 +14,27 @@ import termios
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from email.utils import formatdate
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import h11
 from fastapi import HTTPException, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from offramp.errors import BadOption
+from offramp.errors import BadOption, OfframpError
 from offramp.serve.error_responses import error_response
+from offramp.serve.gate import CLOSE, Gate, to_bytes
 
 ACCEPTED_AT_ONCE = 16
 """Connections that are accepted before the open ones are counted again. As closing takes the event loop a few
 turns, a few times this many may be open beyond the limit. asyncio uses it for the kernel's queue too, where more may
 wait."""
+REFUSED_AT_ONCE = 32
+"""Connections that are refused in one turn of the event loop."""
+REQUEST = 1 << 16
+"""Bytes of a request that can be refused as its connection is accepted."""
 BACKLOG = 2048
 """Connections that may wait in the kernel's queue."""
 OWN_FILES = 256
@@ -52,7 +59,7 @@ ANY = "*"
 LOOPBACK = ["localhost", "127.0.0.1", "::1"]
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, option: str = "port") -> socket.socket:
     """Does not listen yet: a connection before the model is loaded is refused rather than kept waiting."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -66,7 +73,8 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise BadOption(
-            f"port={port} of {host} cannot be used: {error.strerror}; choose another, such as port={port + 1}."
+            f"{option}={port} of {host} cannot be used: {error.strerror}; choose another, such as "
+            f"{option}={port + 1}."
         ) from None
     return listener
 
@@ -86,6 +94,41 @@ def connection_limit(wanted: int | None, waiting: int) -> int:
     return most
 
 
+class Listener(socket.socket):
+    """Refuses requests on new connections that the gate has no room for, as it accepts them: making one of asyncio's
+    connections first would take several times as long."""
+
+    def __init__(self, listener: socket.socket, gate: Gate | None) -> None:
+        super().__init__(fileno=listener.detach())
+        self.gate = gate
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        for _ in range(REFUSED_AT_ONCE):
+            connection, address = super().accept()
+            problem = self.gate and self.gate.problem
+            if not problem or not self.refuse(connection, problem):
+                return connection, address
+        raise BlockingIOError  # the rest in the next turn of the event loop
+
+    def refuse(self, connection: socket.socket, problem: OfframpError) -> bool:
+        """Whether it was: only if the whole request has arrived. Else nothing was read."""
+        assert self.gate
+        try:
+            data = connection.recv(REQUEST, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            response = self.gate.refusal(data, problem)
+            if response is None:
+                return False
+            connection.recv(len(data))  # the kernel resets a connection with unread bytes
+            date = (b"date", formatdate(usegmt=True).encode())
+            connection.send(to_bytes(response, [date, CLOSE]), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # the client has disconnected
+        connection.close()
+        return True
+
+
 class LimitedConnection(H11Protocol):
     """uvicorn's connection, with a limit on their number and on the time until the head of a request is complete.
 
@@ -95,7 +138,13 @@ class LimitedConnection(H11Protocol):
         most: how many there may be.
         header_seconds: how long the head of a request may take, from the connection or, later, from its first byte.
         by_age: all of the same server, those that have waited for a request for longest first.
+        gate: where requests for predictions wait for their turn.
     """
+
+    held: bytes | None = None
+    """What was received of a request that waits at the gate."""
+    arrived = 0.0
+    """When its first bytes were received, by `time.monotonic`."""
 
     def __init__(
         self,
@@ -103,10 +152,11 @@ class LimitedConnection(H11Protocol):
         most: int,
         header_seconds: float,
         by_age: dict["LimitedConnection", None],
+        gate: Gate | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
-        self.most, self.header_seconds, self.by_age = most, header_seconds, by_age
+        self.most, self.header_seconds, self.by_age, self.gate = most, header_seconds, by_age, gate
         self.head_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -121,7 +171,10 @@ class LimitedConnection(H11Protocol):
 
     @property
     def has_unread(self) -> bool:
-        """Whether bytes wait in the kernel: the process was busy, or had no CPU, since they arrived."""
+        """Whether bytes wait at the gate, or in the kernel: the process was busy, or had no CPU, since they
+        arrived."""
+        if self.held is not None:
+            return True
         if self.transport.is_closing():
             return False
         return any(fcntl.ioctl(self.transport.get_extra_info("socket"), termios.FIONREAD, bytes(4)))
@@ -130,6 +183,9 @@ class LimitedConnection(H11Protocol):
         super().connection_made(cast(asyncio.Transport, LingeringTransport(transport, self.loop)))
         self.by_age[self] = None
         self.wait_for_head()
+        self.check_limit()
+
+    def check_limit(self) -> None:
         if len(self.by_age) > self.most:
             # timers run after what has arrived was read, so that requests of a burst of connections are seen first
             self.loop.call_later(0, self.make_room)
@@ -160,16 +216,50 @@ class LimitedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        if self.held is not None:
+            self.held += data
+            self.transport.pause_reading()
+            return
         if self.head_timer is None:
             self.wait_for_head()
-        super().data_received(data)
+        if self.gate and self.is_between_requests and data.startswith(b"POST "):
+            problem = self.gate.problem
+            response = problem and self.gate.refusal(data, problem)
+            if response:
+                self.respond(response)
+            else:
+                self.held, self.arrived = data, time.monotonic()
+                self.gate.wait_for_turn(self)
+        else:
+            super().data_received(data)
+
+    @property
+    def is_between_requests(self) -> bool:
+        """Whether the next byte is the first one of a request."""
+        return self.is_idle and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+
+    def let_in(self) -> None:
+        data, self.held = self.held, None
+        if data and not self.transport.is_closing():
+            self.transport.resume_reading()
+            super().data_received(data)
+            if not self.is_idle:
+                self.scope["state"]["arrived"] = self.arrived
+            self.check_limit()  # while held, it could not be closed
+
+    def respond(self, response: Response) -> None:
+        """To a request that uvicorn has not seen."""
+        self.transport.write(to_bytes(response, self.server_state.default_headers))
+        self.on_response_complete()
+        if CLOSE in response.raw_headers:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         self.stop_waiting_for_head()
         if self in self.by_age:  # else it was closed to make room
             del self.by_age[self]
             self.by_age[self] = None
-        if self.cycle.more_body:
+        if self.cycle and self.cycle.more_body:
             self.wait_for_head()
         super().on_response_complete()
 

@@ -37,6 +37,14 @@ class ServerOptions:
     model: Annotated[str, Argument(help="A model with exits, or an exported one.")]
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")] = 8000
+    probe_port: Annotated[
+        int | None,
+        Option(
+            min=0,
+            max=65535,
+            help="Port of their own for /health, /ready and /metrics, which then never wait behind requests.",
+        ),
+    ] = None
     workers: Annotated[int, Option(min=1, help="Processes, each with its own copy of the model.")] = 1
     model_name: Annotated[
         str | None, Option(help="The model's name for clients; by default the last part of its path.")

@@ -23,9 +23,11 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offramp.errors import BadPolicy, CertificateMismatch, OfframpError
 from offramp.folder import find_model, is_exported
@@ -34,13 +36,15 @@ from offramp.inference.runner import Runner
 from offramp.policy import Policy, check_certificate
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher
+from offramp.serve.gate import Gate
 from offramp.serve.ladder import Ladder
-from offramp.serve.logs import LOGGING, log
+from offramp.serve.logs import LOGGING, PROBES, log
 from offramp.serve.network import (
     ACCEPTED_AT_ONCE,
     BACKLOG,
     KEEP_ALIVE,
     LimitedConnection,
+    Listener,
     bind,
     connection_limit,
     default_hosts,
@@ -49,13 +53,35 @@ from offramp.serve.network import (
 )
 from offramp.serve.options import ServerOptions
 from offramp.serve.processes import HEARTBEAT, Supervisor
+from offramp.serve.protocols.base import WorkerState
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Names the folder in which prometheus-client keeps the files of several workers; read when it is imported."""
+PROBE_CONNECTIONS = 64
+PROBES_END = 2.0
+"""Seconds that probes may take to end."""
+NOT_A_PROBE = JSONResponse({"error": "not found; this port has only /health, /ready and /metrics."}, 404)
 RARE = 1000
 """Collections of younger objects between two full ones; Python's default is 10."""
 RELOAD = 60.0
 """Seconds between two attempts of a worker to load the original model while it serves."""
+
+
+class Listeners(NamedTuple):
+    """Where a server accepts connections."""
+
+    requests: socket.socket
+    probes: socket.socket | None
+    """A port of their own, if they have one."""
+    most: int
+    """Connections to `requests` that each worker may have."""
+
+    def log_addresses(self) -> None:
+        for name, listener in (("probes", self.probes), ("serving", self.requests)):
+            if listener:
+                host, port = listener.getsockname()[:2]
+                url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+                log.info("%s at %s", name, url, extra={"fields": {"url": url}})
 
 
 def serve(options: ServerOptions) -> None:
@@ -63,26 +89,30 @@ def serve(options: ServerOptions) -> None:
     options.read_key()  # before anything is loaded
     folder = find_model(options.model)
     logging.config.dictConfig(LOGGING)
-    listener = bind(options.host, options.port)
-    hosts = options.allowed_host or default_hosts(listener.getsockname()[0])
+    listeners = Listeners(
+        bind(options.host, options.port),
+        None if options.probe_port is None else bind(options.host, options.probe_port, "probe_port"),
+        connection_limit(options.max_connections, options.max_waiting),
+    )
+    hosts = options.allowed_host or default_hosts(listeners.requests.getsockname()[0])
     options = replace(options, model=str(folder), model_name=options.name, allowed_host=hosts)
-    most = connection_limit(options.max_connections, options.max_waiting)
     if options.workers == 1:
         logging.captureWarnings(True)
-        batcher, app = make_app(options)
-        log_address(listener)
-        run_app(app, options, listener, most)
+        state = WorkerState()
+        batcher, app, gate = make_app(options, state)
+        listeners.log_addresses()
+        run_app(app, gate, state, options, listeners)
         end_with(batcher)
         return
     with shared_folder() as shared:
         parent, _end_of_parent = Pipe(duplex=False)
         Supervisor(
             run_worker,
-            (parent, options, listener, most, shared),
+            (parent, options, listeners, shared),
             wanted=options.workers,
-            listener=listener,
+            listener=listeners.requests,
             drain_seconds=options.drain_seconds,
-            on_serving=partial(log_address, listener),
+            on_serving=listeners.log_addresses,
             preload=modules_for(folder),
         ).run()
 
@@ -99,8 +129,7 @@ def run_worker(
     is_replacement: bool,
     parent: Connection,
     options: ServerOptions,
-    listener: socket.socket,
-    most: int,
+    listeners: Listeners,
     folder: Path,
 ) -> None:
     """The main function of a worker process: serves until SIGTERM, or until the supervisor closes its end of `pipe`.
@@ -110,19 +139,17 @@ def run_worker(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while loading; the server replaces it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which acts
-    worker_missing = threading.Event()
-    threading.Thread(target=follow_supervisor, args=(pipe, worker_missing), daemon=True).start()
+    state = WorkerState()
+    threading.Thread(target=follow_supervisor, args=(pipe, state), daemon=True).start()
     os.environ[METRICS_VARIABLE] = str(folder)  # the forkserver may have started for another server
     try:
         try:
-            batcher, app = make_app(
-                options, folder, is_replacement=is_replacement, worker_missing=worker_missing
-            )
+            batcher, app, gate = make_app(options, state, folder, is_replacement=is_replacement)
         except Exception as error:
             known = isinstance(error, OfframpError | OSError)
             pipe.send(str(error) if known else f"{type(error).__name__}: {error}")
             sys.exit(1)
-        run_app(app, options, listener, most, pipe, has_parent=lambda: not parent.poll())
+        run_app(app, gate, state, options, listeners, pipe, has_parent=lambda: not parent.poll())
     finally:
         if parent.poll():
             shutil.rmtree(folder, ignore_errors=True)
@@ -130,20 +157,21 @@ def run_worker(
     end_with(batcher)
 
 
-def follow_supervisor(pipe: Connection, worker_missing: threading.Event) -> None:
-    """Sets the event while workers that died cannot be replaced; ends the worker when the pipe is closed."""
+def follow_supervisor(pipe: Connection, state: WorkerState) -> None:
+    """Notes whether workers that died cannot be replaced; ends the worker when the pipe is closed."""
     with suppress(EOFError, OSError):
         while pipe.poll(None):
-            (worker_missing.set if pipe.recv() else worker_missing.clear)()
+            state.worker_missing = pipe.recv()
     log.error("the parent process has died or dropped this worker; it answers what it has accepted and ends")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_app(
     app: ASGIApp,
+    gate: Gate | None,
+    state: WorkerState,
     options: ServerOptions,
-    listener: socket.socket,
-    most: int,
+    listeners: Listeners,
     supervisor: Connection | None = None,
     has_parent: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -154,24 +182,33 @@ def run_app(
 
     if supervisor:
         os.set_blocking(supervisor.fileno(), False)
-    config = uvicorn.Config(
-        app,
+    config = partial(
+        uvicorn.Config,
         log_config=None,
         access_log=False,
         server_header=False,
         ws="none",
-        http=partial(  # type: ignore[arg-type]
-            LimitedConnection, most=most, header_seconds=options.header_seconds, by_age={}
-        ),
         backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=math.ceil(options.drain_seconds),
-        callback_notify=notify,
-        timeout_notify=HEARTBEAT,  # type: ignore[arg-type]
     )
+    connection = partial(LimitedConnection, header_seconds=options.header_seconds)
+    server = Server(
+        config(
+            app,
+            http=partial(connection, most=listeners.most, by_age={}, gate=gate),  # type: ignore[arg-type]
+            timeout_graceful_shutdown=math.ceil(options.drain_seconds),
+            callback_notify=notify,
+            timeout_notify=HEARTBEAT,  # type: ignore[arg-type]
+        ),
+        state,
+        has_parent,
+    )
+    if listeners.probes:
+        http: Any = partial(connection, most=PROBE_CONNECTIONS, by_age={})
+        server.probes = ProbeServer(config(OnlyProbes(app), http=http, lifespan="off"), listeners.probes)
     keep_collections_short()
     with ignore_repeated_signal():
-        Server(config, has_parent).run([listener])
+        server.run([Listener(listeners.requests, gate)])
 
 
 def keep_collections_short() -> None:
@@ -186,19 +223,52 @@ def keep_collections_short() -> None:
 class Server(uvicorn.Server):
     """Stops listening before it ends. A worker leaves that to its parent while there is one."""
 
-    def __init__(self, config: uvicorn.Config, has_parent: Callable[[], bool]) -> None:
+    probes: "ProbeServer | None" = None
+
+    def __init__(self, config: uvicorn.Config, state: WorkerState, has_parent: Callable[[], bool]) -> None:
         super().__init__(config)
-        self.has_parent = has_parent
+        self.state, self.has_parent = state, has_parent
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
             listener.listen(BACKLOG)
+        if self.probes:
+            self.probes.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.state.stopping = True
         for listener in sockets or ():
             await asyncio.to_thread(wait_until_stopped if self.has_parent() else stop_listening, listener)
         await super().shutdown(sockets)
+        if self.probes:
+            await asyncio.to_thread(self.probes.stop)
+
+
+class ProbeServer:
+    """Answers probes in a thread and an event loop of its own, until the last request is answered."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+        self.server, self.listener = uvicorn.Server(config), listener
+        self.thread = threading.Thread(target=self.server.run, args=([listener],), name="probes", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.server.should_exit = self.server.force_exit = True
+        self.thread.join(PROBES_END)
+
+
+class OnlyProbes:
+    """Middleware that knows only the paths of probes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        known = scope["type"] == "http" and scope["path"].endswith(PROBES)
+        await (self.app if known else NOT_A_PROBE)(scope, receive, send)
 
 
 def end_with(batcher: Batcher) -> None:
@@ -209,23 +279,17 @@ def end_with(batcher: Batcher) -> None:
         os._exit(0)
 
 
-def log_address(listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    log.info("serving at %s", url, extra={"fields": {"url": url}})
-
-
 def make_app(
     options: ServerOptions,
+    state: WorkerState,
     folder: Path | None = None,
     *,
     is_replacement: bool = False,
-    worker_missing: threading.Event | None = None,
-) -> tuple[Batcher, ASGIApp]:
+) -> tuple[Batcher, ASGIApp, Gate]:
     from offramp.serve.app import create_app  # late: prometheus_client reads the environment when imported
 
     batcher, allowed = load(options, is_replacement=is_replacement)
-    return batcher, create_app(batcher, options, allowed, folder, worker_missing)
+    return batcher, *create_app(batcher, options, allowed, folder, state)
 
 
 def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batcher, dict[str, Policy]]:

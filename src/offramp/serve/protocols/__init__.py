@@ -7,11 +7,13 @@ Some protocols share a path; there, the fields of the body decide which of them 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fastapi import Request
+from starlette.routing import compile_path
 
-from offramp.serve.error_responses import Failure, use_shape
+from offramp.serve.error_responses import ErrorShape, Failure, use_shape
 from offramp.serve.protocols import cohere, open_inference, own, tei, vllm
 from offramp.serve.protocols.base import Body, Operation
 from offramp.serve.schema import inline_schema, json_body
@@ -27,6 +29,10 @@ class Route:
     operations: Mapping[str, Operation]
     """By the field that a body must have. The first that matches is used; `""` matches every body."""
     media_types: tuple[str, ...] = JSON
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        return compile_path(self.path)[0]
 
     @property
     def description(self) -> str:
@@ -66,9 +72,14 @@ OTHERS = (
     Route("/rerank", {"texts": tei.RERANK, "": cohere.RERANK}),
     Route("/v1/rerank", {"": cohere.RERANK}),
     Route("/v2/rerank", {"": cohere.RERANK}),
-    Route("/classify", {"": vllm.CLASSIFY}),
+    Route("/classify", {"inputs": tei.PREDICT, "": vllm.CLASSIFY}),
     *(
         Route(f"/v2/models/{{name}}{version}/infer", {"": open_inference.INFER}, open_inference.MEDIA_TYPES)
         for version in ("", "/versions/{version}")
     ),
 )
+
+
+def shape_of(path: str) -> ErrorShape | None:
+    """The errors at this path from before the body is read; None if it does not take requests for predictions."""
+    return next((route.errors for route in (PREDICT, *OTHERS) if route.pattern.match(path)), None)

@@ -2,7 +2,6 @@
 
 import math
 import string
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,21 +27,31 @@ MOST_LAYERS = 512
 """How many exit layers a header lists; proxies limit its length."""
 
 
+@dataclass
+class WorkerState:
+    """What its process knows of the server around a model."""
+
+    worker_missing: bool = False
+    """A worker that died cannot be replaced."""
+    stopping: bool = False
+
+
 @dataclass(frozen=True)
 class ServedModel:
     name: str
     batcher: Batcher
     policies: Mapping[str, Policy]
     """Those that requests may name, unless their rung is forbidden."""
-    worker_missing: threading.Event
-    """Set while a worker that died cannot be replaced."""
+    state: WorkerState
 
     @property
     def fault(self) -> str:
         """Why it is not ready for requests; empty if it is."""
         if not self.batcher.healthy:
             return "the model failed its test; see the server's log."
-        if self.worker_missing.is_set():
+        if self.state.stopping:
+            return "the server is stopping."
+        if self.state.worker_missing:
             return "a worker has died and cannot be replaced; see the server's log."
         return ""
 
