@@ -316,7 +316,7 @@ def test_a_deadline_counts_from_the_arrival_at_the_gate(
     until(lambda: bool(server.gate.waiting))
     threading.Event().wait(0.01)
     shut_gate.undo()
-    assert read(client).json()["predictions"][0]["layer"] == server.batcher.classifier.runtime.info.exits[0]
+    assert read(client).json()["predictions"][0]["layer"] == server.batcher.runner.runtime.info.exits[0]
 
 
 def test_probes_on_a_port_of_their_own_are_answered_while_the_other_loop_is_stuck(
