@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from offramp import trace as trace_module
 from offramp.errors import BadData, UnknownName
-from offramp.trace import PER_ROW, Trace
+from offramp.trace import PER_EXAMPLE, PER_PART, Trace
 
 SIZES = {"hidden": 16, "intermediate": 32, "heads": 2, "layers": 6}
 
@@ -73,7 +73,7 @@ def test_indexing_selects_rows_of_all_arrays() -> None:
     made = trace(reference=np.arange(10.0).reshape(5, 2), trained_on=np.arange(5) > 2, texts=np.arange(5))
     for rows in (slice(1, 3), np.array([4, 0]), made.labels == 1):
         kept = made[rows]
-        for name in PER_ROW:
+        for name in {*PER_PART, *PER_EXAMPLE} - {"counts", "words", "continues"}:
             np.testing.assert_array_equal(getattr(kept, name), getattr(made, name)[rows])
         assert kept.layers == made.layers
 

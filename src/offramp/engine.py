@@ -39,10 +39,19 @@ class Engine:
 
     `window` is the number of examples that run together, fewer if they are long. `batch_tokens` is the most tokens,
     padding included, in a micro-batch, by default what suits the runtime; a single longer example still runs.
+    `word_starts` says for each token of the vocabulary whether it begins a word, see `which_count`: rules for taggers
+    read these tokens, by default all.
     """
 
-    def __init__(self, runtime: Runtime[Any], window: int = WINDOW, batch_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime[Any],
+        window: int = WINDOW,
+        batch_tokens: int | None = None,
+        word_starts: Array | None = None,
+    ) -> None:
         self.runtime = runtime
+        self.word_starts = word_starts
         self.window = window
         self.batch_tokens = runtime.batch_tokens if batch_tokens is None else batch_tokens
         if self.window < 1 or self.batch_tokens < 1:
@@ -74,11 +83,16 @@ class Engine:
     ) -> Iterator[Decision]:
         """Like `run`; yields the decision after every micro-batch, complete after the last one, so that a caller may
         do other work in between."""
-        decision, deadlines = self.undecided(len(examples)), np.full(len(examples), deadline)
+        tokens = self.tokens_of(examples)
+        decision, deadlines = self.undecided(len(examples), tokens), np.full(len(examples), deadline)
         layers, skipped = self.runtime.info.exits, policy.skippable_exits(self.runtime.info.exits, lists)
 
         def begin(rows: Array) -> Decider:
             own = None if lists is None else lists[rows]
+            if tokens is not None:
+                places = tokens.rows(rows)
+                counts = None if tokens.counts is None else tokens.counts[places]
+                own = Lists.consecutive(tokens.sizes[rows], counts=counts)
             return policy.begin(len(rows), layers, self.runtime.info.decisions, own)
 
         for rows in self.windows(examples, None if lists is None else lists.sizes.tolist()):
@@ -86,26 +100,41 @@ class Engine:
             for batch in self.embed(examples, rows):
                 batches.append(batch)
                 yield decision
-            for _ in self.run_window(batches, begin, skipped, deadlines, decision):
+            for _ in self.run_window(batches, begin, skipped, deadlines, decision, tokens):
                 yield decision
         yield decision
 
-    def undecided(self, examples: int) -> Decision:
+    def tokens_of(self, examples: Sequence[Tokens]) -> Lists | None:
+        """The tokens of all examples in order, and which of them count; None if they are not tagged."""
+        if not self.runtime.info.problem.of_tokens:
+            return None
+        sizes = np.array([len(example.ids) for example in examples], np.int64)
+        if self.word_starts is None or not len(sizes):
+            return Lists.consecutive(sizes)
+        ids = np.concatenate([example.ids for example in examples])
+        return Lists.consecutive(sizes, counts=which_count(self.word_starts[ids], sizes))
+
+    def undecided(self, examples: int, tokens: Lists | None = None) -> Decision:
         """A decision to be filled in."""
+        rows = examples if tokens is None else int(tokens.sizes.sum())
         return Decision(
             exits=np.empty(examples, np.int64),
-            logits=np.empty((examples, len(self.runtime.info.labels)), np.float32),
+            logits=np.empty((rows, len(self.runtime.info.labels)), np.float32),
             finite=np.empty(examples, bool),
         )
 
     def trace(self, examples: Sequence[Tokens]) -> Outputs:
-        """The outputs of every exit: logits (examples, exits, labels), and gates (examples, exits) or None."""
-        shape = len(examples), len(self.runtime.info.exits)
+        """The outputs of every exit: logits (examples, exits, labels), and gates (examples, exits) or None; if tokens
+        are tagged, with a row for each token of all examples, in order."""
+        tokens = self.tokens_of(examples)
+        number = len(examples) if tokens is None else int(tokens.sizes.sum())
+        shape = number, len(self.runtime.info.exits)
         logits = np.empty((*shape, len(self.runtime.info.labels)), np.float32)
         gates: Array | None = None
         for rows in self.windows(examples):
             batches = [*self.embed(examples, rows)]
             order = np.concatenate([batch.rows for batch in batches])
+            order = order if tokens is None else tokens.rows(order)
             for exit in range(shape[1]):
                 logits[order, exit], scores = concatenate([*self.run_stage(exit, batches)])
                 if scores is not None:
@@ -145,6 +174,7 @@ class Engine:
         skipped: int,
         deadlines: Array,
         decision: Decision,
+        tokens: Lists | None,
     ) -> Iterator[None]:
         """Runs the stages and fills in `decision`, one micro-batch for each step of the iterator.
 
@@ -169,7 +199,7 @@ class Engine:
             if not timed and not exiting.any():
                 continue
             decision.exits[rows] = exit
-            decision.logits[rows] = logits
+            decision.logits[rows if tokens is None else tokens.rows(rows)] = logits
             decision.finite[rows] = decider.finite
             if exiting.all():
                 return
@@ -233,6 +263,26 @@ class Engine:
             rows, longest = rows + more, longer
         if count:
             yield slice(first, count)
+
+
+SPECIAL, BEGINS, CONTINUES = range(3)
+"""What a token of the vocabulary is: no part of the text, the beginning of a word, or the rest of one."""
+
+
+def which_count(kinds: Array, sizes: Array) -> Array:
+    """(tokens,) which tokens begin a word; all tokens of an example without words. `kinds` (tokens,) are those of the
+    tokens of all examples in order, `sizes` (examples,) their number.
+
+    The first token of a text begins a word, whatever its kind: some vocabularies mark words by the space before them.
+
+    >>> which_count(np.array([SPECIAL, CONTINUES, CONTINUES, BEGINS, SPECIAL, SPECIAL]), np.array([5, 1])).tolist()
+    [False, True, False, True, False, True]
+    """
+    before = np.append(SPECIAL, kinds[:-1])
+    before[(sizes.cumsum() - sizes)] = SPECIAL
+    counts = (kinds == BEGINS) | ((kinds == CONTINUES) & (before == SPECIAL))
+    lists = Lists.consecutive(sizes)
+    return np.asarray(counts | (lists.total(counts) == 0)[lists.numbers])
 
 
 def concatenate(outputs: list[Outputs]) -> Outputs:

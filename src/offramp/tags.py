@@ -56,3 +56,28 @@ class TagScheme:
         """(spans, 3): as `groups`, and the number of each span's name. Rows are the same where spans are."""
         groups = self.groups(tags, begins_text)
         return np.column_stack([groups, self.names[tags[groups[:, 0]]]])
+
+    def codes(self, tags: Array, begins_text: Array, after_seam: Array) -> Array:
+        """(words, ...) the same numbers where spans are the same: 0 outside of all spans, otherwise the name and
+        whether the span begins here.
+
+        `tags` (words, ...) are those of all texts in order. A word begins a text (words,), or it is the first of a
+        window of one, after a seam (words,), on the other side of which other tags may be taken. What the tags of
+        both sides make of the seam is then part of the number.
+
+        >>> scheme = TagScheme(["O", "B-PER", "I-PER"])
+        >>> begins_text, after_seam = np.array([True, False, True]), np.zeros(3, bool)
+        >>> scheme.codes(np.array([1, 2, 0]), begins_text, after_seam).tolist()
+        [7, 5, 0]
+        >>> scheme.codes(np.array([2, 2, 0]), begins_text, after_seam).tolist()
+        [7, 5, 0]
+        """
+        names, begins, ends = self.names[tags], self.begins[tags], self.ends[tags]
+        joined = (names[1:] == names[:-1]) & ~ends[:-1]
+        shape = (-1, *[1] * (tags.ndim - 1))
+        first, seam = begins_text.reshape(shape), after_seam.reshape(shape)
+        begins |= first
+        begins[1:] |= ~joined & ~seam[1:]
+        before_seam = np.append(after_seam[1:], np.zeros(len(after_seam[:1]), bool)).reshape(shape)
+        codes: Array = np.where(self.outside[tags], 0, 1 + 4 * names + 2 * begins + (ends & before_seam))
+        return codes

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,30 +22,39 @@ from offramp.guarantees.operating_point import Decisions, OperatingPoint
 from offramp.lists import Lists
 from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Array, Problem, problem_named
 from offramp.row_hashes import hash_rows
+from offramp.tags import TagScheme
 from offramp.wording import count
 
 FORMAT = 1
 SHAPE = ("hidden", "intermediate", "heads", "layers")
-PER_ROW: dict[str, Any] = {
+PER_PART: dict[str, Any] = {
     "logits": np.float32,
     "labels": None,
-    "lengths": None,
-    "ids": None,
     "gates": np.float32,
     "reference": np.float32,
-    "trained_on": bool,
-    "texts": np.uint64,
+    "counts": bool,
+    "words": bool,
 }
 """Arrays with a row for each example or part of one, and their dtypes; None for any."""
-ARRAYS = PER_ROW | {"sizes": np.int64}
-OPTIONAL = ("labels", "gates", "reference", "trained_on", "texts", "sizes")
+PER_EXAMPLE: dict[str, Any] = {
+    "lengths": None,
+    "ids": None,
+    "trained_on": bool,
+    "texts": np.uint64,
+    "continues": bool,
+}
+"""Arrays with a row for each example; if examples are lists of documents, for each document."""
+ARRAYS = PER_PART | PER_EXAMPLE | {"sizes": np.int64}
+REQUIRED = ("logits", "lengths", "ids")
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
     """The logits of every exit for every example, and where they come from.
 
-    Where examples have parts (`sizes`), such as the documents of a query, all arrays have a row for each part.
+    Where examples have parts (`sizes`), arrays have a row for each part: all of them for the documents of a query;
+    for the tokens of a text, logits, labels, gates and reference, `counts` and `words`. There an example is a text,
+    or one of the windows that a long text is read in, and tokens that no one asks for may be left out.
 
     *Example*:
 
@@ -59,7 +69,8 @@ class Trace:
     layers: tuple[int, ...]
     """The layer of each exit; layer 0 is the embeddings."""
     labels: Array | None
-    """(examples,) classes or values; (examples, classes) 0 or 1 if multi-label; None if unlabelled."""
+    """(examples,) classes or values; (examples, classes) 0 or 1 if multi-label; (tokens,) tags, -100 where there is
+    none; None if unlabelled."""
     lengths: Array
     """(examples,) number of tokens, without padding."""
     ids: Array
@@ -78,6 +89,12 @@ class Trace:
     """The column of the groups, such as conversations or customers; empty if each text is its own."""
     sizes: Array | None = None
     """(examples,) the number of consecutive rows of each example; None for one."""
+    counts: Array | None = None
+    """(tokens,) which of them a rule reads; None for all."""
+    words: Array | None = None
+    """(tokens,) which of them begin the words that spans are made of; None for all."""
+    continues: Array | None = None
+    """(examples,) whether this is a further window of the text before it; None if all texts have one."""
     problem: Problem = SINGLE_LABEL
     """Or its name."""
     decide: str = ""
@@ -102,7 +119,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         for name, dtype in ARRAYS.items():
-            if name not in OPTIONAL or getattr(self, name) is not None:
+            if name in REQUIRED or getattr(self, name) is not None:
                 object.__setattr__(self, name, np.asarray(getattr(self, name), dtype))
         object.__setattr__(self, "problem", problem_named(self.problem))
         for name in ("layers", "label_names", "metrics"):
@@ -118,12 +135,37 @@ class Trace:
         """A trace of some of the examples, chosen by mask, indices or slice."""
         sizes, rows = self.sizes, examples
         if sizes is not None:
-            starts = (sizes.cumsum() - sizes)[examples]
-            sizes = sizes[examples]
-            rows = np.repeat(starts, sizes) + Lists.consecutive(sizes).columns
-        arrays = {name: getattr(self, name) for name in PER_ROW}
-        kept = {name: array[rows] for name, array in arrays.items() if array is not None}
+            rows, sizes = Lists.consecutive(sizes).rows(examples), sizes[examples]
+        per_example = rows if self.has_lists else examples
+        arrays = {name: (getattr(self, name), rows) for name in PER_PART}
+        arrays |= {name: (getattr(self, name), per_example) for name in PER_EXAMPLE}
+        kept = {name: array[chosen] for name, (array, chosen) in arrays.items() if array is not None}
         return replace(self, **kept, sizes=sizes)
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether examples are lists of documents."""
+        return self.sizes is not None and not self.problem.of_tokens
+
+    @property
+    def lists(self) -> Lists | None:
+        """Which parts belong to which example, and which of them count; None if examples have no parts."""
+        return None if self.sizes is None else Lists.consecutive(self.sizes, counts=self.counts)
+
+    @cached_property
+    def words_of_examples(self) -> Lists | None:
+        """Which predictions belong to which example, if tokens are tagged: those of its words."""
+        if self.sizes is None or not self.problem.of_tokens:
+            return None
+        words = np.ones(len(self.logits), int) if self.words is None else self.words.astype(int)
+        return Lists.consecutive(Lists.consecutive(self.sizes).total(words))
+
+    def by_text(self, values: Array, reduce: np.ufunc = np.maximum) -> Array:
+        """(texts,) from values (examples,): the largest of the windows of a text, or another reduction of them."""
+        if self.continues is None or not len(values):
+            return values
+        reduced: Array = reduce.reduceat(values, np.flatnonzero(~self.continues))
+        return reduced
 
     def grouped(self, queries: Sequence[Any]) -> Self:
         """The trace with rows of the same query as one example; `queries` has the query of each row, in any order."""
@@ -137,15 +179,21 @@ class Trace:
 
     def unseen(self) -> Array:
         """(examples,) a mask of one row of each distinct text (or group), without texts that were learned from."""
-        rows = np.arange(len(self.logits))
+        rows = np.arange(len(self.lengths))
+        if self.continues is not None:
+            rows = rows[~self.continues]  # the first window stands for its text
         if self.trained_on is not None:
-            rows = rows[~self.trained_on]
-        mask = np.zeros(len(self.logits), bool)
-        if self.texts is not None and self.sizes is None:
+            rows = rows[~self.trained_on[rows]]
+        mask = np.zeros(len(self.lengths), bool)
+        if self.texts is not None and not self.has_lists:
             rows = np.random.default_rng(0).permutation(rows)  # any row of a group, not its first
             rows = rows[np.unique(self.texts[rows], return_index=True)[1]]
         mask[rows] = True
-        return mask if self.sizes is None else np.logical_and.reduceat(mask, self.sizes.cumsum() - self.sizes)
+        if self.has_lists and self.lists is not None:
+            return np.logical_and.reduceat(mask, self.lists.starts)
+        if self.continues is not None:  # and all of its windows
+            return np.asarray(mask[~self.continues][np.cumsum(~self.continues) - 1])
+        return mask
 
     def without(self, other: "Trace") -> Self:
         """The trace, in which the texts of another count as learned from."""
@@ -157,7 +205,7 @@ class Trace:
     def keys(self) -> Array:
         """(examples,) hashes of what an example is: its text, or without texts its id."""
         keys = hash_rows(map(str, self.ids)) if self.texts is None else self.texts
-        return keys if self.sizes is None else np.add.reduceat(keys, self.sizes.cumsum() - self.sizes)
+        return keys if self.lists is None or not self.has_lists else np.add.reduceat(keys, self.lists.starts)
 
     def decided(self) -> Self:
         """The trace at its operating point: a multi-label one of the labels that are decided about, whose logits are
@@ -182,7 +230,25 @@ class Trace:
 
     def reference_predictions(self) -> Array:
         """(examples,) or (examples, labels): the predictions to be kept, the reference's or else full depth's."""
-        return self.problem.decode(self.reference_logits)
+        return self.decode(self.reference_logits)
+
+    def decode(self, logits: Array) -> Array:
+        """(examples, ...) the predictions that logits (examples, ..., classes) stand for.
+
+        If tokens are tagged: (words, ...) numbers that are the same where the spans are, 0 outside of all.
+        """
+        words = self.words_of_examples
+        if words is None:
+            return self.problem.decode(logits)
+        tags = self.problem.decode(logits if self.words is None else logits[self.words])
+        continues = np.zeros(len(self), bool) if self.continues is None else self.continues
+        is_first, after_seam = words.columns == 0, continues[words.numbers]
+        return self.scheme.codes(tags, is_first & ~after_seam, is_first & after_seam)
+
+    @property
+    def scheme(self) -> TagScheme:
+        """How tags divide words into spans."""
+        return TagScheme(self.label_names or [str(tag) for tag in range(self.logits.shape[-1])])
 
     @property
     def reference_logits(self) -> Array:
@@ -191,7 +257,9 @@ class Trace:
 
     def agrees(self, logits: Array, tolerance: float | None = None) -> Array:
         """(examples,) whether logits (examples, classes) give the reference's prediction, in every label."""
-        return self.problem.agree(self.problem.decode(logits), self.reference_predictions(), tolerance)
+        agree = self.problem.agree(self.decode(logits), self.reference_predictions(), tolerance)
+        words = self.words_of_examples
+        return agree if words is None else words.total(~agree) == 0
 
     def conditions(self) -> dict[str, Any]:
         """The fields of a certificate's conditions that say which model it was issued for."""
@@ -242,21 +310,21 @@ class Trace:
 def _check_shapes(trace: Trace) -> None:
     if trace.logits.ndim != 3:
         raise BadData(f"logits must be (examples, exits, classes), but have shape {trace.logits.shape}.")
-    examples, exits, classes = trace.logits.shape
+    parts, exits, classes = trace.logits.shape
+    examples = len(trace) if trace.problem.of_tokens else parts
     expected: dict[str, tuple[int, ...]] = {
         "layers": (exits,),
-        "labels": (examples, classes) if trace.problem.multi_label else (examples,),
-        "lengths": (examples,),
-        "ids": (examples,),
-        "gates": (examples, exits),
-        "reference": (examples, classes),
-        "trained_on": (examples,),
-        "texts": (examples,),
+        "labels": (parts, classes) if trace.problem.multi_label else (parts,),
+        "gates": (parts, exits),
+        "reference": (parts, classes),
+        "counts": (parts,),
+        "words": (parts,),
+        **dict.fromkeys(PER_EXAMPLE, (examples,)),
         "label_names": (classes,),
     }
     for name, shape in expected.items():
         value = getattr(trace, name)
-        is_absent = (name in OPTIONAL and value is None) or (name == "label_names" and not value)
+        is_absent = (name not in REQUIRED and value is None) or (name == "label_names" and not value)
         if not is_absent and np.shape(value) != shape:
             raise BadData(f"{name} must have shape {shape} to match the logits, but has {np.shape(value)}.")
 
@@ -267,6 +335,8 @@ def _check_values(trace: Trace) -> None:
         raise BadData(
             f"sizes must be 1 or more and add up to {count(len(trace.logits), 'row')} of the logits."
         )
+    if trace.problem.of_tokens and trace.sizes is None:
+        raise BadData("a trace of tagged tokens needs the number of tokens of each text: sizes.")
     if not trace.problem.has_classes and classes != 1:
         raise BadData(f"a regression has one output, but the logits have {classes}.")
     if list(trace.layers) != sorted(set(trace.layers)) or not trace.layers or trace.layers[0] < 0:
@@ -275,7 +345,8 @@ def _check_values(trace: Trace) -> None:
         raise BadData(f"shape needs {', '.join(SHAPE)}, but has only {', '.join(trace.shape)}.")
     if trace.labels is not None and trace.problem.has_classes:
         most = 1 if trace.problem.multi_label else classes - 1
-        if ((trace.labels < 0) | (trace.labels > most)).any():
+        labels = trace.labels[trace.labels != -100] if trace.problem.of_tokens else trace.labels
+        if ((labels < 0) | (labels > most)).any():
             raise BadData(f"labels must be 0 to {most}; pass labels=None for unlabelled data.")
 
 

@@ -49,11 +49,18 @@ class FakeRuntime:
             raise ZeroDivisionError("poison")
         self.batches.append((exit, np.array([len(example.ids) for example in state])))
         logits, gates = zip(*(self.outputs(example, exit) for example in state), strict=True)
+        if self.info.problem.of_tokens:
+            return state, np.concatenate(logits), np.concatenate(gates)
         return state, np.stack(logits), None if gates[0] is None else np.array(gates)
 
     def outputs(self, example: Tokens, exit: int) -> tuple[np.ndarray, Any]:
-        """The logits and the gate of one example."""
+        """The logits and the gate of one example, or of each of its tokens if those are tagged."""
         draw = np.random.default_rng([*map(int, example.ids), exit])
+        if self.info.problem.of_tokens:
+            shape = len(example.ids), len(self.info.labels)
+            tagged = draw.normal(size=shape).astype(np.float32) * (exit + 1) * 3
+            tagged[np.asarray(example.ids) == self.nan] = np.nan
+            return tagged, draw.random(shape[0]).astype(np.float32)
         logits = draw.normal(size=len(self.info.labels)).astype(np.float32) * (exit + 1)
         if self.nan in example.ids:
             logits[:] = np.nan

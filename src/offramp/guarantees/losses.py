@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from offramp.lists import Lists
 from offramp.problems import SINGLE_LABEL, Array, Problem
 
 
@@ -25,6 +26,9 @@ class Reference:
     """Numbers no further apart than this count as equal."""
     sizes: Array | None = None
     """(lists,) the number of documents in each."""
+    words: Lists | None = None
+    """Which predictions belong to which text, if they are of its words: numbers that say which span a word is in, 0
+    for none."""
     top_k: Array | int | None = None
     """How many documents of a list count, for all lists or for each."""
 
@@ -51,7 +55,7 @@ class Loss:
     """Whether it is about decisions, 1 for yes and 0 for no; see `OperatingPoint`."""
     needs_labels: bool = False
     unit: str = "example"
-    """What is counted: an example, or a query with its documents."""
+    """What is counted: an example, a text whose words are tagged, or a query with its documents."""
     units: str = "examples"
     within: str = ""
     """Added to the summary if there is a tolerance."""
@@ -63,6 +67,29 @@ def changed(predictions: Array, reference: Reference) -> Array:
     """1 if the prediction is not the reference's; of several labels, if any is not."""
     agree = reference.problem.agree(predictions, reference.predictions, reference.tolerance)
     return (~agree).astype(np.float64)
+
+
+def changed_spans(predictions: Array, reference: Reference) -> Array:
+    """1 if any span of the text begins or ends elsewhere, has another label, or is not there."""
+    return (in_texts(predictions != reference.predictions, reference) > 0).astype(np.float64)
+
+
+def missed_words(predictions: Array, reference: Reference) -> Array:
+    """1 if any word of the text is in a span of the reference and in none now."""
+    return (in_texts((predictions == 0) & (reference.predictions > 0), reference) > 0).astype(np.float64)
+
+
+def missed_share(predictions: Array, reference: Reference) -> Array:
+    """The share of the words in spans of the reference that are in none now; 0 if there were no such words."""
+    missed = in_texts((predictions == 0) & (reference.predictions > 0), reference)
+    return np.asarray(missed / np.maximum(in_texts(reference.predictions > 0, reference), 1))
+
+
+def in_texts(holds: Array, reference: Reference) -> Array:
+    """(..., texts) the number of words of each for which something holds, given for all words (..., words)."""
+    words = reference.words
+    assert words is not None
+    return np.stack([words.total(row) for row in np.atleast_2d(holds)]).reshape(*holds.shape[:-1], -1)
 
 
 def lost(predictions: Array, reference: Reference) -> Array:
@@ -174,6 +201,32 @@ LOSSES = {
         bound="paired betting",
         needs_labels=True,
     ),
+    "changed_spans": Loss(
+        changed_spans,
+        summary="at most {bounds} of texts get spans that differ from {reference}'s",
+        statement="at most {bounds} get a span whose start, end or label differs from {reference}'s, or lack one",
+        examples="texts",
+        unit="text",
+        units="texts",
+    ),
+    "missed_words": Loss(
+        missed_words,
+        summary="at most {bounds} of texts have a word that {reference} marks and that is no longer marked",
+        statement="at most {bounds} have a word that is in a span of {reference} and in no span now",
+        examples="texts",
+        unit="text",
+        units="texts",
+    ),
+    "missed_share": Loss(
+        missed_share,
+        summary="at most {bounds} of the words that {reference} marks are no longer marked, on average over texts",
+        statement="the share of a text's words in spans of {reference} that are in no span now is at most {bounds} "
+        "on average",
+        bound="betting",
+        examples="texts",
+        unit="text",
+        units="texts",
+    ),
     "missed": Loss(
         missed,
         summary="at most {bounds} of examples that {reference} says yes to lose a yes",
@@ -228,4 +281,6 @@ LOSSES = {
         units="queries",
     ),
 }
-"""Accuracy becomes label_accuracy in a multi-label problem."""
+"""Accuracy becomes label_accuracy in a multi-label problem; see `OF_TAGS` for taggers."""
+OF_TAGS = {"changed": "changed_spans", "missed": "missed_words", "missed_share": "missed_share"}
+"""The losses of a tagger, by the names that they are asked for."""

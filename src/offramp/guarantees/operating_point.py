@@ -110,7 +110,9 @@ class Decisions(MultiLabel):
         self = super().__new__(cls, MULTI_LABEL)
         self.outputs, self.columns, self.thresholds = outputs, point.columns(names), dict(point.thresholds)
         if outputs.of_tokens:
-            raise BadOption(f"decide={str(point)!r}: an operating point is for texts, and this model tags tokens")
+            raise BadOption(
+                f"decide={str(point)!r}: an operating point is for texts, and this model tags tokens"
+            )
         for threshold in self.thresholds.values():
             if outputs.has_classes and threshold is not None and not 0 < threshold < 1:
                 raise BadOption(f"decide={str(point)!r}: a threshold of a probability is between 0 and 1")

@@ -9,6 +9,7 @@ import numpy as np
 
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.guarantees import Guarantee
+from offramp.guarantees.losses import Loss
 from offramp.measuring.curve import Curve, Point, Sweep, parse_rule
 from offramp.measuring.exit_table import default_tolerance, fit_rule
 from offramp.measuring.guarantee import certify, check_target
@@ -32,7 +33,7 @@ from offramp.trace import Trace
 from offramp.wording import count
 
 SAME_AS_ENTROPY = ("confidence", "margin")
-"""For two classes, and where each label is yes or no."""
+"""For two classes, and where each label is yes or no; for tags nearly so."""
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "layer")
 FIT_SHARE, FIT_MOST = 3, 2000
 """A rule that learns is fitted on a third of the examples, at most this many: it has few coefficients."""
@@ -106,14 +107,14 @@ def calibrate(
     if chosen_on is not None and reuses(trace, chosen_on):
         warn(f"the rule was chosen on {name_of(chosen_on)!r} and the threshold is calibrated on it")
 
-    if trace.sizes is not None and not isinstance(target, Guarantee):
+    if trace.has_lists and not isinstance(target, Guarantee):
         raise BadOption("a trace of lists takes a Guarantee with risk='overlap' or 'ndcg'")
-    tolerance = None
+    tolerance, loss = None, None
     if isinstance(target, Guarantee):
         target = check_target(trace, target)
-        tolerance = target.tolerance
+        tolerance, loss = target.tolerance, target.loss
         policies = [replace(policy, rule=unfitted(policy.rule, target)) for policy in policies]
-    candidates = [fit(trace, policy, tolerance, fit_on) for policy in policies]
+    candidates = [fit(trace, policy, tolerance, fit_on, loss) for policy in policies]
     if isinstance(target, Guarantee):
         reached = certify(candidates, target, name_of(chosen_on), choices, spent)
     else:
@@ -175,7 +176,7 @@ def rules_to_try(trace: Trace, rule: Rules, target: Target) -> Sequence[str | Po
 
 def default_rules(trace: Trace, target: Target) -> list[str]:
     """Those of this problem; agreement also needs a tolerance in regression, and examples to be fitted on."""
-    if trace.sizes is not None:
+    if trace.has_lists:
         return ["rank"]
     rules = rules_of(trace.problem, trace.logits.shape[-1])
     if len(trace) < 2 * FIT_SHARE:
@@ -190,26 +191,30 @@ def default_rules(trace: Trace, target: Target) -> list[str]:
 def rules_of(problem: Problem, classes: int) -> list[str]:
     """Those of `DEFAULT_RULES` that work for a problem and differ: each costs a share of delta."""
     rules = [name for name in DEFAULT_RULES if problem.has_classes or RULES[name].regression]
-    if problem.multi_label or classes == 2:
+    if problem.multi_label or problem.of_tokens or classes == 2:
         return [name for name in rules if name not in SAME_AS_ENTROPY]
     return rules
 
 
-def fit(trace: Trace, policy: Policy, tolerance: float | None, fit_on: Trace | None) -> Candidate:
+def fit(
+    trace: Trace, policy: Policy, tolerance: float | None, fit_on: Trace | None, loss: Loss | None = None
+) -> Candidate:
     """A rule that learns is fitted on some examples and calibrated on the others, any other on all of them."""
     if policy.rule.is_fitted:
         return Candidate(policy, trace)
     if fit_on is not None:
-        return Candidate(fit_rule(policy, fit_on, tolerance), trace.without(fit_on), len(fit_on))
-    share, unit = (FIT_SHARE, "example") if trace.sizes is None else (RANK_FIT_SHARE, "query")
-    some, others = split_rows(trace.keys(), [(1 / share, FIT_MOST)], together=bool(trace.group_column))
+        return Candidate(fit_rule(policy, fit_on, tolerance, loss), trace.without(fit_on), len(fit_on))
+    share, unit = (RANK_FIT_SHARE, "query") if trace.has_lists else (FIT_SHARE, "example")
+    together = bool(trace.group_column) or trace.continues is not None
+    some, others = split_rows(trace.keys(), [(1 / share, FIT_MOST)], together=together)
     if len(some) < 2:
         raise BadOption(
             f"too few to fit {rule_name(policy.rule)} and calibrate its threshold: {count(len(trace), unit)}, "
             f"expected at least {2 * share}"
         )
     fitted_on = trace[some]
-    return Candidate(fit_rule(policy, fitted_on, tolerance), trace[others].without(fitted_on), len(some))
+    fitted = fit_rule(policy, fitted_on, tolerance, loss)
+    return Candidate(fitted, trace[others].without(fitted_on), len(some))
 
 
 def unfitted(rule: Rule, target: Guarantee) -> Rule:

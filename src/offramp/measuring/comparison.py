@@ -17,6 +17,8 @@ import numpy as np
 from offramp.cpus import available_cpus
 from offramp.data.metrics import score_logits
 from offramp.guarantees import Guarantee
+from offramp.guarantees.losses import LOSSES, OF_TAGS
+from offramp.measuring.exit_table import reference_of
 from offramp.measuring.rankings import Rankings
 from offramp.policy import Policy
 from offramp.trace import Trace
@@ -90,7 +92,13 @@ def measure_contender(
         decision = policy.decide_trace(trace, top_k)
         logits, mean_layer = decision.logits, float(np.asarray(trace.layers)[decision.exits].mean())
     assert logits is not None, "a policy or a reference"
-    if trace.sizes is None:
+    if trace.problem.of_tokens:
+        predictions, reference = trace.decode(logits), reference_of(trace)
+        losses = {
+            risk: float(trace.by_text(LOSSES[loss].values(predictions, reference)).mean())
+            for risk, loss in OF_TAGS.items()
+        }
+    elif not trace.has_lists:
         losses = {"changed": float(np.mean(~trace.agrees(logits, tolerance)))}
     else:
         rankings = Rankings(trace, top_k)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from offramp.guarantees.losses import Loss, Reference
 from offramp.policy import Policy, fold
 from offramp.problems import Array
 from offramp.rules.agreement import Agreement
@@ -30,15 +31,16 @@ class RuleOutput:
     readiness: Array
     """(examples, exits)"""
     predictions: Array
-    """(exits, examples) classes or numbers, or (exits, examples, labels) 0 or 1."""
+    """(exits, examples) classes or numbers, or (exits, examples, labels) 0 or 1; (exits, words) if tokens are tagged,
+    see `Trace.decode`."""
 
 
 def apply_rule(trace: Trace, policy: Policy, seed: int = 0) -> RuleOutput:
     """The output of a rule; one that is not fitted is fitted here, see `cross_fit`."""
     if not policy.rule.is_fitted:
         return cross_fit(trace, policy, seed)
-    folded = fold(policy.rule, trace.logits, trace.gates, trace.layers, trace.problem)
-    predictions = np.moveaxis(trace.problem.decode(folded.logits), 1, 0)
+    folded = fold(policy.rule, trace.logits, trace.gates, trace.layers, trace.problem, trace.lists)
+    predictions = np.moveaxis(trace.decode(folded.logits), 1, 0)
     return RuleOutput(folded.readiness, np.ascontiguousarray(predictions))
 
 
@@ -49,17 +51,23 @@ def cross_fit(trace: Trace, policy: Policy, seed: int) -> RuleOutput:
     outputs = [
         apply_rule(trace[rows], fit_rule(policy, trace[others])) for rows, others in (halves, halves[::-1])
     ]
-    back = np.argsort(order)
+    words = trace.words_of_examples
+    predicted = order if words is None else words.rows(order)
     return RuleOutput(
-        readiness=np.concatenate([output.readiness for output in outputs])[back],
-        predictions=np.concatenate([output.predictions for output in outputs], axis=1)[:, back],
+        readiness=np.concatenate([output.readiness for output in outputs])[np.argsort(order)],
+        predictions=np.concatenate([output.predictions for output in outputs], axis=1)[
+            :, np.argsort(predicted)
+        ],
     )
 
 
-def fit_rule(policy: Policy, trace: Trace, tolerance: float | None = None) -> Policy:
+def fit_rule(
+    policy: Policy, trace: Trace, tolerance: float | None = None, loss: Loss | None = None
+) -> Policy:
     """The policy with its rule fitted to a trace; unchanged if the rule does not learn or is already fitted.
 
-    `tolerance` is for regression, and for a rule that has none of its own.
+    `tolerance` is for regression, and for a rule that has none of its own. `loss` is what the rule of a tagger learns
+    to keep at 0, by default any change.
     """
     if policy.rule.is_fitted:
         return policy
@@ -67,7 +75,22 @@ def fit_rule(policy: Policy, trace: Trace, tolerance: float | None = None) -> Po
     if isinstance(policy.rule, Rank):
         return replace(policy, rule=Rank.fit(some, policy.rule.top_k))
     assert isinstance(policy.rule, Agreement)  # no other rule learns
-    return replace(policy, rule=Agreement.fit(some, policy.rule.tolerance or tolerance))
+    kept = None
+    if some.problem.of_tokens and loss is not None:
+        predictions = np.moveaxis(some.decode(some.logits), 1, 0)
+        kept = loss.values(predictions, reference_of(some)) == 0
+    return replace(policy, rule=Agreement.fit(some, policy.rule.tolerance or tolerance, kept))
+
+
+def reference_of(trace: Trace, tolerance: float | None = None) -> Reference:
+    """What predictions on a trace are compared with."""
+    return Reference(
+        trace.reference_predictions(),
+        None if trace.problem.of_tokens else trace.labels,
+        trace.problem,
+        tolerance,
+        words=trace.words_of_examples,
+    )
 
 
 def default_tolerance(trace: Trace) -> float:

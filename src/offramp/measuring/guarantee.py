@@ -14,21 +14,22 @@ import numpy as np
 from offramp.errors import BadOption, NoSafeThreshold
 from offramp.guarantees.bounds import BOUNDS
 from offramp.guarantees.certificate import Certificate, Conditions, Guarantee
-from offramp.guarantees.losses import LOSSES, Reference
+from offramp.guarantees.losses import LOSSES, OF_TAGS
 from offramp.guarantees.testing import Part, PartResult, first_failure, results_of
-from offramp.measuring.exit_table import apply_rule, build_exit_table
+from offramp.lists import Lists
+from offramp.measuring.exit_table import apply_rule, build_exit_table, reference_of
 from offramp.measuring.rankings import Rankings
 from offramp.measuring.targets import NO_EARLY_EXIT, Candidate
 from offramp.policy import Decision, Policy, fold
 from offramp.policy.text import class_indices, round_threshold
-from offramp.problems import SINGLE_LABEL, Array
+from offramp.problems import SINGLE_LABEL, Array, Problem
 from offramp.rules.base import Rule
 from offramp.rules.rank import Rank
 from offramp.trace import Trace
 from offramp.wording import count
 
 RISKS = ("changed", "accuracy", "accuracy_drop")
-"""The losses of single texts that a policy can be calibrated for; see `LOSSES`."""
+"""The losses of single texts that a policy can be calibrated for; see `LOSSES`. Those of taggers are in `OF_TAGS`."""
 GRID_SIZE = 400
 LOG_ODDS = -6.0, 14.0
 """The range of a grid of probabilities."""
@@ -62,14 +63,14 @@ def certify(
 
 def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     """The target, with the loss that it means for this problem."""
-    check_risk(target)
-    if target.loss.unit != "example" and trace.sizes is None:
+    target = target_for(trace.problem, target)
+    if target.loss.unit == "query" and not trace.has_lists:
         raise BadOption(
             f"risk={target.risk!r} is for rankings; choose one of {', '.join(RISKS)}, or group the trace by query"
         )
-    if target.loss.unit == "example" and trace.sizes is not None:
+    if target.loss.unit != "query" and trace.has_lists:
         raise BadOption(f"risk={target.risk!r} is for single texts; choose 'overlap' or 'ndcg' for lists")
-    if trace.sizes is not None:
+    if trace.has_lists:
         if isinstance(target.epsilon, Mapping):
             raise BadOption("bounds by class are for single texts; give one bound for lists")
         return target
@@ -79,17 +80,28 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
         raise BadOption("a tolerance is for regression only; leave it out")
     if target.loss.needs_labels and trace.labels is None:
         raise BadOption(f"risk={target.risk!r} needs labels and the trace has none; pass risk='changed'")
-    if target.risk == "accuracy" and trace.problem.multi_label:
-        return replace(target, risk="label_accuracy")
     return target
 
 
-def check_risk(target: Guarantee) -> None:
-    """Some losses of single texts are about decisions or scores, which only `certify` compares."""
+def target_for(problem: Problem, target: Guarantee) -> Guarantee:
+    """The target, with the loss that it means for this problem.
+
+    Some losses of single texts are about decisions or scores, which only `certify` compares.
+    """
+    if problem.of_tokens:
+        if target.risk not in (*OF_TAGS, *OF_TAGS.values()):
+            raise BadOption(f"risk={target.risk!r} is not for taggers; choose one of {', '.join(OF_TAGS)}")
+        if isinstance(target.epsilon, Mapping):
+            raise BadOption("bounds by class are for single texts; give one bound for a tagger")
+        return replace(target, risk=OF_TAGS.get(target.risk, target.risk))
+    if target.loss.unit == "text":
+        raise BadOption(f"risk={target.risk!r} is for taggers; choose one of {', '.join(RISKS)}")
     if target.loss.unit == "example" and target.risk not in (*RISKS, "label_accuracy"):
         raise BadOption(f"risk={target.risk!r} is for `offramp certify`; choose one of {', '.join(RISKS)}")
     if isinstance(target.epsilon, Mapping) and target.risk == "accuracy_drop":
         raise BadOption("risk='accuracy_drop' takes one bound, not one per class; see risk='accuracy'")
+    multi = target.risk == "accuracy" and problem.multi_label
+    return replace(target, risk="label_accuracy") if multi else target
 
 
 def prove(
@@ -100,9 +112,7 @@ def prove(
     It is the loosest that is proven, with a certificate; otherwise the safest that saves anything, which failed.
     """
     trace, loss, parts = candidate.trace, target.loss, parts_of(candidate.trace, target)
-    trials = (
-        try_on_lists(candidate, target) if trace.sizes is not None else try_on_examples(candidate, target)
-    )
+    trials = try_on_lists(candidate, target) if trace.has_lists else try_on_examples(candidate, target)
     grid = range(len(trials.thresholds))
 
     def saves(index: int) -> bool:
@@ -112,7 +122,7 @@ def prove(
     proven = next(filter(saves, grid[:passed][::-1]), None)
     index = proven if proven is not None else next(filter(saves, grid), 0)
     results = results_of(trials.losses(index), parts, loss.bound)
-    exits = np.bincount(trials.exits(index), minlength=len(trace.layers)) / len(trace.logits)
+    exits = np.bincount(trials.exits(index), minlength=len(trace.layers)) / len(trials.exits(index))
     tested = replace(
         candidate,
         policy=replace(candidate.policy, threshold=float(trials.thresholds[index])),
@@ -132,7 +142,7 @@ class Trials:
     thresholds: Array
     """The safest first."""
     losses: Callable[[int], Array]
-    """(examples,) at one of them."""
+    """(examples,) at one of them; (texts,) if those are read in windows."""
     exits: Callable[[int], Array]
     """(rows,) at one of them."""
 
@@ -142,13 +152,17 @@ def try_on_examples(candidate: Candidate, target: Guarantee) -> Trials:
     trace, policy = candidate.trace, candidate.policy
     output = apply_rule(trace, policy)
     table = build_exit_table(policy, output.readiness, trace.layers, threshold_grid(policy.rule, trace))
-    reference = Reference(trace.reference_predictions(), trace.labels, trace.problem, target.tolerance)
-    losses, examples = target.loss.values(output.predictions, reference), np.arange(len(trace))
+    losses = target.loss.values(output.predictions, reference_of(trace, target.tolerance))
+    examples = np.arange(len(trace))
 
     def exits(index: int) -> Array:
         return table.exits(len(table.thresholds) - 1 - index)
 
-    return Trials(table.thresholds[::-1], lambda index: np.asarray(losses[exits(index), examples]), exits)
+    def of_texts(index: int) -> Array:
+        """Any window may change a text: what it loses is at most what its worst window does."""
+        return trace.by_text(losses[exits(index), examples])
+
+    return Trials(table.thresholds[::-1], of_texts, exits)
 
 
 def try_on_lists(candidate: Candidate, target: Guarantee) -> Trials:
@@ -194,13 +208,14 @@ def threshold_grid(rule: Rule, trace: Trace) -> Array:
         logits[:] = lead[..., None]  # the least confident label decides
     else:
         logits[..., 0] = lead
-    readiness = fold(rule, logits, problem_type=trace.problem).readiness[:, 0]
+    texts = Lists.consecutive(np.ones(GRID_SIZE, int))  # of one token each, if those are tagged
+    readiness = fold(rule, logits, problem_type=trace.problem, lists=texts).readiness[:, 0]
     return np.unique([round_threshold(value) for value in (rule.sign * readiness).tolist()])
 
 
 def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
     """All examples, or one part per class; and of each, if texts repeat or were learned from, the unseen ones."""
-    parts, unseen = classes_of(trace, target), trace.unseen()
+    parts, unseen = classes_of(trace, target), trace.by_text(trace.unseen())
     if unseen.all():
         return parts
     return [*parts, *(replace(part, rows=part.rows & unseen, unseen=True) for part in parts)]
@@ -209,7 +224,7 @@ def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
 def classes_of(trace: Trace, target: Guarantee) -> list[Part]:
     """All examples, or one part per class: by the reference's prediction, or for accuracy by label."""
     if not isinstance(target.epsilon, Mapping):
-        return [Part(target.epsilon, np.ones(len(trace), bool))]
+        return [Part(target.epsilon, trace.by_text(np.ones(len(trace), bool)))]
     if trace.problem != SINGLE_LABEL:
         raise BadOption("bounds by class need a single-label problem; give one bound for all")
     names = trace.label_names or tuple(map(str, range(trace.logits.shape[-1])))
@@ -286,7 +301,7 @@ def issue(
         or results[0].part.epsilon,
         delta=target.delta,
         bound=target.loss.bound,
-        examples=len(trace),
+        examples=sum(result.examples for result in results),
         observed_risk=mean_risk(results),
         unseen=sum(result.examples for result in unseen) if unseen else None,
         unseen_risk=mean_risk(unseen) if unseen else None,

@@ -57,7 +57,7 @@ def sweep(
     trace = trace.decided()
     if not len(trace):
         raise BadOption("the trace has no examples")
-    if trace.sizes is not None:
+    if trace.has_lists:
         raise BadOption("a sweep is about single texts, and this is a trace of lists; calibrate it instead")
     metrics = metric_names(trace)
 
@@ -95,10 +95,16 @@ def sweep(
         layers=tuple(trace.layers),
         metrics=metrics,
         examples=len(trace),
-        not_finite=int((~np.isfinite(trace.logits).all((1, 2))).sum()),
+        not_finite=count_not_finite(trace),
         data=trace.data,
         fingerprint=trace.fingerprint,
     )
+
+
+def count_not_finite(trace: Trace) -> int:
+    """The number of examples with a logit that is NaN or infinite."""
+    wrong, lists = np.asarray(~np.isfinite(trace.logits).all((1, 2))), trace.lists
+    return int(wrong.sum() if lists is None else (lists.total(wrong, counted=False) > 0).sum())
 
 
 def thresholds_by_rule(thresholds: Thresholds, rules: Sequence[str]) -> dict[str, str | Sequence[float]]:

@@ -13,6 +13,7 @@ from offramp.lists import Lists
 from offramp.numerics import finite_rows
 from offramp.problems import Array, Problem, problem_of
 from offramp.rules import RULES
+from offramp.rules.agreement import Agreement
 from offramp.rules.base import Rule
 from offramp.rules.rank import Rank
 from offramp.wording import count
@@ -28,15 +29,17 @@ class Decision:
     exits: Array
     """(examples,) index of the exit taken."""
     logits: Array
-    """(examples, classes) the logits returned."""
+    """(examples, classes) the logits returned; where tokens are tagged, those of all tokens, in order."""
     finite: Array
     """(examples,) False where an exit on the way gave NaN or infinity."""
 
 
 class Decider:
-    """Applies a policy to examples, exit by exit; one row per example or part of one.
+    """Applies a policy to examples, exit by exit; one row per example or document.
 
-    After `exiting, output = decider.step(exit, logits, gate)` continue with `decider = decider[~exiting]`.
+    After `exiting, output = decider.step(exit, logits, gate)` continue with `decider = decider[~exiting]`. Where
+    tokens are tagged, logits and gates have a row for each token of all examples. A text exits when its least ready
+    token, of those that count, is ready (SENTEE: Li et al. 2021, arXiv:2105.13878).
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Decider:
         self.layers = layers
         self.problem = problem
         self.finite = finite  # (examples,) False where an exit so far gave NaN or infinity
-        self.lists = lists  # of the rows before the first exit
+        self.lists = lists  # of tokens; of documents, before the first exit
         self.state = state  # of the rule, None before the first exit
 
     def step(self, exit: int, logits: ArrayLike, gate: ArrayLike | None = None) -> tuple[Array, Array]:
@@ -66,36 +69,45 @@ class Decider:
         gate = None if gate is None else np.asarray(gate)
         seen = advance(policy.rule, self.state, exit, logits, gate, layer, self.problem, self.lists)
         self.state = seen.state
-        self.finite = self.finite & seen.finite
+        readiness, finite = of_examples(seen, self.problem, self.lists)
+        self.finite = self.finite & finite
         if layer >= policy.last_layer(self.layers):
-            exiting = np.ones(len(logits), bool)
+            exiting = np.ones(len(finite), bool)
         elif layer < (policy.min_layer or 0):
-            exiting = np.zeros(len(logits), bool)
+            exiting = np.zeros(len(finite), bool)
         else:
             threshold = policy.threshold[exit] if isinstance(policy.threshold, tuple) else policy.threshold
-            exiting = np.asarray(reached(policy.rule, seen.readiness, threshold).all(-1))
+            exiting = np.asarray(reached(policy.rule, readiness, threshold).all(-1))
         return exiting, seen.logits
 
     def __getitem__(self, rows: Any) -> "Decider":
-        state = None if self.state is None else self.state[rows]
-        lists = None if self.lists is None or state is not None else self.lists[rows]
+        parts, lists = rows, self.lists
+        if self.problem.of_tokens:
+            assert lists is not None  # see `Policy.begin`
+            parts = rows[lists.numbers]
+        state = None if self.state is None else self.state[parts]
+        if lists is not None:
+            lists = lists[parts] if self.problem.of_tokens or state is None else None
         return Decider(self.policy, self.layers, self.problem, self.finite[rows], lists, state)
 
 
 def replay(decider: Decider, every: "Exits") -> Decision:
     """The decisions over logits that are all known."""
-    examples, exits, classes = every.logits.shape
+    parts, exits, classes = every.logits.shape
+    tokens = decider.lists if decider.problem.of_tokens else None
+    examples = len(decider.finite)
     decision = Decision(
         exits=np.empty(examples, np.int64),
-        logits=np.empty((examples, classes), every.logits.dtype),
+        logits=np.empty((parts, classes), every.logits.dtype),
         finite=np.empty(examples, bool),
     )
     waiting = np.arange(examples)
     for exit in range(exits):
-        exiting, output = decider.step(exit, *every.at(exit, waiting))
+        rows = waiting if tokens is None else tokens.rows(waiting)
+        exiting, output = decider.step(exit, *every.at(exit, rows))
         gone = waiting[exiting]
         decision.exits[gone] = exit
-        decision.logits[gone] = output[exiting]
+        decision.logits[rows] = output  # of those that stay, replaced at a later exit
         decision.finite[gone] = decider.finite[exiting]
         waiting, decider = waiting[~exiting], decider[~exiting]
         if not len(waiting):
@@ -119,14 +131,18 @@ def fold(
     gates: ArrayLike | None = None,
     layers: Sequence[int] | None = None,
     problem_type: str | None = None,
+    lists: Lists | None = None,
 ) -> Folded:
-    """One pass of a rule over all exits, for sweeping thresholds; arguments as for `Policy.decide`.
+    """One pass of a rule over all exits, for sweeping thresholds; arguments as for `Policy.decide`, with `lists` only
+    for tokens.
 
     At a threshold an example takes the first exit where `reached(rule, folded.readiness, threshold)`.
     """
     every = Exits(logits, gates, layers)
     examples, exits, outputs = every.logits.shape
     problem = problem_of(outputs, problem_type)
+    if problem.of_tokens:
+        examples = len(tokens_of(lists).sizes)
     rule.check(exits)
     folded = Folded(
         readiness=np.empty((examples, exits)),
@@ -134,9 +150,9 @@ def fold(
     )
     state = None
     for exit, layer in enumerate(every.layers):
-        seen = advance(rule, state, exit, *every.at(exit), layer, problem)
+        seen = advance(rule, state, exit, *every.at(exit), layer, problem, lists)
         state = seen.state
-        folded.readiness[:, exit] = seen.readiness.min(-1)
+        folded.readiness[:, exit] = of_examples(seen, problem, lists)[0].min(-1)
         if not rule.keeps_logits:
             folded.logits[:, exit] = seen.logits
     return folded
@@ -192,7 +208,7 @@ class Step:
     state: Any
     readiness: Array  # (examples, labels), or (examples, 1) where there is one decision per example
     logits: Array  # (examples, classes)
-    finite: Array  # (examples,)
+    finite: Array  # (examples,); where tokens are tagged, all have a row for each token
 
 
 def advance(
@@ -220,11 +236,30 @@ def advance(
         read = choices
     if state is None and isinstance(rule, Rank):
         state = rule.start(lists or len(logits), exit)
+    elif state is None and problem.of_tokens and isinstance(rule, Agreement):
+        state = rule.start(tokens_of(lists))
     elif state is None:
         state = rule.start(read.shape[:2])
     state, ready = rule.step(state, read)
     output = logits if rule.keeps_logits else problem.chosen(rule.output(state, choices))
     return Step(state, np.where(finite[:, None], ready, -np.inf), output, finite)
+
+
+def of_examples(seen: Step, problem: Problem, lists: Any) -> tuple[Array, Array]:
+    """Readiness (examples, ...) and whether all logits were finite (examples,), from those of tokens if those are
+    tagged: no text is readier than its least ready token that counts, nor ready with a logit that is not finite."""
+    if not problem.of_tokens:
+        return seen.readiness, seen.finite
+    wrong = tokens_of(lists).total(~seen.finite, counted=False) > 0
+    return np.where(wrong[:, None], -np.inf, lists.least(seen.readiness)), ~wrong
+
+
+def tokens_of(lists: Lists | None) -> Lists:
+    if lists is None:
+        raise Incompatible(
+            "tokens are tagged; pass the number of tokens of each text: lists=Lists.consecutive(sizes)."
+        )
+    return lists
 
 
 def check_rule(rule: Rule, outputs: int, problem: Problem, has_gate: bool) -> None:
@@ -243,6 +278,8 @@ def check_rule(rule: Rule, outputs: int, problem: Problem, has_gate: bool) -> No
         )
     if isinstance(rule, Rank):
         check_reranker(outputs, problem)
+    if problem.of_tokens and rule.needs_labels:
+        raise Incompatible("the oracle is for single texts; measure other rules on tags.")
     if rule.reads == "gate" and not has_gate:
         raise Incompatible(
             "the gate rule reads gate scores, and this model has no gate: train one with the recipe berxit."
@@ -251,7 +288,7 @@ def check_rule(rule: Rule, outputs: int, problem: Problem, has_gate: bool) -> No
 
 def check_reranker(outputs: int, problem: Problem) -> None:
     """Refuse a model whose outputs are not the relevance of a document."""
-    if outputs > (1 if problem.multi_label else 2):
+    if problem.of_tokens or outputs > (1 if problem.multi_label else 2):
         raise Incompatible(
             f"the model has {outputs} labels; reranking needs one output, or two classes of which one is right."
         )

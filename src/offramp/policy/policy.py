@@ -16,7 +16,7 @@ from offramp.files import digest
 from offramp.guarantees.certificate import Certificate
 from offramp.lists import Lists
 from offramp.policy import text
-from offramp.policy.decide import Decider, Decision, Exits, check_rule, replay
+from offramp.policy.decide import Decider, Decision, Exits, check_rule, replay, tokens_of
 from offramp.problems import SINGLE_LABEL, Array, Problem, problem_of
 from offramp.rules.base import Rule
 from offramp.rules.rank import Rank
@@ -180,15 +180,17 @@ class Policy:
 
         `gates` are (examples, exits), `layers` the layer of each exit, by default 1, 2, 3 and so on.
         `problem_type` is transformers' name; by default one class means regression, and more mean a choice.
-        `lists` says which rows are parts of one example, for a rule that compares them; by default none are.
+        `lists` says which rows are parts of one example: the tokens of a text, or documents for a rule that compares
+        them; by default none are.
         """
         every = Exits(logits, gates, layers)
         problem = problem_of(every.logits.shape[-1], problem_type)
-        return replay(self.begin(len(every.logits), every.layers, problem, lists), every)
+        examples = len(tokens_of(lists).sizes) if problem.of_tokens else len(every.logits)
+        return replay(self.begin(examples, every.layers, problem, lists), every)
 
     def decide_trace(self, trace: Trace, top_k: int | None = None) -> Decision:
-        """The decisions about the rows of a trace; `top_k` is for lists, by default as the rule was calibrated."""
-        lists = None if trace.sizes is None else Lists.consecutive(trace.sizes, top_k)
+        """The decisions about the rows of a trace; `top_k` is for documents, by default that of the rule."""
+        lists = Lists.consecutive(trace.sizes, top_k) if trace.has_lists else trace.lists
         return self.decide(trace.logits, trace.gates, trace.layers, trace.problem, lists)
 
     def begin(

@@ -45,7 +45,7 @@ def store_policy(
         policy = Manifest.load(folder).bind(policy)
     config = read_json(folder / CONFIG) | {"policy": policy.to_json(), "policy_target": target}
     config["decide"] = str(info.decide)
-    if trace is None or trace.sizes is not None or (trace.labels is None and not trace.problem.has_classes):
+    if trace is None or trace.has_lists or (trace.labels is None and not trace.problem.has_classes):
         curve = read_optional(folder / CURVE) | {"policy": None}  # measured for an earlier policy
     else:
         curve = curve_for_card(trace, policy)

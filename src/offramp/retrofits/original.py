@@ -18,7 +18,7 @@ from offramp.inference.texts import Text
 from offramp.model_info import CONFIG
 from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel, classifier_kind, count_positions, load_encoder
-from offramp.problems import Array
+from offramp.problems import TOKENS, Array, Problem, problem_of
 
 BATCH = 32
 
@@ -32,6 +32,12 @@ class Original:
     model: PreTrainedModel
     tokenizer: Any
     max_length: int
+
+    @property
+    def problem(self) -> Problem:
+        config = self.model.config
+        tags = classifier_kind([type(self.model).__name__]) == "ForTokenClassification"
+        return TOKENS if tags else problem_of(config.num_labels or 1, config.problem_type)
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Text], progress: bool = False) -> Array:

@@ -29,11 +29,11 @@ from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import rules_of
 from offramp.measuring.curve import parse_rule
-from offramp.measuring.guarantee import check_risk, class_bounds
+from offramp.measuring.guarantee import class_bounds, target_for
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
 from offramp.policy.decide import check_reranker, check_rule
-from offramp.problems import Array, Problem, problem_of
+from offramp.problems import Array, Problem
 from offramp.reports.results import RetrofitResults
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.output_folder import attempt_in, check_same_guarantee, open_output
@@ -124,7 +124,6 @@ def retrofit(
     runtime = choose_runtime(runtime, precision)
     precisions = precisions_to_try(runtime, precision)
     check_seed(seed)
-    check_risk(target)
     by_query = target.loss.unit == "query"
     rungs = looser_targets(target, ladder)
     texts = [*check_texts(texts, pairs=True if by_query else None)]
@@ -135,6 +134,7 @@ def retrofit(
     if groups is not None and len(groups) != len(texts):
         raise BadData(f"{count(len(groups), 'group')} for {count(len(texts), 'text')}; give one for each.")
     original = load_original(model)
+    target = target_for(original.problem, target)
     decisions = decisions_of(original, decide, label_names)
     if by_query and decide:
         raise BadOption("a guarantee about rankings takes no operating point; leave out decide=...")
@@ -242,8 +242,7 @@ def decisions_of(original: Original, decide: str, label_names: Sequence[str] | N
     config = original.model.config
     if label_names and len(label_names) != config.num_labels:
         raise BadOption(f"{len(label_names)} label names for a model with {config.num_labels} outputs")
-    problem = problem_of(config.num_labels or 1, config.problem_type)
-    return OperatingPoint.parse(decide).decisions(problem, label_names or names_in_order(config))
+    return OperatingPoint.parse(decide).decisions(original.problem, label_names or names_in_order(config))
 
 
 def rules_for(
@@ -284,7 +283,7 @@ def check_labels(
     """Labels as numbers in the order of the outputs; None if all are missing."""
     config = original.model.config
     outputs = config.num_labels or 1
-    problem = problem_of(outputs, config.problem_type)
+    problem = original.problem
     if len(labels) != texts:
         raise BadLabels(f"{count(len(labels), 'label')} for {count(texts, 'text')}; give one for each.")
     cells = [label.item() if isinstance(label, np.generic) else label for label in labels]

@@ -1,12 +1,13 @@
 """Agreement: exit when full depth will probably predict the same, as learned from other examples."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from offramp.errors import BadOption, BadPolicy, Incompatible
+from offramp.lists import Lists
 from offramp.numerics import finite_rows, log_softmax
 from offramp.problems import Array
 from offramp.rules.base import FITTED, PerExample, Rule, Shape, fit_exit
@@ -14,8 +15,10 @@ from offramp.trace import Trace
 
 CLIP = 20.0
 """Log-odds beyond this are saturated; clipped so that one extreme logit does not decide."""
-WIDTHS = {7}, {5}
-"""Coefficients of an exit: of classes, and of regression."""
+WIDTHS = {7}, {5}, {11}
+"""Coefficients of an exit: of classes, of regression, and of tags."""
+NO_DOUBT = 1e-4
+"""A number of wrong words that is as good as none."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,33 @@ class History(PerExample):
 
 
 @dataclass(frozen=True)
+class TagHistory:
+    """What the words of each text have been tagged with."""
+
+    tokens: Any  # `Lists`, or their counterpart in a graph
+    prediction: Array  # (tokens,) tag at the previous exit, -1 for none
+    least: Array  # (texts, 1) log-odds of the least certain word at the previous exit
+    doubt: Array  # (texts, 1) logarithm of the number of words that were probably wrong there
+    run: Array  # (texts, 1) consecutive exits that agreed on all words
+    exits: int  # so far
+
+    def __getitem__(self, rows: Any) -> Self:
+        """The history of the texts that these tokens are of."""
+        texts = np.unique(self.tokens.numbers[rows])
+        kept = {name: getattr(self, name)[texts] for name in ("least", "doubt", "run")}
+        return replace(self, tokens=self.tokens[rows], prediction=self.prediction[rows], **kept)
+
+
+@dataclass(frozen=True)
 class Agreement(Rule):
     """Exit when the estimated probability that full depth predicts the same is above the threshold.
 
     One logistic regression per exit on the history of the current prediction: its log-odds here and at the
     previous exit, their mean, minimum and maximum over all exits so far, and the number of consecutive exits that
     agree. In regression the history is of the predicted value. In multi-label problems the least certain label
-    counts, and the prediction is the same if all labels are. `fit` needs no labels.
+    counts, and the prediction is the same if all labels are. Where tokens are tagged, one estimate for the text is
+    made from all of its words: the least certain, the mean, how many are probably wrong outside of spans and inside,
+    how many of each there are, and how much of that has changed since the previous exit. `fit` needs no labels.
 
     *Reference*: like the meta-classifier of CATs (Schuster et al. 2021, arXiv:2104.08803), on logits alone.
     *Relation*: `confidence` and `patience` read parts of the same history, with no estimate of what it means.
@@ -54,6 +77,8 @@ class Agreement(Rule):
     """In regression, values no further apart than this are the same prediction."""
     coefficients: tuple[tuple[float, ...], ...] | None = field(default=None, metadata=FITTED)
     """(exits, 1 + features): intercept and weights of each exit."""
+    outside: int | None = field(default=None, metadata=FITTED)
+    """The tag of words that are in no span, if tokens are tagged and there is one."""
 
     probability = True
     regression = True
@@ -71,23 +96,28 @@ class Agreement(Rule):
             object.__setattr__(self, "coefficients", rows)
 
     @classmethod
-    def fit(cls, trace: Trace, tolerance: float | None = None) -> Self:
+    def fit(cls, trace: Trace, tolerance: float | None = None, kept: Array | None = None) -> Self:
         """The rule fitted to a trace. Calibrate its threshold on other examples.
 
-        `tolerance` is for regression: numbers no further apart are the same prediction.
+        `tolerance` is for regression: numbers no further apart are the same prediction. `kept` (exits, examples) is
+        whether an exit is good enough for an example; by default whether it predicts the same as the reference.
         """
         if not trace.problem.has_classes and not tolerance:
             raise BadOption(
                 "in regression, agreement needs the tolerance within which two numbers count as equal: "
                 "agreement:0,tolerance=0.1"
             )
-        rule = cls(tolerance or 0.0)
-        state, rows = None, []
+        tags = trace.problem.of_tokens
+        outside = np.flatnonzero(trace.scheme.outside)[:1].tolist() if tags else []
+        rule = cls(tolerance or 0.0, outside=outside[0] if outside else None)
+        state: Any = rule.start(trace.lists) if tags and trace.lists is not None else None
+        rows = []
         for exit in range(len(trace.layers)):
             logits = trace.problem.choices(trace.logits[:, exit])
             state, features = rule.observe(state or rule.start(logits.shape[:2]), logits)
-            rows.append(fit_exit(features[:, 0], trace.agrees(trace.logits[:, exit], tolerance)))
-        return cls(rule.tolerance, tuple(rows))
+            same = trace.agrees(trace.logits[:, exit], tolerance) if kept is None else kept[exit]
+            rows.append(fit_exit(features[:, 0], same))
+        return replace(rule, coefficients=tuple(rows))
 
     def check(self, exits: int) -> None:
         if self.coefficients is None:
@@ -97,16 +127,20 @@ class Agreement(Rule):
                 f"agreement was fitted for {len(self.coefficients)} exits and there are {exits}; calibrate it again."
             )
 
-    def start(self, examples: Shape) -> History:
+    def start(self, examples: Shape | Lists) -> History | TagHistory:
+        """The state before the first exit of so many examples, or of texts whose tokens are tagged."""
+        if isinstance(examples, Lists):
+            texts = np.zeros((len(examples.sizes), 1))
+            return TagHistory(examples, np.full(len(examples.numbers), -1), texts, texts, texts, exits=0)
         none = np.zeros(examples)
         zero, most = none[..., None], np.full_like(none, np.inf)[..., None]
         return History(zero, zero, low=most, high=-most, prediction=none - 1, run=none, exits=0)
 
-    def step(self, seen: History, logits: Array) -> tuple[History, Array]:
+    def step(self, seen: Any, logits: Array) -> tuple[Any, Array]:
         state, features = self.observe(seen, logits)
         intercept, weights = self._weights[state.exits - 1]
         readiness: Array = 1 / (1 + np.exp(-intercept - (weights * features).sum(-1)))
-        return state, readiness
+        return state, state.tokens.spread(readiness) if isinstance(state, TagHistory) else readiness
 
     @cached_property
     def _weights(self) -> list[tuple[float, Array]]:
@@ -114,13 +148,16 @@ class Agreement(Rule):
         assert self.coefficients is not None  # see `check`
         return [(first, np.array(others)) for first, *others in self.coefficients]
 
-    def observe(self, seen: History, logits: Array) -> tuple[History, Array]:
+    def observe(self, seen: Any, logits: Array) -> tuple[Any, Array]:
         """The history after this exit, and the features (..., features) that the estimate is made from.
 
-        Several labels have one estimate, of the least certain: their features are (examples, 1, features).
+        Several labels have one estimate, of the least certain: their features are (examples, 1, features). So have
+        the tags of a text.
         """
         # an exit that gives NaN or infinity is undecided
         logits = np.where(finite_rows(logits)[..., None], logits, 0)
+        if isinstance(seen, TagHistory):
+            return self._observe_tags(seen, logits)
         number = logits.shape[-1] == 1
         values = logits.astype(np.float64) if number else log_odds(logits)
         previous = seen.last if seen.exits else values
@@ -139,6 +176,36 @@ class Agreement(Rule):
         if logits.ndim > 2 and logits.shape[1] > 1:
             features = features.min(1, keepdims=True)
         return History(values, total, low, high, prediction, run, exits), features
+
+    def _observe_tags(self, seen: TagHistory, logits: Array) -> tuple[TagHistory, Array]:
+        """As `observe`, for logits (tokens, 1, tags) and features (texts, 1, features)."""
+        tokens, prediction = seen.tokens, logits.argmax(-1)
+        own = np.take_along_axis(log_odds(logits), prediction[..., None], -1)[..., 0]  # (tokens, 1)
+        prediction, own = prediction[:, 0], own[:, 0]
+        wrong = 1 / (1 + np.exp(own))
+        inside = (prediction >= 0 if self.outside is None else prediction != self.outside).astype(np.float64)
+        differs = (prediction != seen.prediction).astype(np.float64)
+        words, spans = tokens.total(inside * 0 + 1), tokens.total(inside)
+        least = tokens.least(own)
+        wrong_inside, all_wrong = tokens.total(wrong * inside), tokens.total(wrong)
+        doubt = np.log(all_wrong + NO_DOUBT)
+        new = tokens.total(differs)
+        run = (seen.run[:, 0] + 1) * (new == 0)
+        columns = [
+            least,
+            tokens.total(own) / words,
+            np.log(np.maximum(all_wrong - wrong_inside, 0) + NO_DOUBT),
+            np.log(wrong_inside + NO_DOUBT),
+            np.log(1 + spans),
+            np.log(words),
+            seen.least[:, 0] if seen.exits else least,
+            seen.doubt[:, 0] if seen.exits else doubt,
+            np.log(1 + new) if seen.exits else np.log(1 + new * 0),
+            run,
+        ]
+        features: Array = np.stack(columns, axis=-1)[:, None]
+        now = TagHistory(tokens, prediction, least[:, None], doubt[:, None], run[:, None], seen.exits + 1)
+        return now, features
 
     def _distances(self, *distances: Array) -> Array:
         """How close the value is to earlier ones, in units of the tolerance, as negative logarithms."""
