@@ -19,6 +19,7 @@ from transformers import (
 
 from offramp.errors import BadOption
 from offramp.inference.spans import Span, Words, find_spans, utf16_offsets
+from offramp.inference.texts import BatchTokenizer
 from offramp.inference.windows import WindowTokenizer, cut_windows
 from offramp.tags import TagScheme
 
@@ -127,6 +128,10 @@ def make_tagger(tokenizer: PreTrainedTokenizerFast, tags: list[str], seed: int) 
     return BertForTokenClassification(config).eval()
 
 
+def windows_of(tokenizer: Any, length: int) -> WindowTokenizer:
+    return WindowTokenizer(BatchTokenizer(tokenizer, length))
+
+
 @torch.no_grad()
 def tag(model: Any, tokenizer: WindowTokenizer, text: str) -> list[Span]:
     """The spans that the plain model finds in a text."""
@@ -141,7 +146,7 @@ def tag(model: Any, tokenizer: WindowTokenizer, text: str) -> list[Span]:
 def test_spans_are_those_of_transformers_pipeline(kind: Any, tags: list[str]) -> None:
     tokenizer = make_tokenizer(kind)
     taggers = [make_tagger(tokenizer, tags, seed) for seed in range(3)]
-    own, seen = WindowTokenizer(tokenizer, 4096), 0
+    own, seen = windows_of(tokenizer, 4096), 0
 
     @settings(max_examples=60, deadline=None)
     @given(TEXTS, st.sampled_from(taggers))
@@ -243,7 +248,7 @@ def test_every_token_belongs_to_one_window_with_context_on_both_sides(tokens: in
 @given(text=TEXTS)
 def test_windows_hold_the_tokens_of_the_whole_text(kind: Any, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
-    [whole], [cut] = WindowTokenizer(tokenizer, 9999)([text]), WindowTokenizer(tokenizer, 9)([text])
+    [whole], [cut] = windows_of(tokenizer, 9999)([text]), windows_of(tokenizer, 9)([text])
     assert all(len(window.ids) <= 9 for window in cut.windows)
     ids = cut.join([np.array(window.ids) for window in cut.windows])
     np.testing.assert_array_equal(ids, np.array(whole.windows[0].ids)[whole.owned[0]])
@@ -260,7 +265,7 @@ TOKENIZERS = {kind: make_tokenizer(kind, 10_000) for kind in (wordpiece, byte_le
 @pytest.mark.parametrize("kind", [wordpiece, byte_level, unigram])
 def test_an_entity_is_found_at_200_places_of_a_text_of_5000_tokens(kind: Any) -> None:
     """By a model that recognizes its tokens anywhere: the reading must lose no place, and shift none."""
-    own, scheme = WindowTokenizer(TOKENIZERS[kind], 64), TagScheme(["O", "I-PER"])
+    own, scheme = windows_of(TOKENIZERS[kind], 64), TagScheme(["O", "I-PER"])
     filler = ["the", "capital", "means"] * 1700
     others = {token for window in own([" ".join(filler)])[0].windows for token in window.ids}
     entity = [token for token in own(["ZZZ"])[0].windows[0].ids if token not in others]
@@ -275,14 +280,14 @@ def test_an_entity_is_found_at_200_places_of_a_text_of_5000_tokens(kind: Any) ->
 
 def test_an_invalid_surrogate_does_not_move_offsets() -> None:
     tokenizer = TOKENIZERS[byte_level]
-    [read] = WindowTokenizer(tokenizer, 64)(["\ud83d\ude42\udc00 Paris"])
+    [read] = windows_of(tokenizer, 64)(["\ud83d\ude42\udc00 Paris"])
     assert (read.words.starts[-1], read.words.ends[-1]) == (4, 9)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t ", "\x00"])
 @pytest.mark.parametrize("kind", [wordpiece, byte_level, unigram])
 def test_a_text_without_words_has_a_window_and_may_have_no_spans(kind: Any, text: str) -> None:
-    [read] = WindowTokenizer(TOKENIZERS[kind], 64)([text])
+    [read] = windows_of(TOKENIZERS[kind], 64)([text])
     [window] = read.windows
     logits = read.join([np.zeros((len(window.ids), 2))])
     assert len(read.words) <= len(logits)
@@ -291,14 +296,14 @@ def test_a_text_without_words_has_a_window_and_may_have_no_spans(kind: Any, text
 
 def test_without_special_tokens_an_empty_text_is_one_padding_token() -> None:
     rust = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
-    [read] = WindowTokenizer(rust, 8)([""])
+    [read] = windows_of(rust, 8)([""])
     assert [list(window.ids) for window in read.windows] == [[0]]
     assert len(read.words) == len(read.join([np.zeros((1, 2))])) == 0
 
 
 def test_a_length_without_room_for_text_is_refused() -> None:
     with pytest.raises(BadOption, match="no room"):
-        WindowTokenizer(TOKENIZERS[wordpiece], 2)
+        windows_of(TOKENIZERS[wordpiece], 2)
 
 
 def test_the_first_token_starts_a_word_even_if_it_is_a_sub_word() -> None:

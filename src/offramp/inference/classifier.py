@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence, Sized
 from os import PathLike
 from typing import Any, Self, TypedDict, Unpack, overload
 
-from offramp.errors import BadOption, explain_missing
+from offramp.errors import BadOption, Incompatible, explain_missing
 from offramp.folder import copy_model, push_model
 from offramp.inference.prediction import Prediction, predict_tokens
 from offramp.inference.runner import Runner
@@ -27,6 +27,8 @@ class Classifier:
     """Predicts the labels of texts, or of pairs, with the model and policy of a runner. Threads may share it."""
 
     def __init__(self, runner: Runner) -> None:
+        if runner.runtime.info.problem.of_tokens:
+            raise Incompatible("the model tags tokens; use Tagger.")
         self.runner = runner
 
     @classmethod

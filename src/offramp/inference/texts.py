@@ -1,7 +1,8 @@
 """Checks texts and turns them into tokens."""
 
+import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -17,6 +18,9 @@ CHARACTERS_PER_TOKEN = 64
 predictions stay the same except for texts that are mostly white space or unbroken runs of characters."""
 
 
+SURROGATES = re.compile("[\ud800-\udfff]")
+
+
 def is_single(texts: Any) -> bool:
     """Whether this is one text or one pair. A list is always several texts."""
     return isinstance(texts, str) or (isinstance(texts, tuple) and is_pair(texts))
@@ -26,10 +30,13 @@ def is_pair(item: Any) -> bool:
     return isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(part, str) for part in item)
 
 
-def check_texts(texts: Any, pairs: bool | None = None, mixed: bool = False) -> Iterator[Text]:
+def check_texts(
+    texts: Any, pairs: bool | None = None, mixed: bool = False, keep_length: bool = False
+) -> Iterator[Text]:
     """Several texts, or several pairs; with `mixed`, also both. The first other item is a `BadData`.
 
-    `pairs` is whether the model was trained on pairs, if that is known; the other kind is refused.
+    `pairs` is whether the model was trained on pairs, if that is known; the other kind is refused. With
+    `keep_length`, offsets into the texts stay as they were.
     """
     if isinstance(texts, str):
         raise BadData("expected a list of texts, not a single text; put it into a list.")
@@ -39,10 +46,12 @@ def check_texts(texts: Any, pairs: bool | None = None, mixed: bool = False) -> I
         or getattr(texts, "ndim", 1) != 1
     ):
         raise BadData(f"{describe(texts)} is not a text or a list of texts.")
-    return check_items(texts, pairs, mixed)
+    return check_items(texts, pairs, mixed, replace_invalid if keep_length else clean)
 
 
-def check_items(items: Iterable[Any], pairs: bool | None, mixed: bool) -> Iterator[Text]:
+def check_items(
+    items: Iterable[Any], pairs: bool | None, mixed: bool, clean: Callable[[str], str]
+) -> Iterator[Text]:
     kind = None
     for index, item in enumerate(items):
         if isinstance(item, str):
@@ -77,6 +86,11 @@ def clean(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def replace_invalid(text: str) -> str:
+    """Like `clean`, and as long as before: each surrogate becomes U+FFFD, also one of a pair."""
+    return SURROGATES.sub("\ufffd", text)
 
 
 def chunks(texts: Iterable[Text], size: int) -> Iterator[list[Text]]:

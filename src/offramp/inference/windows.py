@@ -6,25 +6,24 @@ so that a token next to the cut has context on both sides. The tags of a text ar
 one after the other. Nothing is truncated.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from offramp.errors import BadOption
 from offramp.folder.manifest import usable_tokenizer
 from offramp.inference.spans import Words
-from offramp.inference.texts import BatchTokenizer
+from offramp.inference.texts import BatchTokenizer, replace_invalid
 from offramp.numerics import Array
 from offramp.runtimes import Tokens
 from offramp.words import find_subwords, marks_subwords
 
 OVERLAP = 0.25
 """The least share of a window that it has in common with the next."""
-SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -43,24 +42,19 @@ class WindowedText:
 
 
 class WindowTokenizer:
-    """Tokenizes texts whole, and keeps where their words are.
+    """Tokenizes texts whole, in windows of the length at which another tokenizer truncates them."""
 
-    `tokenizer` and `max_length` are as in `BatchTokenizer`.
-    """
-
-    def __init__(self, tokenizer: Any, max_length: int) -> None:
-        self.base = BatchTokenizer(tokenizer, max_length)
-        self.rust = self.base.rust
+    def __init__(self, base: BatchTokenizer) -> None:
+        self.base = base
+        self.rust = Tokenizer.from_str(base.rust.to_str())  # a copy, because its settings change
         self.rust.no_truncation()
-        self.max_length = self.base.max_length
-        self.room = self.max_length - self.rust.num_special_tokens_to_add(is_pair=False)
+        self.room = base.max_length - self.rust.num_special_tokens_to_add(is_pair=False)
         if self.room < 1:
-            raise BadOption(f"max_length={self.max_length} leaves no room for texts between special tokens.")
+            raise BadOption(f"max_length={base.max_length} leaves no room for texts between special tokens.")
         self.has_subwords = marks_subwords(self.rust)
 
     def __call__(self, texts: Sequence[str]) -> list[WindowedText]:
-        # offsets must be those of the given text, so each invalid character becomes a single one
-        cleaned = [SURROGATES.sub("\ufffd", text) for text in texts]
+        cleaned = [*map(replace_invalid, texts)]
         with usable_tokenizer("the tokenizer"):  # a regular expression may take too long
             encodings = self.rust.encode_batch(cleaned)
         return [self.read(text, encoding) for text, encoding in zip(cleaned, encodings, strict=True)]
