@@ -185,7 +185,8 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
                 options["api_key_env"] = "OFFRAMP_TEST_KEY"
             app, gate = create_app(batcher, ServerOptions("colours", **options), allowed, shared_folder)
             loop = Loop()
-            url = servers.enter_context(running(app, loop, {"gate": gate, **(connections or {})}))
+            proxies = options.get("trusted_proxy")
+            url = servers.enter_context(running(app, loop, {"gate": gate, **(connections or {})}, proxies))
             client = servers.enter_context(httpx.Client(base_url=url, timeout=60))
             return Served(batcher, url, client, loop, app, gate)
 
@@ -193,9 +194,11 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
 
 
 @contextmanager
-def running(app: ASGIApp, loop: Loop, connections: Mapping[str, Any]) -> Iterator[str]:
+def running(
+    app: ASGIApp, loop: Loop, connections: Mapping[str, Any], proxies: list[str] | None
+) -> Iterator[str]:
     http: Any = partial(LimitedConnection, **{"most": 100, "header_seconds": 60, "by_age": {}, **connections})
-    config = uvicorn.Config(app, log_config=None, ws="none", http=http)
+    config = uvicorn.Config(app, log_config=None, ws="none", http=http, forwarded_allow_ips=proxies)
     server, listener = uvicorn.Server(config), Listener(bind("127.0.0.1", 0), connections.get("gate"))
     serving = server.serve([listener])
     thread = threading.Thread(target=loop.run_until_complete, args=(serving,), daemon=True)

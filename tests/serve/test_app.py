@@ -15,12 +15,14 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from offramp.errors import BadOption
 from offramp.inference import Classifier, Prediction, Runner
 from offramp.models.exit_model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.serve.app import READERS
 from offramp.serve.batcher import Limits
 from offramp.serve.logs import JsonFormatter
+from offramp.serve.options import ServerOptions
 
 Serve = Callable[..., Any]
 Until = Callable[[Callable[[], bool]], None]
@@ -35,6 +37,7 @@ def as_json(predictions: list[Prediction]) -> list[dict[str, Any]]:
         {
             "label": each.label,
             "score": pytest.approx(each.score, abs=1e-4),
+            "decision": each.decision,
             "layer": each.layer,
             "finite": True,
         }
@@ -390,6 +393,43 @@ def test_clients_may_know_the_model_by_another_name(serve: Callable[..., Any]) -
     assert client.get("/info").json()["model"] == "films"
     for name, status in {"films": 200, "colours": 404}.items():
         assert client.post("/classify", json={"model": name, "input": "good"}).status_code == status
+
+
+def test_any_name_of_the_model_may_be_accepted(serve: Callable[..., Any]) -> None:
+    client = serve(any_model_name=True).client
+    assert client.get("/info").json()["model"] == "colours"
+    assert client.post("/classify", json={"model": "gpt", "input": "good"}).json()["model"] == "colours"
+    assert client.get("/v2/models/anything/ready").status_code == 200
+
+
+def test_behind_a_proxy_paths_work_with_and_without_their_prefix(serve: Callable[..., Any]) -> None:
+    server = serve(root_path="/films/new")
+    for prefix in ("", "/films/new"):
+        assert server.client.post(f"{prefix}/predict", json={"texts": "good"}).status_code == 200
+        assert server.client.get(f"{prefix}/health").status_code == 200
+        assert server.client.get(f"{prefix}/v2/models/colours/ready").status_code == 200
+    assert server.client.get("/films/health").status_code == 404
+    assert server.client.get("/openapi.json").json()["servers"] == [{"url": "/films/new"}]
+    assert "'/films/new/openapi.json'" in server.client.get("/docs").text
+    assert server.gate.shape_of("/films/new/predict") == server.gate.shape_of("/predict") is not None
+
+
+@pytest.mark.parametrize("path", ["films", "/", "/films/", "/a b", "//a"])
+def test_a_root_path_that_is_no_path_is_refused(path: str) -> None:
+    with pytest.raises(BadOption, match="is not a path such as /films"):
+        ServerOptions("model", root_path=path)
+
+
+@pytest.mark.parametrize(
+    ("proxies", "client"), [(["127.0.0.0/8"], "203.0.113.7"), (["10.0.0.1"], "127.0.0.1")]
+)
+def test_the_log_has_the_client_that_a_trusted_proxy_names(
+    serve: Serve, logged: Logged, proxies: list[str], client: str
+) -> None:
+    server = serve(trusted_proxy=proxies)
+    server.client.get("/info", headers={"X-Forwarded-For": "203.0.113.7"})
+    (record,) = logged(1)
+    assert record.fields["client"] == client
 
 
 def test_info_describes_what_is_served(serve: Serve, classifier: Classifier) -> None:

@@ -5,7 +5,6 @@ the next request and for /health.
 """
 
 import asyncio
-import hmac
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -29,6 +28,7 @@ from offramp.policy import Policy
 from offramp.serve.batcher import STOPPED, Batcher, Reply
 from offramp.serve.error_responses import HANDLERS, error_models, error_response, use_shape
 from offramp.serve.gate import Gate
+from offramp.serve.keys import Keys
 from offramp.serve.ladder import sync_broken
 from offramp.serve.logs import RequestLog, log
 from offramp.serve.metrics import Metrics
@@ -55,7 +55,7 @@ def create_app(
 ) -> tuple[ASGIApp, Gate]:
     """The app, and the gate before it. `allowed` are the policies that a request may name. In
     `shared_folder` several workers share their metrics and broken rungs."""
-    model = ServedModel(options.name, batcher, allowed, state or WorkerState())
+    model = ServedModel(options.name, options.any_model_name, batcher, allowed, state or WorkerState())
     endpoints = Endpoints(model, options, shared_folder)
     app = FastAPI(
         title=f"offramp: {options.name}",
@@ -65,7 +65,7 @@ def create_app(
         redirect_slashes=False,  # to an address with the host that the client named
     )
     locked: dict[str, Any] = {"dependencies": []}
-    if endpoints.api_key:
+    if endpoints.keys:
         locked = {"dependencies": [Depends(endpoints.check_key)], "responses": error_models(401)}
     keys = locked["dependencies"]
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(page)
@@ -98,9 +98,11 @@ def create_app(
     for kind, handler in HANDLERS.items():
         app.exception_handler(kind)(handler)
     log_requests = RequestLog(
-        CheckedHeads(app, options.allowed_host or [ANY]), endpoints.metrics.count_request
+        CheckedHeads(app, options.allowed_host or [ANY], options.root_path), endpoints.metrics.count_request
     )
-    return log_requests, Gate(endpoints.check_room, shape_of, log_requests)
+    return log_requests, Gate(
+        endpoints.check_room, lambda path: shape_of(path.removeprefix(options.root_path)), log_requests
+    )
 
 
 def page() -> Response:
@@ -126,7 +128,7 @@ class Endpoints:
     ) -> None:
         self.model, self.batcher = model, model.batcher
         self.options, self.shared_folder = options, shared_folder
-        self.api_key = (options.read_key() or "").encode()
+        self.keys = Keys(options.api_key_env, options.api_key_file)
         self.metrics = Metrics(shared_folder)
         self.most_unread = UNREAD_BODIES * options.max_body
         self.bodies = Bodies(options.max_body, self.most_unread, options.body_seconds)
@@ -159,10 +161,10 @@ class Endpoints:
         self, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
     ) -> None:
         # starlette decodes headers as Latin-1, whatever bytes were sent
-        if sent is None or not hmac.compare_digest(sent.credentials.encode("latin-1"), self.api_key):
+        if sent is None or not self.keys.accept(sent.credentials.encode("latin-1")):
             raise HTTPException(
                 401,
-                "send the server's key in the header `Authorization: Bearer KEY`.",
+                "send a key of the server in the header `Authorization: Bearer KEY`.",
                 {"WWW-Authenticate": "Bearer"},
             )
 

@@ -119,6 +119,8 @@ class Entry:
         seconds, path, method = time.perf_counter() - self.start, self.scope["path"], self.scope["method"]
         if method == "POST":
             self.count(status, seconds)
+        if client := self.scope.get("client"):
+            self.fields["client"] = client[0]
         level = logging.DEBUG if path.endswith(PROBES) else logging.INFO
         if log.isEnabledFor(level):
             fields = {"id": self.id, "path": path, "status": status, "ms": round(1000 * seconds, 2)}

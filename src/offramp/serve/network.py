@@ -382,7 +382,7 @@ class Bodies:
 
 class CheckedHeads:
     """Middleware that refuses a request by its head: if it is for a host that is not in `names`, unless this has a
-    `*`, or if it has two lengths.
+    `*`, or if it has two lengths. `root_path` is the prefix that paths have for clients; a proxy may have removed it.
 
     A page on the web can make a browser send requests to a server on the same machine, by resolving the page's own
     name to 127.0.0.1 (DNS rebinding). The `Host` header still has that name. Starlette's middleware for this responds
@@ -392,11 +392,12 @@ class CheckedHeads:
     rest for a request of its own (RFC 9112, 6.3).
     """
 
-    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, names: Collection[str], root_path: str = "") -> None:
+        self.app, self.root_path = app, root_path
         self.names = {name.lower().strip("[]") for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = self.root_path
         refusal = self.refusal(Request(scope)) if scope["type"] == "http" else None
         await (refusal or self.app)(scope, receive, send)
 

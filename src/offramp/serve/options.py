@@ -1,6 +1,6 @@
 """The options of a server. Each field is a flag of `offramp serve`."""
 
-import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +49,9 @@ class ServerOptions:
     model_name: Annotated[
         str | None, Option(help="The model's name for clients; by default the last part of its path.")
     ] = None
+    any_model_name: Annotated[
+        bool, Option("--any-model-name", help="Answer requests for a model of any name.")
+    ] = False
     policy: Annotated[
         str | None, Option(help="When to exit, such as entropy:0.3; the model's own policy by default.")
     ] = None
@@ -96,7 +99,11 @@ class ServerOptions:
         float, Option(min=0, max=1, help="Share of predictions to compare with the reference.")
     ] = 0.01
     api_key_env: Annotated[
-        str | None, Option(help="Environment variable with the API key that requests must send.")
+        str | None,
+        Option(help="Environment variable with API keys, separated by spaces; requests must send one."),
+    ] = None
+    api_key_file: Annotated[
+        Path | None, Option(help="File with API keys, one per line; read again when it changes.")
     ] = None
     allowed_host: Annotated[
         list[str] | None,
@@ -105,10 +112,24 @@ class ServerOptions:
             "is a loopback address, otherwise any."
         ),
     ] = None
+    root_path: Annotated[
+        str, Option(help="Prefix of the paths behind a proxy, such as /films, whether it removes it or not.")
+    ] = ""
+    trusted_proxy: Annotated[
+        list[str] | None,
+        Option(
+            help="Address or network whose X-Forwarded-For and X-Forwarded-Proto are believed, or * for any; "
+            "repeatable. By default this machine."
+        ),
+    ] = None
     drain_seconds: Annotated[
         float, Option(min=0, help="How long to finish accepted requests when stopped.")
     ] = 30.0
     log_texts: Annotated[bool, Option("--log-texts", help="Log the texts of requests.")] = False
+
+    def __post_init__(self) -> None:
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path, re.ASCII):
+            raise BadOption(f"root_path={self.root_path} is not a path such as /films.")
 
     @property
     def name(self) -> str:
@@ -121,12 +142,3 @@ class ServerOptions:
     @property
     def threads_of_worker(self) -> int | None:
         return self.threads or (max(1, available_cpus() // self.workers) if self.workers > 1 else None)
-
-    def read_key(self) -> str | None:
-        """The API key; `BadOption` if its variable is not set."""
-        if self.api_key_env is None:
-            return None
-        key = os.environ.get(self.api_key_env)
-        if not key:
-            raise BadOption(f"api_key_env={self.api_key_env}: the variable is not set, or empty.")
-        return key

@@ -37,6 +37,7 @@ from offramp.policy import Policy, check_certificate
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher
 from offramp.serve.gate import Gate
+from offramp.serve.keys import Keys
 from offramp.serve.ladder import Ladder
 from offramp.serve.logs import LOGGING, PROBES, log
 from offramp.serve.network import (
@@ -86,7 +87,7 @@ class Listeners(NamedTuple):
 
 def serve(options: ServerOptions) -> None:
     """Serves until SIGTERM or SIGINT, then answers what it has accepted."""
-    options.read_key()  # before anything is loaded
+    Keys(options.api_key_env, options.api_key_file)  # before anything is loaded
     folder = find_model(options.model)
     logging.config.dictConfig(LOGGING)
     listeners = Listeners(
@@ -190,6 +191,7 @@ def run_app(
         ws="none",
         backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=KEEP_ALIVE,
+        forwarded_allow_ips=options.trusted_proxy,
     )
     connection = partial(LimitedConnection, header_seconds=options.header_seconds)
     server = Server(

@@ -33,6 +33,15 @@ def test_without_activation_the_probabilities_are_logits(server: Any, classifier
     assert found["probs"] == pytest.approx(classifier.predict("good").logits, abs=1e-5)
 
 
+def test_inputs_get_all_labels_with_scores_that_sum_to_one(server: Any, classifier: Classifier) -> None:
+    """What vLLM's Semantic Router asks of an external classifier."""
+    found = server.client.post("/classify", json={"inputs": "good film"}).json()
+    expected = classifier.predict("good film").probabilities
+    assert {each["label"]: each["score"] for each in found} == pytest.approx(expected, abs=1e-5)
+    assert sum(each["score"] for each in found) == pytest.approx(1)
+    assert [each["score"] for each in found] == sorted(expected.values(), reverse=True)
+
+
 @pytest.mark.parametrize(("truncate", "status"), [(None, 400), (-1, 200), (5, 400)])
 def test_a_long_text_is_refused_unless_truncation_is_asked_for(
     server: Any, truncate: int | None, status: int

@@ -39,6 +39,8 @@ class WorkerState:
 @dataclass(frozen=True)
 class ServedModel:
     name: str
+    any_name: bool
+    """Whether requests may name any model."""
     batcher: Batcher
     policies: Mapping[str, Policy]
     """Those that requests may name, unless their rung is forbidden."""
@@ -68,8 +70,8 @@ class ServedModel:
         return self.runner.runtime.info.problem
 
     def check_name(self, name: str | None) -> None:
-        """A request may omit the name; naming another model is an error."""
-        if name not in (None, self.name):
+        """A request may omit the name; naming another model is an error, unless any name is accepted."""
+        if not self.any_name and name not in (None, self.name):
             raise UnknownName(f"the model {name!r} is not served here; this is {self.name!r}.")
 
     @property
