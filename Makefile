@@ -1,9 +1,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
+CLIENTS := .venv/clients
 
 .PHONY: test demo browser
-test: $(STAMP) browser
+test: $(STAMP) $(CLIENTS)/installed browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -12,7 +13,16 @@ test: $(STAMP) browser
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
-# the page of `offramp serve` is tested in chromium; without it, only that is left out
+# portable folders are tested with packages from npm; without node, only that is left out
+$(CLIENTS)/installed: tests/clients/package.json tests/clients/package-lock.json | $(STAMP)
+	@if command -v node >/dev/null && command -v npm >/dev/null; then \
+		mkdir -p $(CLIENTS) && cp tests/clients/package*.json $(CLIENTS) && \
+		npm ci --prefix $(CLIENTS) --ignore-scripts --no-audit --no-fund --loglevel=error && touch $@; \
+	else \
+		echo "node and npm are missing: portable folders are not tested with other libraries."; \
+	fi
+
+# the pages of `offramp serve` and of examples/browser are tested in chromium; without it, only that is left out
 browser:
 	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && { [ "$$(id -u)" = 0 ] || [ -n "$$CI" ]; }; then \

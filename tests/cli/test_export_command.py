@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,27 +124,6 @@ def test_a_mistake_is_one_line_and_leaves_no_folder(
     assert not [*home.glob("*fast*")]
 
 
-PLAIN_HOST = """
-import json, sys
-import numpy as np, onnxruntime
-from tokenizers import Tokenizer
-
-session = onnxruntime.InferenceSession(sys.argv[1])
-about = json.loads(session.get_modelmeta().custom_metadata_map["offramp"])
-tokenizer = Tokenizer.from_file(sys.argv[2])
-read = tokenizer.encode_batch(["a very good film", "not a good film", "film", "not good " * 300])
-arrays = {
-    "input_ids": [each.ids for each in read],
-    "attention_mask": [each.attention_mask for each in read],
-    "token_type_ids": [each.type_ids for each in read],
-}
-names = {each.name for each in session.get_inputs()}
-logits, layers = session.run(["logits", "layer"], {name: np.array(arrays[name]) for name in names})
-assert "offramp" not in sys.modules
-print(json.dumps([[about["labels"][row.argmax()], int(layer)] for row, layer in zip(logits, layers)]))
-"""
-
-
 @pytest.fixture(scope="module")
 def portable(certified: tuple[Path, Result], run: Run) -> Path:
     """A folder with `own`, exported with a certificate, and `portable`, the same for other libraries."""
@@ -159,16 +136,6 @@ def portable(certified: tuple[Path, Result], run: Run) -> Path:
         assert done.exit_code == 0, done.output
     assert f"{home / 'portable'}: for other libraries" in done.stdout
     return home
-
-
-def test_a_portable_folder_predicts_in_plain_onnxruntime_as_offramp_does(portable: Path, run: Run) -> None:
-    texts = "a very good film\nnot a good film\nfilm\n" + "not good " * 300 + "\n"
-    predicted = run("predict", portable / "own", "--json", stdin=texts).stdout
-    expected = [[row["label"], row["layer"]] for row in map(json.loads, predicted.splitlines())]
-    graph, tokenizer = portable / "portable/onnx/model.onnx", portable / "portable/tokenizer.json"
-    command = [sys.executable, "-c", PLAIN_HOST, str(graph), str(tokenizer)]
-    host = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(host.stdout) == expected
 
 
 def test_a_portable_folder_is_that_of_a_plain_classifier(portable: Path) -> None:

@@ -84,7 +84,9 @@ def encoder_config(info: ModelInfo, manifest: Manifest) -> dict[str, Any]:
 def tokenizer_config(tokenizer: Tokenizer, info: ModelInfo, manifest: Manifest) -> dict[str, Any]:
     """What transformers and transformers.js read beside tokenizer.json, of which they ignore length and padding."""
     settings = manifest.tokenizer
+    unknown = json.loads(tokenizer.to_str())["model"].get("unk_token")
     return {
+        **({"unk_token": unknown} if unknown else {}),
         "tokenizer_class": "PreTrainedTokenizerFast",  # tokenizer.json as it is
         "model_max_length": text_length(info, manifest),
         "truncation_side": settings["truncation_side"],
@@ -133,13 +135,13 @@ def usage(info: ModelInfo, manifest: Manifest) -> str:
 TEXTS = """\
 import { pipeline } from "@huggingface/transformers";
 
-const classify = await pipeline("text-classification", "FOLDER"); // the folder of this file
+const classify = await pipeline("text-classification", "./FOLDER"); // the folder of this file
 console.log(await classify("a text"));"""
 PAIRS = """\
 import { AutoModel, AutoTokenizer } from "@huggingface/transformers";
 
-const tokenizer = await AutoTokenizer.from_pretrained("FOLDER"); // the folder of this file
-const model = await AutoModel.from_pretrained("FOLDER");
+const tokenizer = await AutoTokenizer.from_pretrained("./FOLDER"); // the folder of this file
+const model = await AutoModel.from_pretrained("./FOLDER");
 const pair = { text_pair: "another text", truncation: true, return_token_type_ids: true };
 const { logits, layer } = await model(tokenizer("a text", pair));
-console.log(logits.tolist(), layer.tolist());"""
+console.log(logits.tolist()[0], layer.tolist()[0]);"""
