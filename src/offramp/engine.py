@@ -16,6 +16,7 @@ import numpy as np
 
 from offramp.errors import BadOption
 from offramp.lists import Lists
+from offramp.numerics import finite_rows
 from offramp.policy import Decider, Decision, Policy
 from offramp.problems import Array
 from offramp.runtimes import Runtime, Tokens
@@ -51,6 +52,7 @@ class Engine:
         word_starts: Array | None = None,
     ) -> None:
         self.runtime = runtime
+        self.compiled: Any = getattr(runtime, "compiled", None)  # only some runtimes have one
         self.word_starts = word_starts
         self.window = window
         self.batch_tokens = runtime.batch_tokens if batch_tokens is None else batch_tokens
@@ -85,6 +87,13 @@ class Engine:
         do other work in between."""
         tokens = self.tokens_of(examples)
         decision, deadlines = self.undecided(len(examples), tokens), np.full(len(examples), deadline)
+        at_once = (
+            self.compiled is not None
+            and lists is None
+            and len(examples) <= self.compiled.most
+            and self.compiled.runs(policy)
+            and not (deadlines < math.inf).any()
+        )
         layers, skipped = self.runtime.info.exits, policy.skippable_exits(self.runtime.info.exits, lists)
 
         def begin(rows: Array) -> Decider:
@@ -96,6 +105,9 @@ class Engine:
             return policy.begin(len(rows), layers, self.runtime.info.decisions, own)
 
         for rows in self.windows(examples, None if lists is None else lists.sizes.tolist()):
+            if at_once:
+                yield from self.decide_window(examples, rows, policy, decision)
+                continue
             batches = []
             for batch in self.embed(examples, rows):
                 batches.append(batch)
@@ -103,6 +115,16 @@ class Engine:
             for _ in self.run_window(batches, begin, skipped, deadlines, decision, tokens):
                 yield decision
         yield decision
+
+    def decide_window(
+        self, examples: Sequence[Tokens], rows: range, policy: Policy, decision: Decision
+    ) -> Iterator[Decision]:
+        """Fills in the decisions of a window, each micro-batch in one call of the compiled policy."""
+        for chosen in self.groups(examples, rows):
+            exits, logits = self.compiled.decide([examples[row] for row in chosen.tolist()], policy)
+            decision.exits[chosen], decision.logits[chosen] = exits, logits
+            decision.finite[chosen] = finite_rows(logits)
+            yield decision
 
     def tokens_of(self, examples: Sequence[Tokens]) -> Lists | None:
         """The tokens of all examples in order, and which of them count; None if they are not tagged."""
@@ -160,12 +182,16 @@ class Engine:
 
     def embed(self, examples: Sequence[Tokens], rows: range) -> Iterator[MicroBatch]:
         """A window as micro-batches of similar length, before the first stage."""
+        for chosen in self.groups(examples, rows):
+            batch = [examples[row] for row in chosen.tolist()]
+            yield MicroBatch(chosen, np.array([len(each.ids) for each in batch]), self.runtime.embed(batch))
+
+    def groups(self, examples: Sequence[Tokens], rows: range) -> Iterator[Array]:
+        """The rows of each micro-batch of a window, by increasing length."""
         lengths = np.array([len(examples[row].ids) for row in rows])
         order = np.argsort(lengths, kind="stable")
         for part in self.partition((1, length) for length in lengths[order].tolist()):
-            chosen = order[part] + rows.start
-            state = self.runtime.embed([examples[row] for row in chosen.tolist()])
-            yield MicroBatch(chosen, lengths[order[part]], state)
+            yield order[part] + rows.start
 
     def run_window(
         self,

@@ -55,6 +55,14 @@ class ModelInfo:
         file = Path(folder) / CONFIG
         finish_writes(file.parent)
         config = read_json(file)
+        if "offramp" in config:
+            if replaces_policy:
+                raise Incompatible(
+                    f"{folder} is a portable folder, whose policy is part of its graph; change that of the folder it "
+                    "was made from, and then use `offramp export --portable`."
+                )
+            with explain_config(file):
+                config = portable_config(config)
         if config.get("model_type") != "offramp":
             raise no_exits(folder, config)
         with explain_config(file):
@@ -168,6 +176,12 @@ class ModelInfo:
         policy = Policy.resolve(policy, self.policy)
         policy.check(self.exits, self.decisions, self.has_gate, len(self.labels))
         return policy
+
+
+def portable_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an `ExitConfig`, from the config of a portable folder: a plain classifier's, with ours apart."""
+    own = config["offramp"]
+    return {**config, **own, "model_type": "offramp", "exits": own["layers"], "encoder_config": config}
 
 
 @contextmanager

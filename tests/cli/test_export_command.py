@@ -163,6 +163,46 @@ def test_the_certificate_of_a_portable_folder_is_in_its_card_and_in_its_graph(po
     assert about["labels"] == ["no", "yes"]
 
 
+def test_commands_take_a_portable_folder_like_the_exported_one(
+    portable: Path, run: Run, tmp_path: Path
+) -> None:
+    texts = "a very good film\nnot a good film\nfilm\n" * 3
+    rows = "".join(
+        f"{'not ' * (row % 2)}good {'film ' * row},{'no' if row % 2 else 'yes'}\n" for row in range(40)
+    )
+    (tmp_path / "texts.csv").write_text(f"text,label\n{rows}")
+    data = ("--data", tmp_path / "texts.csv", "--text", "text", "--label", "label")
+
+    def outputs(*line: Any, stdin: str | None = None) -> list[Any]:
+        found = [run(line[0], portable / name, *line[1:], stdin=stdin) for name in ("own", "portable")]
+        for each in found:
+            assert each.exit_code == 0, each.output
+        return [each.stdout for each in found]
+
+    for more in ([], ["--policy", "patience:2"], ["--policy", "never"], ["--max-layer", "1"]):
+        own, found = outputs("predict", "--json", *more, stdin=texts)
+        assert own == found, more
+    own, found = map(json.loads, outputs("info", "--json"))
+    assert found["certificate"] == own["certificate"]
+    assert found["certificate"] is not None
+    same = {name for name in own if name not in ("folder",)}
+    assert {name: own[name] for name in same} == {name: found[name] for name in same}
+    own, found = (json.loads(each)["runs"] for each in outputs("bench", "--json", "--repeats", "1", *data))
+    assert [each["mean_layer"] for each in own] == [each["mean_layer"] for each in found]
+    sides = (portable / "own", portable / "portable")
+    done = run("certify", *sides, "--texts", tmp_path / "texts.csv", "--guarantee", "0.5", "--json")
+    assert json.loads(done.stdout)["proven"], done.output
+
+
+def test_the_policy_of_a_portable_folder_cannot_be_replaced(portable: Path, run: Run) -> None:
+    refused = run("calibrate", portable / "portable", "--policy", "never")
+    assert refused.exit_code == 1
+    assert "whose policy is part of its graph" in refused.stderr
+    again = run("export", portable / "portable", "--portable", "--out", portable / "again")
+    assert again.exit_code == 1
+    assert "is a portable folder already" in again.stderr
+
+
 def metadata_of(graph: Path) -> str:
     (value,) = (each.value for each in onnx.load(graph).metadata_props if each.key == "offramp")
     return str(value)

@@ -4,6 +4,7 @@ import ast
 import gc
 import itertools
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,16 +24,19 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from offramp.engine import Engine
 from offramp.errors import CannotLoad, CertificateMismatch, Incompatible, OutputExists
 from offramp.folder import Manifest
+from offramp.folder.manifest import GRAPH
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import BACKBONES
 from offramp.models.exit_model import ExitModel
 from offramp.numerics import softmax
 from offramp.onnx_export import export, exporter
 from offramp.onnx_export.one_file import check_size, one_file
-from offramp.onnx_export.portable import encoder_config
+from offramp.onnx_export.portable import encoder_config, write_portable
 from offramp.policy import Certificate, Policy
+from offramp.reports.stored_policy import store_policy
 from offramp.runtimes import Tokens
-from offramp.runtimes.onnx import OnnxRuntime, embedding_inputs
+from offramp.runtimes.compiled import CompiledRuntime
+from offramp.runtimes.onnx import CompiledPolicy, OnnxRuntime, embedding_inputs
 
 make_graphs = exporter.graphs
 SAMPLE = [" ".join(np.random.default_rng(length).choice([*"abcdefghij"], length)) for length in range(1, 30)]
@@ -415,6 +419,75 @@ def test_a_model_too_large_for_one_file_names_the_next_step(
     monkeypatch.setattr("offramp.onnx_export.one_file.LARGEST", 10_000)
     with pytest.raises(Incompatible, match=r"more than 10,000 bytes.*try int8"):
         one_file(exported("bert"), Policy.parse("never"))
+
+
+@pytest.fixture
+def portable(exported: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
+    """An exported folder that also has the graph with its policy, and the portable folder that this comes from."""
+    folder, path = exported("bert"), tmp_path / "portable"
+    store_policy(folder, "confidence:0.5")
+    write_portable(folder, path)
+    (folder / GRAPH).parent.mkdir()
+    shutil.copyfile(path / GRAPH, folder / GRAPH)
+    return folder, path
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "confidence:0.5",
+        "confidence:0.6",
+        "confidence:0.6,max_layer=2",
+        "never",
+        "never,max_layer=1",
+        "patience:1",
+    ],
+)
+def test_one_graph_and_stages_decide_the_same_for_one_text_and_for_many(
+    portable: tuple[Path, Path], policy: str
+) -> None:
+    stages, whole = OnnxRuntime(portable[0], threads=1), CompiledRuntime(portable[1], threads=1)
+    texts, wanted = tokens([*range(2, 30, 2), 7, 3]), Policy.parse(policy)
+    assert stages.compiled is not None
+    expected = wanted.decide(all_logits(stages, texts), layers=stages.info.exits)
+    calls = count_calls(stages.compiled)
+    for runtime, rows in itertools.product((stages, whole), ([0], [3, 1], range(len(texts)))):
+        decision = Engine(runtime).run([texts[row] for row in rows], wanted)
+        np.testing.assert_array_equal(decision.exits, expected.exits[rows])
+        np.testing.assert_array_equal(decision.logits, expected.logits[rows])
+        assert decision.finite.all()
+    assert len(calls) == (0 if policy == "patience:1" else 2)  # one text and two texts, not all
+    np.testing.assert_array_equal(Engine(whole).trace(texts)[0], Engine(stages).trace(texts)[0])
+
+
+def count_calls(compiled: CompiledPolicy) -> list[int]:
+    """Filled with the number of texts of each call."""
+    calls: list[int] = []
+    decide = compiled.decide
+
+    def counted(tokens: Any, policy: Policy) -> Any:
+        calls.append(len(tokens))
+        return decide(tokens, policy)
+
+    compiled.decide = counted  # type: ignore[method-assign]
+    return calls
+
+
+def test_a_deadline_is_for_stages(portable: tuple[Path, Path]) -> None:
+    runtime, texts = OnnxRuntime(portable[0], threads=1), tokens([5])
+    assert runtime.compiled is not None
+    calls = count_calls(runtime.compiled)
+    late = Engine(runtime).run(texts, Policy.parse("confidence:2"), deadline=0.0)
+    assert (late.exits.tolist(), calls) == ([0], [])
+
+
+def test_the_graph_of_another_model_is_refused(
+    portable: tuple[Path, Path], exported: Callable[..., Path]
+) -> None:
+    other = exported("distilbert")
+    shutil.copytree(portable[0] / "onnx", other / "onnx")
+    with pytest.raises(CannotLoad, match="of another model"):
+        OnnxRuntime(other)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)

@@ -93,7 +93,7 @@ def compiled(policy: Policy, problem: Problem, outputs: int) -> onnxruntime.Infe
         return Output(rows["logits_of_exits"][:, exit], rows["gates_of_exits"][:, exit], rows)
 
     nest = Nest(policy, LAYERS, problem, stage, recorder)
-    model = nest.model(nest.level(0, rows, None), [*inputs.values()], {"": 20})
+    model = nest.model(nest.level(0, rows), [*inputs.values()], {"": 20})
     return onnxruntime.InferenceSession(
         ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
     )

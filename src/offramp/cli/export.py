@@ -111,7 +111,8 @@ def export(
 
 def export_portable(folder: Path, out: Path) -> Result:
     from offramp.folder.folder import is_exported
-    from offramp.onnx_export.portable import GRAPH, write_portable
+    from offramp.folder.manifest import GRAPH
+    from offramp.onnx_export.portable import write_portable
 
     if not is_exported(folder):
         raise BadOption(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from offramp.policy import Policy, check_certificate
 FORMAT = 3
 MANIFEST, TOKENIZER = "stages.json", "tokenizer.json"
 EMBEDDING, STAGES, WEIGHTS = "embedding.onnx", "stages.onnx", "weights.bin"
-NEEDED = (MANIFEST, CONFIG, TOKENIZER, EMBEDDING, STAGES)
+GRAPH = "onnx/model.onnx"
+"""The model and its policy in one graph, at the place where other libraries look for it."""
+NEEDED = (MANIFEST, CONFIG, TOKENIZER)
 NOT_HASHED = "policy", "policy_target", "decide"
 """The fields of config.json that may change after the export."""
 
@@ -31,7 +33,8 @@ class Manifest:
     precision: str
     """The number format of the layers: "fp32" or "int8"."""
     branches: tuple[int, ...]
-    """The branch of the graph that runs each stage; identical stages share one."""
+    """The branch of the graph that runs each stage; identical stages share one. None in a portable folder, whose only
+    graph is `GRAPH`."""
     max_length: int
     """The number of positions of the model, in tokens."""
     padding: int
@@ -44,11 +47,14 @@ class Manifest:
     """Versions of the packages that wrote the graphs."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """A hash of each file, written by `save`."""
+    exported_weights: str | None = None
+    """In a portable folder, `weights` of the exported one that it was made from, which a certificate names."""
     format: int = FORMAT
 
     def save(self, folder: Path) -> Self:
         """Write stages.json, with hashes of the files in the folder, which must be complete."""
-        files = sorted(path.name for path in folder.iterdir() if path.name != MANIFEST)
+        paths = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        files = sorted({path.relative_to(folder).as_posix() for path in paths} - {MANIFEST})
         signed = replace(self, digests={name: digest(folder / name) for name in files})
         signed.write(folder)
         signed = replace(signed, digests={**signed.digests, MANIFEST: digest(folder / MANIFEST)})
@@ -58,6 +64,8 @@ class Manifest:
     @property
     def weights(self) -> str:
         """A hash of the graphs and their weights."""
+        if self.exported_weights is not None:
+            return self.exported_weights
         graphs = sorted(item for item in self.digests.items() if item[0].endswith((".onnx", ".bin")))
         return hash_parts([json.dumps(graphs).encode()])
 
@@ -96,7 +104,7 @@ class Manifest:
                 "export the model again."
             )
         expected = {each.name for each in fields(cls)}
-        wrong = sorted(expected ^ record.keys())
+        wrong = sorted((expected ^ record.keys()) - {"exported_weights"})  # new since format 3
         if wrong:
             fault = "has no" if wrong[0] in expected else "has an unknown field"
             raise CannotLoad(f"{file} {fault} {wrong[0]}; export the model again.")
@@ -106,7 +114,8 @@ class Manifest:
         branches = record["branches"]
         if not all(isinstance(branch, int) and not isinstance(branch, bool) for branch in branches):
             raise CannotLoad(f"{file}: branches is {branches!r}; export the model again.")
-        check_files(folder, record["digests"])
+        graphs = (EMBEDDING, STAGES) if branches else (GRAPH,)
+        check_files(folder, record["digests"], (*NEEDED, *graphs))
         return cls(**record | {"branches": tuple(branches)})
 
 
@@ -121,11 +130,11 @@ MANIFEST_TYPES = {
 }
 
 
-def check_files(folder: Path, digests: Mapping[str, str]) -> None:
+def check_files(folder: Path, digests: Mapping[str, str], needed: Sequence[str]) -> None:
     """Files of this folder only, each as it was when the folder was written."""
-    names = dict.fromkeys([*digests, *NEEDED])
+    names = dict.fromkeys([*digests, *needed])
     for name in names:
-        if name in ("", ".", "..") or {"/", "\\"} & {*name}:
+        if {"", ".", ".."} & {*name.split("/")} or "\\" in name or Path(name).is_absolute():
             raise CannotLoad(f"{folder / MANIFEST} names {name!r}, which is not a file of its folder.")
     for name in names:
         if not (folder / name).is_file():

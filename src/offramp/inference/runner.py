@@ -12,6 +12,7 @@ import numpy as np
 from offramp.engine import WINDOW, Engine
 from offramp.errors import BadOption
 from offramp.folder import SavedTokenizer, find_model, is_exported, load_model
+from offramp.folder.manifest import STAGES
 from offramp.inference.texts import BatchTokenizer, Text, check_texts, chunks
 from offramp.policy import Decision, Policy, check_certificate
 from offramp.problems import Array
@@ -104,9 +105,10 @@ class Runner:
                     f"{path} is an exported model, which runs on the CPU in ONNX Runtime and does not support "
                     f"{', '.join(unknown)}."
                 )
+            from offramp.runtimes.compiled import CompiledRuntime
             from offramp.runtimes.onnx import OnnxRuntime
 
-            onnx = OnnxRuntime(folder, threads)
+            onnx = (OnnxRuntime if (folder / STAGES).is_file() else CompiledRuntime)(folder, threads)
             runtime: Runtime[Any] = onnx
             tokenizer: Any = SavedTokenizer.load(folder, onnx.manifest.tokenizer)
         else:

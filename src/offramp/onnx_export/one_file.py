@@ -2,9 +2,13 @@
 
     input_ids, attention_mask (, token_type_ids) -> logits (rows, labels), layer (rows,)
 
-After each stage the policy decides which rows exit, and an `If` runs the rest of the model on the others only: they
-are compressed to the front, and what deeper levels return is scattered back. So every row exits at its own layer, and
-a batch takes as long as the rows that stay. The arithmetic of the rule is its own `step`, run on symbols.
+After each stage the policy decides which rows exit, and an `If` runs the rest of the model on the others only. So
+every row exits at its own layer, and a batch takes as long as the rows that stay. The arithmetic of the rule is its
+own `step`, run on symbols.
+
+For a single text, the many small nodes of a rule take as long as a layer, so their number counts. Hidden states are
+compressed to the rows that stay, but the rule goes on over all rows: logits are scattered into those of the exit
+before, and what it decides for rows that have exited is ignored.
 
 `threshold` and `max_layer` are inputs with defaults, those of the policy. A threshold of NaN is never reached.
 """
@@ -13,7 +17,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +32,7 @@ from offramp.folder.manifest import EMBEDDING, STAGES, Manifest
 from offramp.model_info import ModelInfo
 from offramp.onnx_export.symbolic import Recorder, Symbol, new
 from offramp.policy import Policy
-from offramp.policy.decide import advance, check_rule, reached
+from offramp.policy.decide import Step, advance, check_rule, reached
 from offramp.problems import Problem
 from offramp.rules.rank import Rank
 from offramp.runtimes.onnx import token_weights
@@ -52,6 +55,8 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
     info, manifest = ModelInfo.read(folder), Manifest.load(folder)
     if isinstance(policy.rule, Rank):
         raise Incompatible("the rule rank compares the documents of a query, and one file runs single texts.")
+    if info.problem.of_tokens:
+        raise Incompatible("the model tags tokens, and one file is for classifiers of texts.")
     policy.check(info.exits, info.decisions, info.has_gate)
     embedding = onnx.load(folder / EMBEDDING)
     leaves = [*branches_of(onnx.load(folder / STAGES).graph)]
@@ -61,7 +66,7 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
     weights = Weights(recorder, [embedding.graph, *stages])
     names = INPUTS if reads_types else INPUTS[:2]
     inputs = {name: int64_input(recorder, name) for name in names}
-    rows = first_rows(recorder, weights, embedding.graph, inputs, manifest, info.reads_types)
+    rows, ends = first_rows(recorder, weights, embedding.graph, inputs, manifest, info.reads_types)
 
     def stage(exit: int, rows: Rows) -> Output:
         outputs = weights.splice(stages[exit], {name: rows[name].value for name in STAGE_INPUTS})
@@ -73,9 +78,9 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
             rows | {"hidden": Symbol(recorder, hidden, np.float32, (None, None, None))},
         )
 
-    nest = Nest(policy, info.exits, info.decisions, stage, recorder)
+    nest = Nest(policy, info.exits, info.decisions, stage, recorder, ends)
     opsets = {each.domain: each.version for each in embedding.opset_import}
-    model = nest.model(nest.level(0, rows, None), [each.value for each in inputs.values()], opsets)
+    model = nest.model(nest.level(0, rows), [each.value for each in inputs.values()], opsets)
     model.metadata_props["offramp"] = json.dumps(metadata(info, manifest, policy))
     proto: ModelProto = ir.to_proto(model)
     check_size(proto)
@@ -94,7 +99,7 @@ def check_size(proto: ModelProto) -> None:
 
 
 def metadata(info: ModelInfo, manifest: Manifest, policy: Policy) -> dict[str, Any]:
-    """What a host may want to know, as JSON in the file."""
+    """What a host may want to know, as JSON in the file; and the rest of `ModelInfo`."""
     return {
         "version": offramp.__version__,
         "labels": [*info.labels],
@@ -105,7 +110,12 @@ def metadata(info: ModelInfo, manifest: Manifest, policy: Policy) -> dict[str, A
         "truncation_side": manifest.tokenizer["truncation_side"],
         "precision": manifest.precision,
         "fingerprint": manifest.fingerprint,
+        "weights": manifest.weights,
         "policy": policy.to_json(),
+        "policy_target": info.policy_target,
+        "head": info.head,
+        "trained_length": info.trained_length,
+        "trained_on_pairs": info.trained_on_pairs,
     }
 
 
@@ -147,13 +157,16 @@ def first_rows(
     inputs: dict[str, Symbol],
     manifest: Manifest,
     reads_types: bool,
-) -> Rows:
-    """What the first stage reads. A row of padding only is one token of padding, as an empty text is elsewhere."""
+) -> tuple[Rows, Array]:
+    """What the first stage reads, and the place of the last token of each row, from 1.
+
+    A row of padding only is one token of padding, as an empty text is elsewhere.
+    """
     given: Array = inputs["attention_mask"]
     one = if_length_fits(given, manifest.max_length)
     places = new(recorder, "CumSum", [np.where(given > 0, one, one), np.array(1)], np.int64, (None, None))
-    end: Array = (places * given).max(-1)  # the place of the last token, from 1
-    mask: Array = np.maximum(given, (places + end[:, None] <= 1).astype(np.int64))
+    ends: Array = (places * given).max(-1)
+    mask: Array = np.maximum(given, (places + ends[:, None] <= 1).astype(np.int64))
     types: Array = inputs.get("token_type_ids")
     arrays = {
         "attention_mask": mask,
@@ -166,8 +179,7 @@ def first_rows(
         "hidden": Symbol(recorder, hidden, np.float32, (None, None, None)),
         "attention_mask": mask,
         "token_weights": token_weights(mask, types if reads_types else None),
-        "end": np.maximum(end, 1),
-    }
+    }, np.maximum(ends, 1)
 
 
 def if_length_fits(mask: Symbol, most: int) -> Symbol:
@@ -183,9 +195,9 @@ def if_length_fits(mask: Symbol, most: int) -> Symbol:
     return found
 
 
-def trimmed(rows: Rows) -> Rows:
-    """Rows without the padding that none of them needs."""
-    recorder, end = rows["end"].recorder, rows["end"].max(0)[None]
+def trimmed(rows: Rows, ends: Array) -> Rows:
+    """Rows without the padding after the last of these ends."""
+    recorder, end = ends.recorder, ends.max(0, keepdims=True)
 
     def cut(name: str, axis: int) -> Symbol:
         x = rows[name]
@@ -277,8 +289,27 @@ class Output(NamedTuple):
     """What the next stage reads."""
 
 
+class Past(NamedTuple):
+    """All rows after an exit, also those that took it or an earlier one."""
+
+    logits: Array
+    gate: Array | None
+    state: Any
+    """Of the rule."""
+    stay: Array
+    """(rows,) which of them go on."""
+    places: Array
+    """(staying rows, 1) where they are among all."""
+    results: tuple[Array, Array]
+    """The logits and the layer of each row, if none went on."""
+
+
 class Nest:
-    """Levels of `If`, one for each exit. `stage` maps an exit and the rows that reach it to its output."""
+    """Levels of `If`, one for each exit.
+
+    `stage` maps an exit and the rows that reach it to its output; `ends` are the places of their last tokens, if rows
+    may be padded.
+    """
 
     def __init__(
         self,
@@ -287,9 +318,10 @@ class Nest:
         problem: Problem,
         stage: Callable[[int, Rows], Output],
         recorder: Recorder,
+        ends: Array | None = None,
     ) -> None:
         self.policy, self.layers, self.problem, self.stage = policy, layers, problem, stage
-        self.recorder = recorder
+        self.recorder, self.ends = recorder, ends
         self.threshold = self.default("threshold", np.asarray(policy.threshold, np.float64))
         self.max_layer = self.default("max_layer", np.asarray(policy.last_layer(layers), np.int64))
 
@@ -316,51 +348,64 @@ class Nest:
         graph.opset_imports.update(opsets)
         return ir.Model(graph, ir_version=10)
 
-    def level(self, exit: int, rows: Rows, state: Any) -> tuple[Array, Array]:
-        """The logits and the layer of these rows, which have not exited before this exit."""
+    def level(self, exit: int, rows: Rows, past: Past | None = None) -> tuple[Array, Array]:
+        """The logits and the layer of all rows, of which these have not exited before this exit."""
         rule, layer = self.policy.rule, self.layers[exit]
         output = self.stage(exit, rows)
-        if state is None:
-            check_rule(rule, output.logits.shape[-1], self.problem, output.gate is not None)
-            choices = self.problem.choices(output.logits).shape[1] if rule.reads == "logits" else 1
+        logits, gate = output.logits, output.gate
+        if past is None:
+            check_rule(rule, logits.shape[-1], self.problem, gate is not None)
+            choices = self.problem.choices(logits).shape[1] if rule.reads == "logits" else 1
             state = rule.start((1, choices))  # one row stands for all
-        seen = advance(rule, state, exit, output.logits, output.gate, layer, self.problem)
-        logits: Array = seen.logits.astype(np.float32)
-        layers: Array = np.full_like(logits[:, 0], layer, dtype=np.int64)
+        else:
+            state = past.state
+            logits = self.scatter(past.logits, past.places, logits)
+            gate = None if gate is None else self.scatter(past.gate, past.places, gate)
+        seen = advance(rule, state, exit, logits, gate, layer, self.problem)
+        results = self.results(seen, layer, past)
         if exit == len(self.layers) - 1:
-            return logits, layers
+            return results
         threshold = self.threshold[exit] if self.threshold.ndim else self.threshold
         exits = reached(rule, seen.readiness, threshold).all(-1)
         if layer < (self.policy.min_layer or 0):
             exits = exits & False
         stay = ~(exits | (self.max_layer <= layer))
-        return self.continue_with(stay, exit + 1, output.rows, seen.state, (logits, layers))
-
-    def continue_with(
-        self, stay: Array, exit: int, rows: Rows, state: Any, here: tuple[Array, Array]
-    ) -> tuple[Array, Array]:
-        """Runs the levels from an exit on if some rows stay, on these rows only."""
+        if past is not None:
+            stay = stay & past.stay
         with self.recorder.branch() as then:
-            kept = {name: value[stay] for name, value in rows.items()}
-            deeper = self.level(exit, trimmed(kept) if "end" in kept else kept, state_of(state, stay))
+            kept, places = self.keep(output.rows, stay, past)
+            if self.ends is not None and exit % 2 == 0:  # a copy: every second level is enough
+                kept = trimmed(kept, np.where(stay, self.ends, 0))
+            deeper = self.level(exit + 1, kept, Past(logits, gate, seen.state, stay, places, results))
+            then.outputs += [each.value for each in deeper]
+        with self.recorder.branch() as otherwise:
+            for each in results:
+                copy = new(self.recorder, "Identity", [each], each.dtype, each.shape)
+                otherwise.outputs.append(copy.value)
+        chosen = self.recorder.choose(stay.any(0).value, then, otherwise)
+        found, layers = (
+            Symbol(self.recorder, value, each.dtype, each.shape)
+            for value, each in zip(chosen, results, strict=True)
+        )
+        return found, layers
+
+    def results(self, seen: Step, layer: int, past: Past | None) -> tuple[Array, Array]:
+        """The logits and the layer of each row; those that have exited keep theirs."""
+        logits: Array = seen.logits.astype(np.float32)
+        if past is None:
+            return logits, np.full_like(seen.finite, layer, dtype=np.int64)
+        if not self.policy.rule.keeps_logits:  # an exit's own are scattered already
+            logits = np.where(past.stay[:, None], logits, past.results[0])
+        return logits, np.where(past.stay, np.int64(layer), past.results[1])
+
+    def keep(self, rows: Rows, stay: Array, past: Past | None) -> tuple[Rows, Array]:
+        """The rows that stay, and their places among all."""
+        if past is None:
             indices = new(self.recorder, "NonZero", [stay], np.int64, (1, None))
             places = new(self.recorder, "Transpose", [indices], np.int64, (None, 1), perm=[1, 0])
-            for above, below in zip(here, deeper, strict=True):
-                scattered = new(self.recorder, "ScatterND", [above, places, below], above.dtype, above.shape)
-                then.outputs.append(scattered.value)
-        with self.recorder.branch() as otherwise:
-            for above in here:
-                otherwise.outputs.append(
-                    new(self.recorder, "Identity", [above], above.dtype, above.shape).value
-                )
-        logits, layers = self.recorder.choose(stay.any(0).value, then, otherwise)
-        return (
-            Symbol(self.recorder, logits, here[0].dtype, here[0].shape),
-            Symbol(self.recorder, layers, here[1].dtype, here[1].shape),
-        )
+            return {name: value[stay] for name, value in rows.items()}, places
+        here = new(self.recorder, "GatherND", [stay, past.places], np.bool_, (None,))
+        return {name: value[here] for name, value in rows.items()}, past.places[here]
 
-
-def state_of(state: Any, stay: Array) -> Any:
-    """The state of the rows that stay; what is the same for all rows is not an array of the graph."""
-    symbols = {name: value for name, value in vars(state).items() if isinstance(value, Symbol)}
-    return replace(state, **{name: value[stay] for name, value in symbols.items()}) if symbols else state
+    def scatter(self, above: Array, places: Array, values: Array) -> Array:
+        return new(self.recorder, "ScatterND", [above, places, values], above.dtype, above.shape)

@@ -6,6 +6,7 @@ config is that of the encoder, the tokenizer is the model's own. docs/other-lang
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from tokenizers import Tokenizer
 from offramp.errors import Incompatible
 from offramp.files import atomic_folder
 from offramp.folder import Manifest
-from offramp.folder.manifest import TOKENIZER
+from offramp.folder.manifest import GRAPH, TOKENIZER
 from offramp.model_info import CONFIG, ModelInfo
 from offramp.onnx_export.one_file import metadata, one_file, text_length
 from offramp.reports.card import CARD, policy_section, retrofit_section, summary, table, title
 from offramp.reports.results import RETROFIT, RetrofitResults
+from offramp.row_hashes import FILE
 
-GRAPH, QUANTIZED_GRAPH = "onnx/model.onnx", "onnx/model_quantized.onnx"
+QUANTIZED_GRAPH = "onnx/model_quantized.onnx"
 DTYPES = {"fp32": "fp32", "int8": "q8"}
 """The names that transformers.js has for our precisions; without one, it would choose by the device."""
 
@@ -31,6 +33,8 @@ def write_portable(folder: Path, path: Path) -> None:
     info = manifest.check(ModelInfo.read(folder))
     if info.policy is None:
         raise Incompatible(f"{folder} has no policy; calibrate it first.")
+    if not manifest.branches:
+        raise Incompatible(f"{folder} is a portable folder already.")
     graph = one_file(folder, info.policy)
     with atomic_folder(path) as draft:
         (draft / GRAPH).parent.mkdir()
@@ -44,6 +48,9 @@ def write_portable(folder: Path, path: Path) -> None:
             ("tokenizer_config.json", tokenizer_config(tokenizer, info, manifest)),
         ):
             (draft / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
+        replace(manifest, branches=(), exported_weights=manifest.weights, digests={}).save(draft)
+        if (folder / FILE).is_file():
+            shutil.copyfile(folder / FILE, draft / FILE)
         (draft / CARD).write_text(card(folder, info, manifest), encoding="utf-8")
 
 

@@ -29,6 +29,7 @@ class Block:
     nodes: list[ir.Node] = field(default_factory=list)
     initializers: list[ir.Value] = field(default_factory=list)
     outputs: list[ir.Value] = field(default_factory=list)
+    constants: dict[Any, ir.Value] = field(default_factory=dict)
 
     def graph(self, name: str, inputs: Sequence[ir.Value] = ()) -> ir.Graph:
         return ir.Graph(inputs, self.outputs, nodes=self.nodes, initializers=self.initializers, name=name)
@@ -69,6 +70,9 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __init__(self, recorder: Recorder, value: ir.Value, dtype: Any, shape: Shape) -> None:
         self.recorder, self.value, self.dtype, self.shape = recorder, value, np.dtype(dtype), shape
+        # by an axis of size 1, the same array without it, and with it
+        self.without: dict[int, Symbol] = {}
+        self.within: dict[int, Symbol] = {}
 
     @property
     def ndim(self) -> int:
@@ -115,10 +119,10 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         return reduce("ReduceSum", counted, axis, keepdims)
 
     def all(self, axis: int = -1) -> "Symbol":
-        return reduce("ReduceMin", self.astype(np.int32), axis, False).astype(np.bool_)
+        return reduce("ReduceMin", self, axis, False)
 
     def any(self, axis: int = -1) -> "Symbol":
-        return reduce("ReduceMax", self.astype(np.int32), axis, False).astype(np.bool_)
+        return reduce("ReduceMax", self, axis, False)
 
     def argmax(self, axis: int = -1) -> "Symbol":
         axis = axis % self.ndim
@@ -142,9 +146,13 @@ def new(
 
 
 def constant(recorder: Recorder, value: Any) -> ir.Value:
-    tensor = ir.tensor(np.ascontiguousarray(value).reshape(np.shape(value)))
-    made: ir.Value = recorder.op("Constant", [], {"value": tensor})
-    return made
+    """Once in a branch, so that ONNX Runtime sees which nodes compute the same."""
+    array, known = np.asarray(value), recorder.blocks[-1].constants
+    key = array.dtype, array.shape, array.tobytes()
+    if key not in known:
+        tensor = ir.tensor(np.ascontiguousarray(array).reshape(array.shape))
+        known[key] = recorder.op("Constant", [], {"value": tensor})
+    return known[key]
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -176,8 +184,17 @@ def elementwise(op: str, kind: Any = None, floating: bool = False) -> Callable[.
 def is_finite(recorder: Recorder, x: Symbol) -> Symbol:
     if not np.issubdtype(x.dtype, np.floating):
         return new(recorder, "Equal", [x, x], np.bool_, x.shape)
-    wrong = [new(recorder, op, [x], np.bool_, x.shape) for op in ("IsNaN", "IsInf")]
-    return elementwise("Not", np.bool_)(recorder, elementwise("Or", np.bool_)(recorder, *wrong))
+    for axis, narrow in x.without.items():
+        return expand(is_finite(recorder, narrow), [axis])
+    size = new(recorder, "Abs", [x], x.dtype, x.shape)
+    return new(recorder, "Less", [size, np.array(np.inf, x.dtype)], np.bool_, x.shape)  # NaN is not less
+
+
+def multiply(recorder: Recorder, a: Any, b: Any) -> Symbol:
+    for x, factor in ((a, b), (b, a)):
+        if isinstance(x, Symbol) and not isinstance(factor, Symbol) and np.ndim(factor) == 0 and factor == 1:
+            return x.astype(np.result_type(x.dtype, factor))
+    return elementwise("Mul")(recorder, a, b)
 
 
 def vecdot(recorder: Recorder, a: Symbol, b: Symbol) -> Symbol:
@@ -191,7 +208,7 @@ def not_equal(recorder: Recorder, a: Any, b: Any) -> Symbol:
 UFUNCS: dict[str, Callable[..., Symbol]] = {
     "add": elementwise("Add"),
     "subtract": elementwise("Sub"),
-    "multiply": elementwise("Mul"),
+    "multiply": multiply,
     "divide": elementwise("Div", floating=True),
     "negative": elementwise("Neg"),
     "absolute": elementwise("Abs"),
@@ -219,6 +236,11 @@ UFUNCS: dict[str, Callable[..., Symbol]] = {
 
 def reduce(op: str, x: Symbol, axis: int, keepdims: bool) -> Symbol:
     axis = axis % x.ndim
+    if x.shape[axis] == 1:
+        return x if keepdims else index(x, (slice(None),) * axis + (0,))
+    for other, narrow in x.without.items():
+        if other < axis:  # an axis of size 1 is added last, so that others see the same nodes
+            return expand(reduce(op, narrow, axis - 1, keepdims), [other])
     kept = (1,) if keepdims else ()
     shape = (*x.shape[:axis], *kept, *x.shape[axis + 1 :])
     return new(x.recorder, op, [x, np.array([axis])], x.dtype, shape, keepdims=int(keepdims))
@@ -247,22 +269,40 @@ def index(x: Symbol, key: tuple[Any, ...]) -> Symbol:
     for each in key:
         full.extend([slice(None)] * (x.ndim - places) if each is Ellipsis else [each])
     result, axis = x, 0
-    for each in full:
-        if each is None:
-            result, axis = expand(result, axis), axis + 1
-        elif isinstance(each, int | np.integer):
-            size = result.shape[axis]
-            at = int(each) if size is None or each >= 0 else size + int(each)
-            shape = result.shape[:axis] + result.shape[axis + 1 :]
-            result = new(result.recorder, "Gather", [result, np.array(at)], result.dtype, shape, axis=axis)
+    for each in [each for each in full if each is not None]:
+        if isinstance(each, int | np.integer):
+            result = take_one(result, axis, int(each))
         else:
             result, axis = take_slice(result, axis, each), axis + 1
-    return result
+    left = [each for each in full if not isinstance(each, int | np.integer)]
+    return expand(result, [place for place, each in enumerate(left) if each is None])
 
 
-def expand(x: Symbol, axis: int) -> Symbol:
-    shape = (*x.shape[:axis], 1, *x.shape[axis:])
-    return new(x.recorder, "Unsqueeze", [x, np.array([axis])], x.dtype, shape)
+def take_one(x: Symbol, axis: int, place: int) -> Symbol:
+    if axis in x.without:
+        return x.without[axis]
+    size = x.shape[axis]
+    at = place if size is None or place >= 0 else size + place
+    shape = x.shape[:axis] + x.shape[axis + 1 :]
+    taken = new(x.recorder, "Gather", [x, np.array(at)], x.dtype, shape, axis=axis)
+    if size == 1:
+        taken.within[axis] = x
+    return taken
+
+
+def expand(x: Symbol, axes: Sequence[int]) -> Symbol:
+    """With new axes of size 1."""
+    if not axes:
+        return x
+    if len(axes) == 1 and axes[0] in x.within:
+        return x.within[axes[0]]
+    sizes = [*x.shape]
+    for axis in axes:
+        sizes.insert(axis, 1)
+    expanded = new(x.recorder, "Unsqueeze", [x, np.array(axes)], x.dtype, (*sizes,))
+    if len(axes) == 1:
+        expanded.without[axes[0]] = x
+    return expanded
 
 
 def take_slice(x: Symbol, axis: int, key: slice) -> Symbol:
@@ -312,17 +352,24 @@ def like(rows: Symbol, x: Any, dtype: Any) -> Symbol:
 def stack(recorder: Recorder, arrays: Sequence[Any], axis: int = 0) -> Symbol:
     rank = max(each.ndim for each in arrays)
     place = axis % (rank + 1)
-    return concatenate(recorder, [each[(slice(None),) * place + (None,)] for each in arrays], axis=place)
+    if place in (0, rank) or None in arrays[0].shape[1:]:
+        return concatenate(recorder, [each[(slice(None),) * place + (None,)] for each in arrays], axis=place)
+    flat = concatenate(recorder, arrays, axis=place)
+    sizes = (
+        *flat.shape[:place],
+        len(arrays),
+        known(flat.shape[place]) // len(arrays),
+        *flat.shape[place + 1 :],
+    )
+    wanted = np.array([0, *sizes[1:]])  # 0 keeps the number of rows
+    return new(recorder, "Reshape", [flat, wanted], flat.dtype, sizes)
 
 
 def full_like(recorder: Recorder, x: Symbol, value: Any, dtype: Any = None) -> Symbol:
     kind = np.dtype(dtype or x.dtype)
-    return where(
-        recorder,
-        new(recorder, "Equal", [x, x], np.bool_, x.shape) | np.True_,
-        np.asarray(value, kind),
-        np.asarray(value, kind),
-    )
+    shape = new(recorder, "Shape", [x], np.int64, (x.ndim,))
+    content = ir.tensor(np.array([value], kind))
+    return new(recorder, "ConstantOfShape", [shape], kind, x.shape, value=content)
 
 
 def zeros_like(recorder: Recorder, x: Symbol) -> Symbol:
@@ -330,7 +377,12 @@ def zeros_like(recorder: Recorder, x: Symbol) -> Symbol:
 
 
 def take_along_axis(recorder: Recorder, x: Symbol, indices: Symbol, axis: int) -> Symbol:
-    return new(recorder, "GatherElements", [x, indices], x.dtype, indices.shape, axis=axis % x.ndim)
+    axis = axis % x.ndim
+    sizes = (*x.shape[:axis], indices.shape[axis], *x.shape[axis + 1 :])
+    if sizes != indices.shape:
+        wanted = np.array([1, *sizes[1:]])
+        indices = new(recorder, "Expand", [indices, wanted], indices.dtype, sizes)
+    return new(recorder, "GatherElements", [x, indices], x.dtype, sizes, axis=axis)
 
 
 def partition(recorder: Recorder, x: Symbol, kth: int, axis: int = -1) -> Symbol:
@@ -342,11 +394,6 @@ def partition(recorder: Recorder, x: Symbol, kth: int, axis: int = -1) -> Symbol
     return Symbol(recorder, top[0], x.dtype, x.shape)
 
 
-def repeat(recorder: Recorder, x: Symbol, repeats: int, axis: int) -> Symbol:
-    """Along an axis of size 1."""
-    return concatenate(recorder, [x] * repeats, axis=axis)
-
-
 FUNCTIONS: dict[str, Callable[..., Symbol]] = {
     "where": where,
     "concatenate": concatenate,
@@ -355,5 +402,4 @@ FUNCTIONS: dict[str, Callable[..., Symbol]] = {
     "zeros_like": zeros_like,
     "take_along_axis": take_along_axis,
     "partition": partition,
-    "repeat": repeat,
 }

@@ -18,6 +18,7 @@ from offramp.errors import Incompatible, NoSafeThreshold
 from offramp.files import atomic_file, atomic_folder, write_files
 from offramp.folder import load_model, megabytes
 from offramp.folder.folder import REFERENCE
+from offramp.folder.manifest import GRAPH
 from offramp.inference import Classifier
 from offramp.inference.collect import collect
 from offramp.inference.reranker import Reranker
@@ -352,12 +353,14 @@ class Steps:
                 self.write_portable(draft, home / PORTABLE)
 
     def write_portable(self, model: Path, path: Path) -> None:
-        """The model for other libraries, if its rule can be part of a graph."""
+        """The model for other libraries, if its rule can be part of a graph, which also runs single texts here."""
         from offramp.onnx_export.portable import write_portable
 
         shutil.rmtree(path, ignore_errors=True)  # of a run that was interrupted after it
         try:
             write_portable(model, path)
+            (model / GRAPH).parent.mkdir()
+            shutil.copyfile(path / GRAPH, model / GRAPH)
         except Incompatible as reason:
             self.log(f"no folder for other libraries: {reason}")
 

@@ -27,8 +27,7 @@ class History(PerExample):
     total: Array  # (..., classes) sum over the exits so far
     low: Array  # (..., classes) smallest so far
     high: Array  # (..., classes) largest so far
-    prediction: Array  # (...) class at the previous exit, -1 for none
-    run: Array  # (...) consecutive exits that agreed
+    run: Array  # (..., classes) consecutive exits that agreed with the first of them, -1 for none
     exits: int  # so far
 
 
@@ -134,7 +133,7 @@ class Agreement(Rule):
             return TagHistory(examples, np.full(len(examples.numbers), -1), texts, texts, texts, exits=0)
         none = np.zeros(examples)
         zero, most = none[..., None], np.full_like(none, np.inf)[..., None]
-        return History(zero, zero, low=most, high=-most, prediction=none - 1, run=none, exits=0)
+        return History(zero, zero, low=most, high=-most, run=zero - 1, exits=0)
 
     def step(self, seen: Any, logits: Array) -> tuple[Any, Array]:
         state, features = self.observe(seen, logits)
@@ -161,21 +160,21 @@ class Agreement(Rule):
         number = logits.shape[-1] == 1
         values = logits.astype(np.float64) if number else log_odds(logits)
         previous = seen.last if seen.exits else values
-        exits, total, prediction = seen.exits + 1, seen.total + values, logits.argmax(-1)
+        exits, total = seen.exits + 1, seen.total + values
         low, high = np.minimum(seen.low, values), np.maximum(seen.high, values)
         if number:
-            agrees = (np.abs(values - previous)[..., 0] <= self.tolerance) & bool(seen.exits)
-            history = self._distances(values - previous, values - total / exits, high - low)
+            same = (np.abs(values - previous) <= self.tolerance) & bool(seen.exits)
+            run = np.where(same, seen.run + 1, 0.0)
+            distances = self._distances(values - previous, values - total / exits, high - low)
+            features: Array = np.concatenate([distances, run], axis=-1)
         else:
-            agrees = prediction == seen.prediction
-            every = np.stack([values, previous, total / exits, low, high], axis=-2)  # (..., 5, classes)
-            predicted = np.repeat(prediction[..., None, None], 5, axis=-2)
-            history = np.take_along_axis(every, predicted, -1)[..., 0]
-        run = (seen.run + 1) * agrees
-        features: Array = np.concatenate([history, run[..., None]], axis=-1)
+            prediction = logits.argmax(-1)[..., None]
+            run = np.where(prediction == np.arange(logits.shape[-1]), seen.run + 1, -1.0)
+            every = np.stack([values, previous, total / exits, low, high, run], axis=-2)
+            features = np.take_along_axis(every, prediction[..., None], -1)[..., 0]
         if logits.ndim > 2 and logits.shape[1] > 1:
             features = features.min(1, keepdims=True)
-        return History(values, total, low, high, prediction, run, exits), features
+        return History(values, total, low, high, run, exits), features
 
     def _observe_tags(self, seen: TagHistory, logits: Array) -> tuple[TagHistory, Array]:
         """As `observe`, for logits (tokens, 1, tags) and features (texts, 1, features)."""

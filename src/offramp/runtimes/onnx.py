@@ -4,6 +4,7 @@ All stages are branches of one graph, so that they share threads and memory. Hid
 without copying.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +18,17 @@ import numpy as np
 import onnxruntime
 
 from offramp.cpus import available_cpus
-from offramp.errors import BadOption, CannotLoad
+from offramp.errors import BadConfig, BadOption, CannotLoad
 from offramp.folder import Manifest
-from offramp.folder.manifest import EMBEDDING, STAGES, WEIGHTS
+from offramp.folder.manifest import EMBEDDING, GRAPH, STAGES, WEIGHTS
 from offramp.model_info import ModelInfo
+from offramp.policy import Policy
 from offramp.problems import Array
 from offramp.runtimes import Tokens, attention_mask, pad, token_types
 
 BATCH_TOKENS, OVERHEAD = 1024, 16  # as measured for PyTorch
+FEW = 4
+"""Up to so many texts, one graph with the exits inside is faster than stages."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ class OnnxRuntime:
             self.graph = Graph(graphs / STAGES, session_options(threads))
             # so little work that waking other threads would cost more than they save
             self.embedding = Graph(graphs / EMBEDDING, session_options(1))
+        self.compiled = None
+        if (folder / GRAPH).is_file():
+            self.compiled = CompiledPolicy(folder, self.manifest, self.info, threads, most=FEW)
         self.branches = [np.array(branch) for branch in self.manifest.branches]
         self.check(folder)
 
@@ -115,6 +122,52 @@ def without_links(folder: Path) -> Iterator[Path]:
         yield Path(copy)
 
 
+class CompiledPolicy:
+    """The whole model as one graph with the exits inside (`onnx_export/one_file.py`), as other languages run it.
+
+    It decides by the policy that it was made with, at any threshold and `max_layer`. One call decides for all rows of
+    a micro-batch, with no Python between the exits, which is faster for one text; `most` is for how many.
+    """
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, info: ModelInfo, threads: int | None, most: float
+    ) -> None:
+        self.graph = Graph(folder / GRAPH, session_options(threads))
+        self.padding, self.most = manifest.padding, most
+        try:
+            about = json.loads(self.graph.session.get_modelmeta().custom_metadata_map["offramp"])
+            self.policy, self.layers = Policy.from_json(about["policy"]), np.array(about["layers"])
+            self.decides_so = about["decide"] == str(info.decide)
+            if about["weights"] != manifest.weights:
+                raise BadConfig("it is of another model")
+        except (KeyError, TypeError, ValueError) as error:
+            raise CannotLoad(f"{folder / GRAPH} cannot be used ({error}); export the model again.") from error
+
+    def runs(self, policy: Policy) -> bool:
+        """Whether this is the policy inside, perhaps with another threshold or `max_layer`; or `never`."""
+        if not self.decides_so:  # another operating point has been stored
+            return False
+        if policy.rule.reads == "nothing":
+            return self.policy.rule.keeps_logits
+        mine, given = (
+            (each.rule, each.min_layer, np.shape(each.threshold)) for each in (self.policy, policy)
+        )
+        return mine == given
+
+    def decide(self, tokens: Sequence[Tokens], policy: Policy) -> tuple[Array, Array]:
+        """(rows,) the exits that these examples take, and (rows, labels) their logits."""
+        never = policy.rule.reads == "nothing"
+        threshold = np.full(np.shape(self.policy.threshold), np.nan) if never else policy.threshold
+        return self.run(tokens, threshold, policy.last_layer(tuple(self.layers.tolist())))
+
+    def run(self, tokens: Sequence[Tokens], threshold: Any, max_layer: int) -> tuple[Array, Array]:
+        outputs = self.graph(
+            embedding_inputs(tokens, self.padding)
+            | {"threshold": np.asarray(threshold, np.float64), "max_layer": np.asarray(max_layer)}
+        )
+        return np.searchsorted(self.layers, outputs["layer"]), outputs["logits"]
+
+
 def make_batch(stages: int, hidden: Array, lengths: Array, types: Array | None) -> Batch:
     mask = attention_mask(lengths)
     return Batch(stages, hidden, lengths, types, mask, token_weights(mask, types))
@@ -155,6 +208,7 @@ def session_options(threads: int | None) -> Any:
         raise BadOption(f"threads={threads} must be at least 1.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or available_cpus()
+    options.log_severity_level = 3  # it warns of inputs that have defaults
     # Spinning between operations, and between stages, is faster than sleeping, but only briefly: on a busy machine, a
     # spinning thread holds the CPU that the thread it waits for needs.
     options.add_session_config_entry("session.intra_op.spin_duration_us", "50")
@@ -176,8 +230,10 @@ class Graph:
             name = graph if isinstance(graph, Path) else "a graph"
             raise CannotLoad(f"{name} cannot be loaded ({error}); export the model again.") from error
         self.inputs = [each.name for each in self.session.get_inputs()]
+        self.optional = [each.name for each in self.session.get_overridable_initializers()]
         self.outputs = {each.name: each.shape for each in self.session.get_outputs()}
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        results = self.session.run(None, {name: arrays[name] for name in self.inputs})
+        given = [*self.inputs, *(name for name in self.optional if name in arrays)]
+        results = self.session.run(None, {name: arrays[name] for name in given})
         return dict(zip(self.outputs, results, strict=True))
