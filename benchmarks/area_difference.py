@@ -2,7 +2,7 @@
 
     python benchmarks/area_difference.py runs/cola-joint-42/dev.trace runs/cola-elasticbert-42/dev.trace
 
-Both areas are computed on the same draws of examples; prints the difference and its 95 % interval as JSON.
+Both areas are computed on the same draws of examples; prints the difference and its 95% interval as JSON.
 """
 
 import argparse

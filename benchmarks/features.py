@@ -83,7 +83,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def peak_memory() -> float:
-    """Of this process, in gigabytes. Pages of the memory-mapped file count while they are in memory."""
+    """The memory of this process, in gigabytes. Pages of the memory-mapped file count while they are in memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 

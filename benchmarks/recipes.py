@@ -17,8 +17,8 @@ OUT/recipes.md and OUT/recipes.svg:
 - the headline metric at every layer;
 - area: the mean headline metric over all budgets of MACs, from none (the majority class) to full depth, under the
   rule `agreement`;
-- the mean layer under `agreement` at 0.5 points lost and at 2 % of predictions changed;
-- the 95 % interval, over draws of the examples, of the last layer's difference from `final` (with several seeds, the
+- the mean layer under `agreement` at 0.5 points lost and at 2% of predictions changed;
+- the 95% interval, over draws of the examples, of the last layer's difference from `final` (with several seeds, the
   mean of their intervals).
 """
 
@@ -53,7 +53,7 @@ TOLERANCE = 0.25
 THRESHOLDS = 1 / (1 + np.exp(-np.linspace(-3, 9, 200)))
 DRAWS = 1000
 STORED_POINTS = 50
-"""Of a curve."""
+"""Points of a curve."""
 
 
 def main() -> None:
@@ -309,7 +309,7 @@ def table(results: list[dict[str, Any]]) -> str:
         *map(str, range(depth + 1)),
         "area",
         "0.5 lost",
-        "2 % changed",
+        "2% changed",
         "last minus final",
     ]
     rows = []
@@ -334,7 +334,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def last_minus_final(trace: Trace, final: Path) -> list[float]:
-    """The 95 % interval of the difference at the last layer, over draws of examples; empty without `final`."""
+    """The 95% interval of the difference at the last layer, over draws of examples; empty without `final`."""
     if not final.exists():
         return []
     labels, metric = np.asarray(trace.labels), trace.metrics[0]

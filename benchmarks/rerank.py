@@ -55,7 +55,7 @@ NEGATIVES = 3
 TIMED = 20
 """Questions to time."""
 HALF_EPOCHS = 3
-"""Of the rival that is cut: with one epoch it has hardly learned anything."""
+"""Epochs of the rival that is cut: with one it has hardly learned anything."""
 
 TrainingPair = tuple[str, str, float]
 

@@ -4,7 +4,7 @@
     python benchmarks/runtimes.py --model FOLDER --texts FILE [--quick] --out runtimes
 
 FOLDER holds a trained ExitModel with its tokenizer, FILE is a .tsv with the columns `sentence` and `label`.
-Thresholds are calibrated on every second text, so that at most 2 % of predictions change (with 95 % confidence), and
+Thresholds are calibrated on every second text, so that at most 2% of predictions change (with 95% confidence), and
 everything is measured on the others. Every runtime has its own process; they take turns, so that load on the machine
 affects all of them. The same is timed with a random model 768 wide (--width 0 skips it), whose texts leave at about
 the same layers. Writes runtimes.json and runtimes.md.

@@ -169,7 +169,7 @@ def padded() -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Of whole words, and pairs."""
+    """A tokenizer of whole words, and pairs."""
     rust = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     rust.pre_tokenizer = Whitespace()
     rust.post_processor = TemplateProcessing(

@@ -192,7 +192,7 @@ def test_what_an_unlabelled_example_teaches_does_not_depend_on_its_batch() -> No
     labels = torch.tensor([1, losses.UNLABELLED, losses.UNLABELLED, losses.UNLABELLED])
 
     def gradient(*batches: slice) -> torch.Tensor:
-        """Of the mean over batches of equal size, as in data-parallel training."""
+        """The gradient of the mean over batches of equal size, as in data-parallel training."""
         given = logits.clone().requires_grad_()
         parts = [torch.stack(losses.teacher_loss(given[each], labels[each])).sum() for each in batches]
         torch.stack(parts).mean().backward()

@@ -102,7 +102,7 @@ def betting_examples(
 @dataclass(frozen=True)
 class Bound:
     p_value: Callable[[ArrayLike, float], float]
-    """Of losses, for epsilon."""
+    """The p-value of losses, for epsilon."""
     examples_needed: Callable[[ArrayLike, float, float], int | None]
     """With such losses, for epsilon and delta."""
     lowest: float = 0.0

@@ -295,7 +295,7 @@ class Past(NamedTuple):
     logits: Array
     gate: Array | None
     state: Any
-    """Of the rule."""
+    """The rule's state."""
     stay: Array
     """(rows,) which of them go on."""
     places: Array

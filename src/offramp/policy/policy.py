@@ -222,7 +222,7 @@ class Policy:
         return layers[-1] if self.max_layer is None else self.max_layer
 
     def skippable_exits(self, layers: Sequence[int], lists: Lists | None = None) -> int:
-        """How many of the first exits need not run: no example may leave there, and the rule does not read them.
+        """How many of the first exits need not run: no example may exit there, and the rule does not read them.
 
         >>> Policy.parse("never").skippable_exits([2, 4, 6]), Policy.parse("layer:4").skippable_exits([2, 4, 6])
         (2, 1)

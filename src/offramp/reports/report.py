@@ -87,7 +87,7 @@ class Report:
 
     sections: tuple[Section, ...]
     comparison: tuple[MeanCurve, ...] = ()
-    """Of the sections, if their data are the same."""
+    """Shared by the sections, if their data are the same."""
     opening: tuple[Block, ...] = ()
     """Before them, what a model for these traces is good for."""
 

@@ -66,11 +66,11 @@ class RetrofitResults:
     comparison: tuple[Contender, ...]
     """On the test examples: the original first, the retrofitted model last."""
     unseen: Unseen | None
-    """Of the test texts; None for queries, which do not repeat."""
+    """Changes among test texts that occur in no other part; None for queries, which do not repeat."""
     full_depth_bit_equal: bool | None
     """Whether full depth in PyTorch has the same bits as the original; None if that is not expected."""
     changes: Mapping[str, tuple[GroupDifferences, ...]]
-    """Of the test texts, by what groups them, such as "exit"; for queries, the documents of the original's top k."""
+    """Changes among the test texts, by what groups them, such as "exit"; for queries, the documents of the original's top k."""
     megabytes: Megabytes
     machine: Mapping[str, Any]
     """That the times were measured on."""

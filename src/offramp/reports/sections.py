@@ -38,7 +38,7 @@ class Readiness:
     """Histograms of what a rule measures at early exits, for right and for wrong predictions."""
 
     edges: tuple[float, ...]
-    """Of the bins, in the units of the rule's threshold."""
+    """The edges of the bins, in the units of the rule's threshold."""
     right: tuple[int, ...]
     wrong: tuple[int, ...]
 
