@@ -75,7 +75,8 @@ def export(
     plain, fingerprint = plain_copy(model), model.fingerprint()
     runtime = TorchRuntime(plain)
     batch_tokenizer = BatchTokenizer(tokenizer, runtime.max_length)
-    sample = sample_tokens(batch_tokenizer, texts) if precision == "int8" else None
+    tags = plain.config.problem.of_tokens
+    sample = sample_tokens(batch_tokenizer, texts, tags) if precision == "int8" else None
     with atomic_folder(Path(path)) as folder:
         branches = write_graphs(plain, folder, sample)
         plain.config.to_json_file(folder / CONFIG, use_diff=False)
@@ -107,8 +108,10 @@ def plain_copy(model: ExitModel) -> ExitModel:
     return plain
 
 
-def sample_tokens(tokenizer: BatchTokenizer, texts: Iterable[Text] | None) -> list[Tokens]:
-    """The tokens of texts from all over a data set, or of the built-in ones."""
+def sample_tokens(
+    tokenizer: BatchTokenizer, texts: Iterable[Text] | None, tags: bool = False
+) -> list[Tokens]:
+    """The tokens of texts from all over a data set, or of the built-in ones; a model that tags them reads no pairs."""
     if texts is None:
         warnings.warn(
             "the scales of int8 come from built-in English sentences; pass texts=... with texts like your own to "
@@ -116,8 +119,8 @@ def sample_tokens(tokenizer: BatchTokenizer, texts: Iterable[Text] | None) -> li
             NoSampleTexts,
             stacklevel=3,
         )
-        return [*tokenizer(SENTENCES), *tokenizer(PAIRS)]
-    given = [*check_texts(texts)]
+        return [*tokenizer(SENTENCES), *([] if tags else tokenizer(PAIRS))]
+    given = [*check_texts(texts, pairs=False if tags else None)]
     if not given:
         raise BadData("there are no texts to find the scales of int8 on.")
     found = tokenizer(given[:: -(-len(given) // SAMPLE_TEXTS)])

@@ -66,6 +66,8 @@ class Stage(nn.Module):
         same text would get slightly different logits beside other texts.
         """
         pooling = self.heads.poolings[self.exit]
+        if pooling == "tokens":
+            return hidden
         if pooling == "first":
             return hidden[:, 0]
         means = token_weights @ hidden  # (rows, means, width), see `stages.onnx.token_weights`

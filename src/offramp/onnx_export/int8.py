@@ -100,12 +100,16 @@ def quantize(graph: ModelProto, activations: Arrays) -> ModelProto:
 
 
 def matrices(graph: ModelProto) -> list[NodeProto]:
-    """Products of an activation and a constant matrix."""
+    """Products of an activation and a constant matrix, without that of a classifier of tokens, which is narrow."""
     constants = {tensor.name: len(tensor.dims) for tensor in graph.graph.initializer}
+    classify = {name for node in graph.graph.node if "logits" in node.output for name in node.input}
     return [
         node
         for node in graph.graph.node
-        if node.op_type == "MatMul" and node.input[0] not in constants and constants.get(node.input[1]) == 2
+        if node.op_type == "MatMul"
+        and node.input[0] not in constants
+        and constants.get(node.input[1]) == 2
+        and node.output[0] not in classify
     ]
 
 

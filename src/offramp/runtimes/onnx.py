@@ -87,7 +87,11 @@ class OnnxRuntime:
             outputs = self.graph(arrays | {"branch": branch})
             arrays["hidden"] = outputs["hidden_after"]
         state = replace(batch, stages=exit + 1, hidden=arrays["hidden"])
-        return state, outputs["logits"], outputs.get("gate")
+        logits, gate = outputs["logits"], outputs.get("gate")
+        if self.info.problem.of_tokens:  # without padding
+            real = batch.mask.astype(bool)
+            logits, gate = logits[real], None if gate is None else gate[real]
+        return state, logits, gate
 
     def keep(self, batch: Batch, rows: Array) -> Batch:
         lengths = batch.lengths[rows]
