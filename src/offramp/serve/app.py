@@ -30,13 +30,14 @@ from offramp.serve.error_responses import HANDLERS, error_models, error_response
 from offramp.serve.gate import Gate
 from offramp.serve.keys import Keys
 from offramp.serve.ladder import sync_broken
-from offramp.serve.logs import RequestLog, log
+from offramp.serve.logs import RequestLog, is_probe, log
 from offramp.serve.metrics import Metrics
 from offramp.serve.network import ANY, Bodies, CheckedHeads
 from offramp.serve.options import ServerOptions
 from offramp.serve.protocols import OTHERS, PREDICT, Route, open_inference, shape_of, tei
 from offramp.serve.protocols.base import Body, Call, ServedModel, WorkerState
 from offramp.serve.schema import Health, PredictResponse, Ready, json_body, request_schema
+from offramp.serve.telemetry import RequestTrace
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status, for the log; no client receives it."""
@@ -62,6 +63,9 @@ def create_app(
         version=offramp.__version__,
         description="Text classification with early exits.",
         lifespan=endpoints.lifespan,
+        telemetry={
+            "exclude": is_probe
+        },  # machines poll them all the time; versions without telemetry ignore it
         redirect_slashes=False,  # to an address with the host that the client named
     )
     locked: dict[str, Any] = {"dependencies": []}
@@ -227,10 +231,11 @@ class Endpoints:
 
     async def predict(self, request: Request, route: Route) -> Response:
         arrived = getattr(request.state, "arrived", None) or time.monotonic()
-        log_fields = request.state.log_fields
+        log_fields, trace = request.state.log_fields, request.state.trace
+        trace.enter()
         try:
             content = await self.bodies.read(request, route.media_types)
-            body = Body(content, request.headers, request.state.id, request.path_params, arrived)
+            body = Body(content, request.headers, request.state.id, request.path_params, arrived, trace)
             call, future = await self.enqueue(request, route, body)
             reply = await reply_or_disconnect(request, future)
         except ClientDisconnect:
@@ -238,10 +243,9 @@ class Endpoints:
         except asyncio.CancelledError:  # by uvicorn, when the time to drain is over
             raise Draining(STOPPED) from None
         self.metrics.count_texts(reply)
+        add_parts(trace, arrived, reply)
         log_fields |= {
-            "layers": round(
-                sum(prediction.layer for prediction in reply.predictions) / len(reply.predictions), 2
-            ),
+            "layers": round(reply.mean_layer, 2),
             "policy": reply.policy,
             "rung": reply.rung,
             "waited_ms": round(reply.waited_ms, 2),
@@ -280,6 +284,22 @@ class Endpoints:
         with self.counting:
             self.unread += requests
             self.unread_bytes += size
+
+
+def add_parts(trace: RequestTrace, arrived: float, reply: Reply) -> None:
+    """What telemetry records of a request that was answered."""
+    began = arrived + reply.waited_ms / 1000
+    trace.add("queue", arrived, began)
+    trace.add(
+        "run",
+        began,
+        began + reply.ran_ms / 1000,
+        layer=reply.mean_layer,
+        policy=reply.policy,
+        rung=reply.rung,
+        items=len(reply.predictions),
+        tokens=reply.tokens,
+    )
 
 
 async def reply_or_disconnect(request: Request, future: Future[Reply]) -> Reply:

@@ -38,6 +38,7 @@ from offramp.problems import MULTI_LABEL, REGRESSION, Array
 from offramp.rules.rank import relevance
 from offramp.runtimes import Tokens
 from offramp.serve.ladder import Ladder, top_k_of
+from offramp.serve.telemetry import RequestTrace
 
 KEPT_TEXTS = 256
 """How many texts of a rung wait to be examined."""
@@ -96,6 +97,8 @@ class Example:
     tokens: Sequence[Tokens]
     """Those of the text, or of each document."""
     predictions: Sequence[Prediction]
+    trace_context: RequestTrace | None = None
+    """Of its request."""
 
 
 Run = Callable[[Sequence[Tokens]], Generator[None, None, list[Prediction]]]
@@ -136,17 +139,24 @@ class Audit:
         """Examples that wait to be examined, or are being examined."""
         return sum(map(len, self._samples)) + (self._comparison is not None)
 
-    def offer(self, rung: int, tokens: Sequence[Tokens], predictions: Sequence[Prediction]) -> None:
+    def offer(
+        self,
+        rung: int,
+        tokens: Sequence[Tokens],
+        predictions: Sequence[Prediction],
+        trace_context: RequestTrace | None = None,
+    ) -> None:
         """Counts the exits of a request that this rung's policy alone has decided, and keeps at most one example: one
         of its texts, or the whole list."""
         audited = self._rungs[rung]
         with self._lock:
             if audited.top_k is None:
                 counted = predictions
-                examples = [Example([text], [one]) for text, one in zip(tokens, predictions, strict=True)]
+                rows = zip(tokens, predictions, strict=True)
+                examples = [Example([text], [prediction], trace_context) for text, prediction in rows]
             else:
                 counted = [self._random.choice(predictions)]  # exits of a list are not independent
-                examples = [Example(tokens, predictions)]
+                examples = [Example(tokens, predictions, trace_context)]
             for prediction in counted:
                 audited.count_exit(prediction.layer)
             drawn = [example for example in examples if self._random.random() < self.share]
@@ -177,14 +187,17 @@ class Audit:
             return None
         rung, example = taken
         audited = self._rungs[rung]
-        reference = example.predictions
+        reference, start = example.predictions, time.monotonic()
         if original is not None and audited.names_reference:
             reference = yield from original(example.tokens)
         elif not audited.is_full_depth(example):
             reference = yield from full_depth(example.tokens)
         with self._lock:
             was_broken = audited.broken
-            audited.compare(example.predictions, reference)
+            loss = audited.compare(example.predictions, reference)
+            if example.trace_context:
+                found = {"policy": str(audited.policy), "rung": rung, "loss": loss}
+                example.trace_context.add("audit", start, time.monotonic(), **found)
             return rung if audited.broken and not was_broken else None
 
     def _take(self) -> tuple[int, Example] | None:
@@ -326,8 +339,8 @@ class RungAudit:
             prediction.layer == self.layers[-1] for prediction in example.predictions
         )
 
-    def compare(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> None:
-        """Counts the loss of an example, and checks the certificate."""
+    def compare(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> float:
+        """Counts the loss of an example, and checks the certificate; returns the loss."""
         loss = self.loss(predictions, reference)
         if self.by_class and (label := reference[0].label) is not None:
             names = tuple(reference[0].probabilities)
@@ -337,6 +350,7 @@ class RungAudit:
         if self.refutable:
             delta = self.delta / len(self.bounded)
             self.broken |= any(tally.is_above(epsilon, delta) for tally, epsilon in self.bounded)
+        return loss
 
     def loss(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> float:
         """As in calibration. That of a certificate which needs labels is bounded by the predictions that change; in a

@@ -141,6 +141,7 @@ class Batcher:
             trace=request.trace,
             arrived=request.arrived,
             until=inf if request.deadline_ms is None else request.arrived + request.deadline_ms / 1000,
+            trace_context=request.trace_context,
         )
         # not with the ticket itself, which would be a cycle: only the garbage collector could free it
         ticket.future.add_done_callback(self._remove_cancelled)
@@ -379,7 +380,7 @@ class Batcher:
             return
         reply = ticket.reply()
         if self.audit and ticket.audited and ticket.rung not in (None, FULL_DEPTH):
-            self.audit.offer(ticket.rung, ticket.tokens, reply.predictions)
+            self.audit.offer(ticket.rung, ticket.tokens, reply.predictions, ticket.trace_context)
         ticket.future.set_result(reply)
 
     def _audit_while_busy(self, seconds: float) -> None:

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from offramp.serve.telemetry import RequestTrace
 
 LOGGING: dict[str, Any] = {
     "version": 1,
@@ -64,8 +67,8 @@ class AcceptErrors(logging.Filter):
 
 
 class RequestLog:
-    """Middleware that gives every request an id and logs it; `count(status, seconds)` is called for predictions,
-    which are the only requests with POST.
+    """Middleware that gives every request an id, and logs it; `count(status, seconds)` is called for
+    predictions, which are the only requests with POST.
 
     Endpoints may add fields to the line in `request.state.log_fields`.
     """
@@ -95,8 +98,9 @@ class RequestLog:
             entry.end(status)
 
     def begin(self, scope: Scope) -> "Entry":
-        entry = Entry(scope, self.count, request_id(scope))
-        scope.setdefault("state", {}).update(id=entry.id, log_fields=entry.fields)
+        trace = RequestTrace(Headers(scope=scope))
+        entry = Entry(scope, self.count, request_id(scope), trace)
+        scope.setdefault("state", {}).update(id=entry.id, log_fields=entry.fields, trace=trace)
         return entry
 
 
@@ -107,13 +111,17 @@ class Entry:
     scope: Scope
     count: Callable[[int, float], None]
     id: str
+    trace: RequestTrace
     fields: dict[str, Any] = field(default_factory=dict)
     start: float = field(default_factory=time.perf_counter)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """For the response."""
-        return [(b"x-request-id", self.id.encode())]
+        headers = [(b"x-request-id", self.id.encode())]
+        if self.trace.traceparent:
+            headers.append((b"traceparent", self.trace.traceparent.encode()))
+        return headers
 
     def end(self, status: int) -> None:
         seconds, path, method = time.perf_counter() - self.start, self.scope["path"], self.scope["method"]
@@ -121,10 +129,16 @@ class Entry:
             self.count(status, seconds)
         if client := self.scope.get("client"):
             self.fields["client"] = client[0]
-        level = logging.DEBUG if path.endswith(PROBES) else logging.INFO
+        level = logging.DEBUG if is_probe(self.scope) else logging.INFO
         if log.isEnabledFor(level):
             fields = {"id": self.id, "path": path, "status": status, "ms": round(1000 * seconds, 2)}
+            fields |= self.trace.ids
             log.log(level, "%s %s", method, path, extra={"fields": fields | self.fields})
+
+
+def is_probe(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path.endswith(PROBES)
 
 
 def request_id(scope: Scope) -> str:

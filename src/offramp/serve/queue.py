@@ -14,6 +14,7 @@ from offramp.inference.texts import Text
 from offramp.policy import Policy
 from offramp.runtimes import Tokens
 from offramp.serve.options import Limits
+from offramp.serve.telemetry import RequestTrace
 from offramp.wording import count
 
 TOKENS_PER_TEXT = 64
@@ -41,6 +42,7 @@ class Request:
     top_k: int | None = None
     """How many of the best of them are asked for; by default as many as the rule was calibrated for."""
     arrived: float = field(default_factory=time.monotonic)
+    trace_context: RequestTrace | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Reply:
     """On the ladder; -1 is full depth, when every rung is forbidden; None if the request named its policy."""
     waited_ms: float
     """From its arrival until the first of its texts ran."""
+    ran_ms: float
+    """From then until the last was done."""
     tokens: int
     """The tokens of all texts, without padding."""
 
@@ -59,6 +63,10 @@ class Reply:
     def layers(self) -> int:
         """The number of layers of the model."""
         return self.predictions[0].layers
+
+    @property
+    def mean_layer(self) -> float:
+        return sum(prediction.layer for prediction in self.predictions) / len(self.predictions)
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,7 @@ class Ticket:
     trace: bool
     arrived: float
     until: float
+    trace_context: RequestTrace | None = None
     top_k: int | None = None
     """How many of the best documents to find in a list, which runs as a whole; None for single texts."""
     future: Future[Reply] = field(default_factory=Future)
@@ -121,7 +130,8 @@ class Ticket:
     def reply(self) -> Reply:
         predictions = [self.predictions[row] for row in range(len(self.tokens))]
         tokens = sum(len(tokens.ids) for tokens in self.tokens)
-        return Reply(predictions, str(self.policy), self.rung, 1000 * self.waited, tokens)
+        ran = time.monotonic() - self.arrived - self.waited
+        return Reply(predictions, str(self.policy), self.rung, 1000 * self.waited, 1000 * ran, tokens)
 
 
 class QueuedText(NamedTuple):

@@ -21,6 +21,7 @@ from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Problem
 from offramp.serve.batcher import Batcher, Reply, Request
 from offramp.serve.error_responses import ErrorShape
 from offramp.serve.schema import ExitOptions, parse_json, validate
+from offramp.serve.telemetry import RequestTrace
 
 Activation = Literal["sigmoid", "softmax", "none"]
 MOST_LAYERS = 512
@@ -92,6 +93,7 @@ class ServedModel:
             max_layer=options.max_layer,
             deadline_ms=options.deadline_ms,
             arrived=body.arrived,
+            trace_context=body.trace_context,
             **more,
         )
 
@@ -119,6 +121,7 @@ class Body:
     """The variable parts of the path."""
     arrived: float
     """In seconds of `time.monotonic`."""
+    trace_context: RequestTrace
 
     @cached_property
     def json(self) -> Any:
@@ -164,7 +167,7 @@ def exit_headers(reply: Reply) -> dict[str, str]:
     layers = [prediction.layer for prediction in reply.predictions]
     headers = {
         "x-offramp-policy": quote(reply.policy, safe=string.punctuation.replace("%", "") + " "),
-        "x-offramp-mean-layer": f"{sum(layers) / len(layers):.2f}",
+        "x-offramp-mean-layer": f"{reply.mean_layer:.2f}",
     }
     if reply.rung is not None:
         headers["x-offramp-rung"] = str(reply.rung)
