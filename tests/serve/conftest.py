@@ -21,6 +21,7 @@ from offramp.policy import Policy
 from offramp.serve.app import create_app
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
+from offramp.serve.cache import Cache
 from offramp.serve.gate import Gate
 from offramp.serve.ladder import Ladder
 from offramp.serve.network import LimitedConnection, Listener, bind
@@ -178,7 +179,8 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
                 if audit_share
                 else None
             )
-            batcher = Batcher(model.runner, ladder, limits or Limits(), audit)
+            cache = Cache(options["cache"]) if "cache" in options else None
+            batcher = Batcher(model.runner, ladder, limits or Limits(), audit, cache=cache)
             allowed = {str(policy): policy for policy in [*ladder.rungs, Policy.parse("never")]}
             if api_key:
                 servers.enter_context(pytest.MonkeyPatch.context()).setenv("OFFRAMP_TEST_KEY", api_key)

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,6 +27,7 @@ from offramp.inference.texts import Text, check_texts
 from offramp.lists import Lists
 from offramp.policy import Decision, Policy
 from offramp.serve.audit import Audit, Auditor
+from offramp.serve.cache import Cache, Known
 from offramp.serve.ladder import FULL_DEPTH, Ladder, top_k_of
 from offramp.serve.options import Limits
 from offramp.serve.queue import Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
@@ -86,7 +87,7 @@ class Batcher:
     """A runner with a queue and a worker thread.
 
     `audit`, if given, audits the rungs of the ladder; `original` is the model that their certificates name, if that
-    is not the model at full depth. The audit waits until it is loaded.
+    is not the model at full depth. The audit waits until it is loaded. `cache`, if given, answers exact repeats.
     """
 
     def __init__(
@@ -96,12 +97,14 @@ class Batcher:
         limits: Limits,
         audit: Audit | None = None,
         original: Future[Runner] | None = None,
+        cache: Cache | None = None,
     ) -> None:
         self.runner = runner
         self._list_runs: deque[ListRun] = deque()
         self.ladder = ladder
         self.limits = limits
         self.audit = audit
+        self.cache = cache
         self._rungs = self._resolve([*ladder.rungs, full_depth(ladder.rungs[0])])
         self._queue = Queue(limits)
         self._pace = Pace()
@@ -128,13 +131,19 @@ class Batcher:
         rungs = self._policies(request.policy, request.max_layer)
         calibrated_for = top_k_of(rungs[0])
         top_k = (request.top_k or calibrated_for) if request.is_list and calibrated_for else None
+        # a client may ask for more than there are, and for more than fits an integer
+        top_k = top_k and min(top_k, len(texts))
+        examples = [(text,) for text in texts] if top_k is None else [tuple(texts)]
+        keys = [(example, top_k, request.truncate, request.trace) for example in examples]
+        if self.cache and (known := self._recall(self.cache, keys, rungs, request)):
+            return known
         room = self._queue.room(is_list=top_k is not None)
         with self._reserved(room, len(texts), self._estimate_tokens(texts, room)):
             tokens = self.runner.tokenizer(texts, whole=not request.truncate)
         ticket = Ticket(
             tokens,
-            # a client may ask for more than there are, and for more than fits an integer
-            top_k=top_k and min(top_k, len(texts)),
+            top_k=top_k,
+            keys=keys if request.deadline_ms is None else (),
             rungs=rungs,
             names_policy=request.policy is not None,
             audited=rungs is self._rungs and request.deadline_ms is None and top_k == calibrated_for,
@@ -151,6 +160,22 @@ class Batcher:
             self._queue.add(ticket)
             self._changed.notify()
         return ticket.future
+
+    def _recall(
+        self, cache: Cache, keys: Sequence[Hashable], rungs: Sequence[Policy], request: Request
+    ) -> Future[Reply] | None:
+        """The reply to a request of which everything is cached, under the policy that would run now."""
+        rung = None if request.policy else self.ladder.current
+        policy = rungs[rung or 0]
+        known = cache.get([(key, policy_key(policy)) for key in keys])
+        if known is None:
+            return None
+        future: Future[Reply] = Future()
+        waited = 1000 * (time.monotonic() - request.arrived)
+        predictions = [prediction for each in known for prediction in each.predictions]
+        tokens = sum(each.tokens for each in known)
+        future.set_result(Reply(predictions, str(policy), rung, waited, 0.0, tokens, cached=True))
+        return future
 
     def check_room(self, requests: int) -> None:
         """Raises `Overloaded` or `Draining` if this many requests of one text cannot enter now."""
@@ -381,7 +406,19 @@ class Batcher:
         reply = ticket.reply()
         if self.audit and ticket.audited and ticket.rung not in (None, FULL_DEPTH):
             self.audit.offer(ticket.rung, ticket.tokens, reply.predictions, ticket.trace_context)
+        if self.cache:
+            self._store(self.cache, ticket, reply)
         ticket.future.set_result(reply)
+
+    def _store(self, cache: Cache, ticket: Ticket, reply: Reply) -> None:
+        policy, first = policy_key(ticket.policy), 0
+        each = len(ticket.tokens) // max(1, len(ticket.keys))  # all documents of a list, or a text
+        for key in ticket.keys:
+            rows = slice(first, first + each)
+            if all(prediction.finite for prediction in reply.predictions[rows]):
+                tokens = sum(len(row.ids) for row in ticket.tokens[rows])
+                cache.put((key, policy), Known(reply.predictions[rows], tokens))
+            first += each
 
     def _audit_while_busy(self, seconds: float) -> None:
         if self._auditor:
@@ -409,6 +446,11 @@ def full_depth(policy: Policy) -> Policy:
     """A policy with which nothing exits early. That of a policy for lists keeps its rule, which makes documents of
     different exits comparable if a deadline stops them."""
     return NEVER if top_k_of(policy) is None else replace(policy, threshold=0.0, certificate=None)
+
+
+def policy_key(policy: Policy) -> Hashable:
+    """All of a policy that decides; its text has not what its rule was fitted to."""
+    return str(policy), policy.rule
 
 
 def check_request(request: Request, pairs: bool | None) -> list[Text]:

@@ -30,6 +30,7 @@ class Metrics:
             registry=self.registry,
         )
         self.texts = self.counter("texts", "Texts answered, by exit layer.", ["layer", "rung"])
+        self.cached = self.counter("cached_texts", "Texts answered from the cache.", [])
         self.not_finite = self.counter("texts_not_finite", "Texts with NaN or infinite logits.", [])
         self.waiting_texts = self.gauge("waiting_texts", "Texts in the queue.", "livesum")
         self.waiting_tokens = self.gauge(
@@ -65,6 +66,8 @@ class Metrics:
         self.seconds.observe(seconds)
 
     def count_texts(self, reply: Reply) -> None:
+        if reply.cached:
+            self.cached.inc(len(reply.predictions))
         rung = "none" if reply.rung is None else str(reply.rung)
         for prediction in reply.predictions:
             self.texts.labels(prediction.layer, rung).inc()

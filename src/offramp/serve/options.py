@@ -74,6 +74,9 @@ class ServerOptions:
         int, Option(min=1, help="Documents that may wait or run in lists, with the rule rank.")
     ] = Limits.documents
     window: Annotated[int, Option(min=1, help="Texts that run together in one window.")] = Limits.window
+    cache: Annotated[
+        int, Option(min=0, help="Texts or lists whose predictions each worker keeps for exact repeats.")
+    ] = 0
     max_length: Annotated[
         int | None,
         Option(

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import ceil, inf
@@ -58,6 +58,8 @@ class Reply:
     """From then until the last was done."""
     tokens: int
     """The tokens of all texts, without padding."""
+    cached: bool = False
+    """Whether all predictions are those of earlier requests."""
 
     @property
     def layers(self) -> int:
@@ -89,6 +91,8 @@ class Ticket:
     trace_context: RequestTrace | None = None
     top_k: int | None = None
     """How many of the best documents to find in a list, which runs as a whole; None for single texts."""
+    keys: Sequence[Hashable] = ()
+    """Those of its texts, or of its list, in the cache; none if the predictions are not to be stored."""
     future: Future[Reply] = field(default_factory=Future)
     open: bool = True
     """Whether its future is still to be resolved."""

@@ -36,6 +36,7 @@ from offramp.inference.runner import Runner
 from offramp.policy import Policy, check_certificate
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher
+from offramp.serve.cache import Cache
 from offramp.serve.gate import Gate
 from offramp.serve.keys import Keys
 from offramp.serve.ladder import Ladder
@@ -320,7 +321,8 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
         else:
             original = Future()
             original.set_result(load_it())
-    return Batcher(runner, Ladder(rungs), options.limits, audit, original), named
+    cache = Cache(options.cache) if options.cache else None
+    return Batcher(runner, Ladder(rungs), options.limits, audit, original, cache), named
 
 
 def load_reference(options: ServerOptions, max_length: int) -> Runner:

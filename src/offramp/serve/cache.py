@@ -1,0 +1,43 @@
+"""Cache: predictions for exact repeats, the latest used first.
+
+A key has all that a prediction depends on: the text or the texts of a list, the policy with what its rule was fitted
+to, and the options of the request. Predictions that a deadline may have cut are never stored.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from offramp.inference import Prediction
+
+
+class Known(NamedTuple):
+    predictions: Sequence[Prediction]
+    """One for a text, one for each document of a list."""
+    tokens: int
+
+
+class Cache:
+    """What was predicted for the latest `most` texts or lists. Threads may share it."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._known: OrderedDict[Hashable, Known] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, keys: Sequence[Hashable]) -> list[Known] | None:
+        """What is known for all of these keys; None if one is missing, because a request has one policy for all."""
+        with self._lock:
+            if not all(key in self._known for key in keys):
+                return None
+            for key in keys:
+                self._known.move_to_end(key)
+            return [self._known[key] for key in keys]
+
+    def put(self, key: Hashable, known: Known) -> None:
+        with self._lock:
+            self._known[key] = known
+            self._known.move_to_end(key)
+            while len(self._known) > self.most:
+                self._known.popitem(last=False)
