@@ -96,12 +96,33 @@ def fine_tune(
 
     `texts` is one column, or two for pairs; `config` changes the encoder's config.
     """
-    from datasets import Dataset
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
+
+    if out.exists():
+        return
+    set_seed(seed)
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    model = AutoModelForSequenceClassification.from_pretrained(encoder, dtype="float32", **config)
+    rows = {**tokenizer(*map(list, texts), truncation=True), "labels": [*labels]}
+    train(model, tokenizer, rows, out, seed=seed, epochs=epochs, bf16=bf16, compute_loss_func=loss)
+
+
+def fine_tune_tagger(
+    encoder: Path,
+    words: Sequence[Sequence[str]],
+    tags: Sequence[Sequence[str]],
+    out: Path,
+    *,
+    seed: int,
+    epochs: float = 3,
+    bf16: bool = False,
+    config: Mapping[str, Any],
+) -> None:
+    """A plain tagger, as `fine_tune`: the first token of each word has its tag."""
     from transformers import (
-        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
         AutoTokenizer,
-        Trainer,
-        TrainingArguments,
+        DataCollatorForTokenClassification,
         set_seed,
     )
 
@@ -109,8 +130,37 @@ def fine_tune(
         return
     set_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(encoder)
-    model = AutoModelForSequenceClassification.from_pretrained(encoder, dtype="float32", **config)
-    tokens = tokenizer(*map(list, texts), truncation=True)
+    model = AutoModelForTokenClassification.from_pretrained(encoder, dtype="float32", **config)
+    found = tokenizer([*map(list, words)], is_split_into_words=True, truncation=True)
+    labels = []
+    for row, names in enumerate(tags):
+        places = found.word_ids(row)
+        labels.append(
+            [
+                -100 if word is None or word == before else config["label2id"][names[word]]
+                for before, word in zip([None, *places], places, strict=False)
+            ]
+        )
+    collator = DataCollatorForTokenClassification(tokenizer)
+    rows = {**found, "labels": labels}
+    train(model, tokenizer, rows, out, seed=seed, epochs=epochs, bf16=bf16, data_collator=collator)
+
+
+def train(
+    model: Any,
+    tokenizer: Any,
+    rows: Mapping[str, Any],
+    out: Path,
+    *,
+    seed: int,
+    epochs: float,
+    bf16: bool,
+    **options: Any,
+) -> None:
+    """Train with transformers' `Trainer`, and save the model in a folder that appears when it is whole."""
+    from datasets import Dataset
+    from transformers import Trainer, TrainingArguments
+
     arguments = TrainingArguments(
         str(out.with_name("fine-tuning")),
         num_train_epochs=epochs,
@@ -127,11 +177,7 @@ def fine_tune(
         seed=seed,
     )
     trainer = Trainer(
-        model,
-        arguments,
-        train_dataset=Dataset.from_dict({**tokens, "labels": [*labels]}),
-        processing_class=tokenizer,
-        compute_loss_func=loss,
+        model, arguments, train_dataset=Dataset.from_dict(rows), processing_class=tokenizer, **options
     )
     trainer.train()
     draft = out.with_name(f"{out.name}.draft")

@@ -11,7 +11,7 @@ from fakes import FakeRuntime, make_info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offramp.engine import BEGINS, CONTINUES, SPECIAL, Engine
+from offramp.engine import Engine
 from offramp.errors import BadData, BadOption, Incompatible
 from offramp.guarantees.losses import LOSSES, OF_TAGS
 from offramp.inference.spans import Words, find_spans
@@ -26,6 +26,7 @@ from offramp.rules.agreement import Agreement
 from offramp.runtimes import Tokens
 from offramp.tags import TagScheme
 from offramp.trace import Trace
+from offramp.words import BEGINS, CONTINUES, SPECIAL
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 WEIGHTS = (0.4, 0.02, -0.1, -0.3, -0.1, -0.1, 0.05, -0.1, -0.1, 0.2)

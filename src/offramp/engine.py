@@ -20,6 +20,7 @@ from offramp.numerics import finite_rows
 from offramp.policy import Decider, Decision, Policy
 from offramp.problems import Array
 from offramp.runtimes import Runtime, Tokens
+from offramp.words import BEGINS, CONTINUES, SPECIAL
 
 WINDOW = 1024
 MAX_MICRO_BATCHES = 64
@@ -40,8 +41,8 @@ class Engine:
 
     `window` is the number of examples that run together, fewer if they are long. `batch_tokens` is the most tokens,
     padding included, in a micro-batch, by default what suits the runtime; a single longer example still runs.
-    `word_starts` says for each token of the vocabulary whether it begins a word, see `which_count`: rules for taggers
-    read these tokens, by default all.
+    `word_starts` says for each token of the vocabulary whether it begins a word (`token_kinds`), see `which_count`:
+    rules for taggers read these tokens, by default all.
     """
 
     def __init__(
@@ -289,10 +290,6 @@ class Engine:
             rows, longest = rows + more, longer
         if count:
             yield slice(first, count)
-
-
-SPECIAL, BEGINS, CONTINUES = range(3)
-"""What a token of the vocabulary is: no part of the text, the beginning of a word, or the rest of one."""
 
 
 def which_count(kinds: Array, sizes: Array) -> Array:

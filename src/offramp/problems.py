@@ -18,6 +18,9 @@ from offramp.numerics import softmax
 if TYPE_CHECKING:
     from torch import Tensor
 
+UNLABELLED = -100
+"""The label of an example, or a token, without one, as in PyTorch."""
+
 
 class Problem(str):
     """The meaning of a model's outputs.

@@ -20,7 +20,7 @@ from offramp.errors import BadData
 from offramp.files import atomic_file, use_umask
 from offramp.guarantees.operating_point import Decisions, OperatingPoint
 from offramp.lists import Lists
-from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Array, Problem, problem_named
+from offramp.problems import MULTI_LABEL, SINGLE_LABEL, UNLABELLED, Array, Problem, problem_named
 from offramp.row_hashes import hash_rows
 from offramp.tags import TagScheme
 from offramp.wording import count
@@ -157,8 +157,17 @@ class Trace:
         """Which predictions belong to which example, if tokens are tagged: those of its words."""
         if self.sizes is None or not self.problem.of_tokens:
             return None
-        words = np.ones(len(self.logits), int) if self.words is None else self.words.astype(int)
-        return Lists.consecutive(Lists.consecutive(self.sizes).total(words))
+        words = np.ones(len(self.logits), bool) if self.words is None else self.words
+        return Lists.consecutive(self.parts_of_examples(words))
+
+    def parts_of_examples(self, mask: Array) -> Array:
+        """(examples,) how many parts of each a mask (parts,) has."""
+        return Lists.consecutive(self.sizes).total(mask.astype(int))
+
+    @property
+    def tagged(self) -> Array | None:
+        """(tokens,) which of them have a label; None if they are not tagged, or without labels."""
+        return None if self.labels is None or not self.problem.of_tokens else self.labels != UNLABELLED
 
     def by_text(self, values: Array, reduce: np.ufunc = np.maximum) -> Array:
         """(texts,) from values (examples,): the largest of the windows of a text, or another reduction of them."""
@@ -345,7 +354,7 @@ def _check_values(trace: Trace) -> None:
         raise BadData(f"shape needs {', '.join(SHAPE)}, but has only {', '.join(trace.shape)}.")
     if trace.labels is not None and trace.problem.has_classes:
         most = 1 if trace.problem.multi_label else classes - 1
-        labels = trace.labels[trace.labels != -100] if trace.problem.of_tokens else trace.labels
+        labels = trace.labels[trace.labels != UNLABELLED] if trace.problem.of_tokens else trace.labels
         if ((labels < 0) | (labels > most)).any():
             raise BadData(f"labels must be 0 to {most}; pass labels=None for unlabelled data.")
 

@@ -1,10 +1,17 @@
 """Words of a tokenized text: which tokens continue a word that an earlier one has begun."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from offramp.numerics import Array
+from offramp.problems import UNLABELLED
+
+SPECIAL, BEGINS, CONTINUES = range(3)
+"""What a token of the vocabulary is: no part of the text, the beginning of a word, or the rest of one."""
+SPACES = ("\u0120", "\u2581")
+"""How byte-level and SentencePiece vocabularies write the space before a word: Ġ and ▁."""
 
 
 def find_subwords(text: str, encoding: Any, has_prefix: bool, unknown: int | None) -> Array:
@@ -27,3 +34,41 @@ def find_subwords(text: str, encoding: Any, has_prefix: bool, unknown: int | Non
 def marks_subwords(tokenizer: Any) -> bool:
     """Whether a tokenizer (of `tokenizers`) marks sub-words by a prefix."""
     return bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
+
+
+def token_kinds(tokenizer: Any, unknown: int | None) -> Array:
+    """(vocabulary,) what each token of a tokenizer (of `tokenizers`) is to words, as far as can be told without the
+    text: `find_subwords` also counts a token as the rest of a word if the text spells it otherwise."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
+    marks_spaces = not prefix and any(token.startswith(SPACES) for token in vocabulary)
+    kinds = np.full(1 + max(vocabulary.values()), BEGINS)
+    for token, number in vocabulary.items():
+        if (prefix and token.startswith(prefix)) or (marks_spaces and not token.startswith(SPACES)):
+            kinds[number] = CONTINUES
+    special = [number for number, each in tokenizer.get_added_tokens_decoder().items() if each.special]
+    kinds[[*special, *tokenizer.encode("").ids]] = SPECIAL
+    if unknown is not None:
+        kinds[unknown] = BEGINS
+    return kinds
+
+
+def token_tags(offsets: Array, words: Sequence[str], tags: Sequence[int], continued: bool) -> Array:
+    """The tag of each word at the first token that ends in it; none at all others, such as special tokens.
+
+    `offsets` (tokens, 2) are into the words with a space between them; `continued` if other tokens come before.
+
+    >>> token_tags(np.array([[0, 0], [0, 2], [2, 4], [5, 6], [0, 0]]), ["Anna", "x"], [3, 0], False)
+    array([-100,    3, -100,    0, -100])
+    """
+    lengths = np.array([len(word) for word in words])
+    ends = np.cumsum(lengths + 1) - 1
+    last = offsets[:, 1] - 1
+    word = np.searchsorted(ends, last, side="right")
+    inside = np.flatnonzero((offsets[:, 0] < offsets[:, 1]) & (last >= (ends - lengths)[word]))
+    found, first = np.unique(word[inside], return_index=True)
+    if continued and len(inside) and offsets[inside[0], 0] > (ends - lengths)[found[0]]:
+        found, first = found[1:], first[1:]  # a word whose first token is in the row before
+    labels = np.full(len(offsets), UNLABELLED)
+    labels[inside[first]] = np.array(tags)[found]
+    return labels

@@ -19,10 +19,11 @@ from transformers import AutoModelForTokenClassification, PreTrainedTokenizerFas
 
 from offramp import Task, train
 from offramp.errors import BadData, Incompatible
-from offramp.models.exit_model import UNLABELLED
+from offramp.problems import UNLABELLED
 from offramp.training import features
-from offramp.training.data import TagCollator, token_tags, tokenize_words
+from offramp.training.data import TagCollator, tokenize_words
 from offramp.training.features import WordSample
+from offramp.words import token_tags
 
 PIECES = [*"abcdefghij", *(f"##{letter}" for letter in "abcdefghij"), "good", "bad", "##film", "film"]
 VOCABULARY = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", *PIECES]

@@ -9,12 +9,14 @@ import numpy as np
 
 from offramp.engine import Engine
 from offramp.errors import BadData, BadOption
-from offramp.inference.runner import Runner
+from offramp.inference.runner import Runner, make_engine
 from offramp.inference.texts import BatchTokenizer, check_kind
-from offramp.problems import Array, Problem
+from offramp.inference.windows import WindowedText, WindowTokenizer
+from offramp.problems import UNLABELLED, Array, Problem
 from offramp.row_hashes import hash_batch, hash_rows
 from offramp.runtimes import Tokens, runtime_of, text_length
 from offramp.trace import Trace
+from offramp.words import token_tags
 
 Batch = dict[str, list[Any]]
 """Consecutive rows of a data set, by column."""
@@ -42,7 +44,7 @@ def collect(
             `batch_tokens` and `max_length`.
         dataset: a `datasets.Dataset` or `IterableDataset`, or a mapping of columns to lists, with the columns `text`
             and optionally `text_pair`, or with `input_ids`; optionally `label` or `labels`, and `idx` or `id`. Labels
-            that are all -1 or None, as in a hidden test set, count as unlabelled.
+            that are all -1 or None, as in a hidden test set, count as unlabelled; tags need the column `words`.
         tokenizer: the model's fast tokenizer, needed for texts.
         batch_tokens: the most tokens in a micro-batch, padding included; by default what suits the runtime.
         max_length: the number of tokens at which texts are truncated; by default as in training, or the
@@ -92,9 +94,11 @@ def prepare(
         if (tokenizer, batch_tokens, max_length) != (None, None, None):
             raise BadOption("a runner has its own tokenizer, batch_tokens and max_length; set them there.")
         return model.engine, model.tokenizer
-    engine = Engine(runtime_of(model), batch_tokens=batch_tokens)
-    longest = text_length(engine.runtime, max_length)
-    return engine, None if tokenizer is None else BatchTokenizer(tokenizer, longest)
+    runtime = runtime_of(model)
+    if tokenizer is None:
+        return Engine(runtime, batch_tokens=batch_tokens), None
+    batch_tokenizer = BatchTokenizer(tokenizer, text_length(runtime, max_length))
+    return make_engine(runtime, batch_tokenizer, batch_tokens=batch_tokens), batch_tokenizer
 
 
 def run(
@@ -110,43 +114,101 @@ def run(
 
     problem, classes = engine.runtime.info.problem, len(engine.runtime.info.labels)
     total, columns = count_rows(dataset), column_names(dataset)
+    windows = WindowTokenizer(tokenizer) if problem.of_tokens and tokenizer is not None else None
     label_columns = [name for name in columns if name in ("label", "labels")]
     others: Sequence[str] | None = None
     parts: dict[str, list[Array]] = defaultdict(list)
     if total and label_columns:
         for _, _, labels in read(dataset, label_columns, engine.window, problem, classes):
-            if labels is not None:
+            if labels is not None and not problem.of_tokens:  # tags are placed once there are tokens
                 parts["labels"].append(labels)
-        others = [name for name in columns if name not in label_columns]
-    logits = None if total is None else np.empty((total, len(engine.runtime.info.exits), classes), np.float32)
+        others = None if problem.of_tokens else [name for name in columns if name not in label_columns]
+    logits = None
+    if total is not None and not problem.of_tokens:
+        logits = np.empty((total, len(engine.runtime.info.exits), classes), np.float32)
     with tqdm(total=total, unit=" examples", disable=not progress) as bar:
         for first, batch, labels in read(dataset, others, engine.window, problem, classes):
-            tokens = tokenize(batch, first, tokenizer)
-            rows = range(first, first + len(tokens))
-            outputs, gates = engine.trace(tokens)
-            if logits is None:
-                parts["logits"].append(outputs)
+            if windows is not None and "text" in batch:
+                texts = windows(batch["text"])
+                tokens = [window for text in texts for window in text.windows]
+                row_of = np.repeat(np.arange(len(texts)), [len(text.windows) for text in texts])
             else:
-                logits[rows.start : rows.stop] = outputs
-            parts["lengths"].append(np.array([len(example.ids) for example in tokens]))
-            parts["ids"].append(np.array(batch.get("idx", batch.get("id", rows))))
-            if gates is not None:
-                parts["gates"].append(gates)
+                tokens = tokenize(batch, first, tokenizer)
+                texts, row_of = [], np.arange(len(tokens))
+            outputs, gates = engine.trace(tokens)
+            found = {} if gates is None else {"gates": gates}
+            if logits is None:
+                found["logits"] = outputs
+            else:
+                logits[first : first + len(tokens)] = outputs
             if labels is not None:
-                parts["labels"].append(labels)
+                found["labels"] = labels
+            if problem.of_tokens:
+                found = tagged(engine, tokens, texts, batch, found)
+            found["lengths"] = np.array([len(example.ids) for example in tokens])
+            rows = range(first, first + len(tokens))
+            found["ids"] = np.array(batch.get("idx", batch.get("id", rows)))[row_of]
             if "text" in batch:
                 hashes = hash_batch(batch)
-                parts["texts"].append(hash_rows(map(str, batch[group])) if group else hashes)
+                found["texts"] = (hash_rows(map(str, batch[group])) if group else hashes)[row_of]
                 if known_rows is not None:
-                    parts["trained_on"].append(np.isin(hashes, known_rows))
-            bar.update(len(tokens))
+                    found["trained_on"] = np.isin(hashes, known_rows)[row_of]
+            for name, values in found.items():
+                parts[name].append(values)
+            bar.update(len(next(iter(batch.values()))))
     if not parts:
         raise BadData("the data set is empty.")
     arrays: dict[str, Any] = {name: np.concatenate(pieces) for name, pieces in parts.items()}
+    if "continues" in arrays and not arrays["continues"].any():
+        del arrays["continues"]
     known = arrays.get("labels")
     if known is None or (known == -1).all():  # the hidden labels of a regression
         arrays["labels"] = None
     return arrays if logits is None else arrays | {"logits": logits}
+
+
+def tagged(
+    engine: Engine,
+    windows: Sequence[Tokens],
+    texts: Sequence[WindowedText],
+    batch: Batch,
+    found: dict[str, Array],
+) -> dict[str, Array]:
+    """The arrays of texts whose tokens are tagged, without tokens that no one asks for.
+
+    Rows of `input_ids` are no texts: the words of their spans are what rules take for words.
+    """
+    tokens = engine.tokens_of(windows)
+    assert tokens is not None
+    counts = np.ones(len(tokens.numbers), bool) if tokens.counts is None else tokens.counts
+    words, continues = counts, np.zeros(len(windows), bool)
+    labels = None
+    if texts:
+        words = np.concatenate([part for text in texts for part in text.spread(is_first(text), False)])
+        continues = np.concatenate([np.arange(len(text.windows)) > 0 for text in texts])
+    if "labels" in found:
+        tags = zip(texts, batch["words"], found.pop("labels"), strict=True)
+        labels = np.concatenate(
+            [
+                part
+                for text, words_of_text, its_tags in tags
+                for part in text.spread(token_tags(text.offsets, words_of_text, its_tags, False), UNLABELLED)
+            ]
+        )
+    kept = counts | words if labels is None else counts | words | (labels != UNLABELLED)
+    found |= {"counts": counts, "words": words} | ({} if labels is None else {"labels": labels})
+    return {
+        **{name: values[kept] for name, values in found.items()},
+        "sizes": tokens.total(kept, counted=False),
+        "continues": continues,
+    }
+
+
+def is_first(text: WindowedText) -> Array:
+    """(tokens,) of the text, which of them begin a word."""
+    first = np.zeros(len(text.offsets), bool)
+    first[text.words.first] = True
+    return first
 
 
 def column_names(dataset: Any) -> Sequence[str]:
@@ -194,6 +256,8 @@ def read_labels(labels: Sequence[Any], first: int, problem: Problem, classes: in
     for row, label in enumerate(labels, first):
         if not problem.is_label(label, classes):
             raise BadData(f"row {row} has the label {label!r}, expected {problem.expected(classes)}.")
+    if problem.of_tokens:  # of different lengths
+        return np.fromiter(labels, object, len(labels))
     return np.array(labels, np.int64 if problem.has_classes else np.float32)
 
 

@@ -19,6 +19,7 @@ from offramp.problems import Array
 from offramp.row_hashes import load_hashes
 from offramp.rules import RULES
 from offramp.runtimes import Runtime, runtime_of, text_length
+from offramp.words import token_kinds
 
 NEVER = Policy(RULES["never"]())
 MIN_LENGTH = 8
@@ -57,8 +58,8 @@ class Runner:
         self.runtime = runtime_of(model)
         self.folder = folder
         self.training_rows = training_rows
-        self.engine = Engine(self.runtime, window, batch_tokens)
         self.tokenizer = BatchTokenizer(tokenizer, text_length(self.runtime, max_length))
+        self.engine = make_engine(self.runtime, self.tokenizer, window, batch_tokens)
         self.policy = self.resolve_policy(policy or self.runtime.info.policy or NEVER)
         if self.policy.certificate is not None:  # computing a fingerprint is slow
             self.policy = check_certificate(
@@ -144,3 +145,12 @@ class Runner:
             logits=np.concatenate([decision.logits for decision in decisions]),
             finite=np.concatenate([decision.finite for decision in decisions]),
         )
+
+
+def make_engine(
+    runtime: Runtime[Any], tokenizer: BatchTokenizer, window: int = WINDOW, batch_tokens: int | None = None
+) -> Engine:
+    """Where tokens are tagged, rules read those that begin a word."""
+    tags = runtime.info.problem.of_tokens
+    kinds = token_kinds(tokenizer.rust, tokenizer.unknown_token) if tags else None
+    return Engine(runtime, window, batch_tokens, kinds)

@@ -35,10 +35,21 @@ class WindowedText:
     """The tokens of each window that belong to it: neither special tokens, nor those of a neighbour."""
     words: Words
     """The positions of first tokens count the tokens that belong to windows."""
+    offsets: Array
+    """(tokens, 2) where each of these begins and ends, in characters."""
 
     def join(self, outputs: Sequence[Array]) -> Array:
         """(tokens, ...) of the text, from (tokens, ...) of each window, special tokens included."""
         return np.concatenate([rows[own] for rows, own in zip(outputs, self.owned, strict=True)])
+
+    def spread(self, values: Array, elsewhere: Any) -> list[Array]:
+        """(tokens,) of each window, from (tokens,) of the text: what `join` would join."""
+        spread, first = [], 0
+        for window, own in zip(self.windows, self.owned, strict=True):
+            spread.append(np.full(len(window.ids), elsewhere))
+            spread[-1][own] = values[first : first + own.stop - own.start]
+            first += own.stop - own.start
+        return spread
 
 
 class WindowTokenizer:
@@ -70,12 +81,11 @@ class WindowTokenizer:
             tokens = [ids[row] for row in rows] or [self.base.pad_token]  # an empty text, no special tokens
             windows.append(Tokens(tokens, window_types if self.base.uses_types else None))
             owned.append(slice(before + own.start - first, before + own.stop - first))
-        return WindowedText(windows, owned, self.find_words(text, encoding, slice(before, after)))
-
-    def find_words(self, text: str, encoding: Any, inside: slice) -> Words:
-        offsets = np.array(encoding.offsets[inside], np.int64).reshape(-1, 2)
+        inside_text = slice(before, after)
+        offsets = np.array(encoding.offsets[inside_text], np.int64).reshape(-1, 2)
         is_subword = find_subwords(text, encoding, self.has_subwords, self.base.unknown_token)
-        return Words.of_tokens(offsets[:, 0], offsets[:, 1], is_subword[inside])
+        words = Words.of_tokens(offsets[:, 0], offsets[:, 1], is_subword[inside_text])
+        return WindowedText(windows, owned, words, offsets)
 
 
 def cut_windows(tokens: int, room: int) -> list[tuple[int, int, slice]]:

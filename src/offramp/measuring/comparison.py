@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from offramp.cpus import available_cpus
-from offramp.data.metrics import score_logits
 from offramp.guarantees import Guarantee
 from offramp.guarantees.losses import LOSSES, OF_TAGS
 from offramp.measuring.exit_table import reference_of
 from offramp.measuring.rankings import Rankings
+from offramp.measuring.scores import score
 from offramp.policy import Policy
 from offramp.trace import Trace
 
@@ -103,7 +103,7 @@ def measure_contender(
     else:
         rankings = Rankings(trace, top_k)
         losses = {risk: float(rankings.losses(logits, risk).mean()) for risk in ("overlap", "ndcg")}
-    scores = score_logits(trace.metrics, trace.labels, logits, trace.problem)
+    scores = score(trace, logits)
     return Contender(name, losses, scores, mean_layer, speed, speed.times_faster_than(baseline))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from offramp.guarantees.losses import Loss, Reference
+from offramp.lists import Lists
 from offramp.policy import Policy, fold
 from offramp.problems import Array
 from offramp.rules.agreement import Agreement
@@ -33,6 +34,8 @@ class RuleOutput:
     predictions: Array
     """(exits, examples) classes or numbers, or (exits, examples, labels) 0 or 1; (exits, words) if tokens are tagged,
     see `Trace.decode`."""
+    tags: Array | None = None
+    """(exits, labelled tokens), if tags have labels."""
 
 
 def apply_rule(trace: Trace, policy: Policy, seed: int = 0) -> RuleOutput:
@@ -41,7 +44,8 @@ def apply_rule(trace: Trace, policy: Policy, seed: int = 0) -> RuleOutput:
         return cross_fit(trace, policy, seed)
     folded = fold(policy.rule, trace.logits, trace.gates, trace.layers, trace.problem, trace.lists)
     predictions = np.moveaxis(trace.decode(folded.logits), 1, 0)
-    return RuleOutput(folded.readiness, np.ascontiguousarray(predictions))
+    tags = None if trace.tagged is None else np.ascontiguousarray(folded.logits[trace.tagged].argmax(-1).T)
+    return RuleOutput(folded.readiness, np.ascontiguousarray(predictions), tags)
 
 
 def cross_fit(trace: Trace, policy: Policy, seed: int) -> RuleOutput:
@@ -53,11 +57,18 @@ def cross_fit(trace: Trace, policy: Policy, seed: int) -> RuleOutput:
     ]
     words = trace.words_of_examples
     predicted = order if words is None else words.rows(order)
+    tags = None
+    if trace.tagged is not None:
+        labelled = Lists.consecutive(trace.parts_of_examples(trace.tagged)).rows(order)
+        tags = np.concatenate([np.asarray(output.tags) for output in outputs], axis=1)[
+            :, np.argsort(labelled)
+        ]
     return RuleOutput(
         readiness=np.concatenate([output.readiness for output in outputs])[np.argsort(order)],
         predictions=np.concatenate([output.predictions for output in outputs], axis=1)[
             :, np.argsort(predicted)
         ],
+        tags=tags,
     )
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from offramp.data.metrics import compute, score_logits
 from offramp.errors import BadOption
-from offramp.measuring.exit_table import ExitTable
+from offramp.lists import Lists
+from offramp.measuring.exit_table import ExitTable, RuleOutput
 from offramp.policy import Policy
 from offramp.problems import SINGLE_LABEL, Array
 from offramp.trace import Trace
@@ -36,37 +37,108 @@ def metric_names(trace: Trace) -> tuple[str, ...]:
     return names
 
 
-def scores(trace: Trace, table: ExitTable, predictions: Array) -> dict[str, Array]:
+def score(trace: Trace, logits: Array) -> dict[str, float]:
+    """The task's metrics of the logits that examples get; empty without labels."""
+    if trace.labels is None:
+        return {}
+    names = [name for name in metric_names(trace) if name != AGREEMENT]
+    if trace.tagged is None:
+        return score_logits(names, trace.labels, logits, trace.problem)
+    counts = span_counts(trace, logits[trace.tagged].argmax(-1))
+    return dict.fromkeys(names, float(entity_f1(counts.sum(0))))
+
+
+def scores(trace: Trace, table: ExitTable, output: RuleOutput) -> dict[str, Array]:
     """(thresholds,) for each metric, with each example predicted by the exit that it takes."""
     names = [name for name in metric_names(trace) if name != AGREEMENT]
+    predictions = output.predictions
     result: dict[str, Array] = {}
-    if names and from_counts(trace, names):
+    if names and trace.tagged is not None:
+        by_threshold = [span_counts(trace, taken).sum(0) for taken in tags_taken(trace, table, output)]
+        result = dict.fromkeys(names, entity_f1(np.array(by_threshold)))
+    elif names and from_counts(trace, names):
         counts = class_counts(trace, table, predictions)
         result = {name: COUNT_METRICS[name](counts) for name in names}
     elif names:
         rows = [compute(names, trace.labels, taken) for taken in predictions_taken(table, predictions)]  # type: ignore[arg-type]
         result = {name: np.array([row[name] for row in rows]) for name in names}
     if trace.problem.has_classes:
-        result[AGREEMENT] = matches(trace, trace.reference_predictions(), table, predictions) / len(trace)
+        result[AGREEMENT] = shares_that_agree(trace, table, predictions)
     return result
 
 
 def intervals(
-    trace: Trace, table: ExitTable, predictions: Array, resamples: int, seed: int
+    trace: Trace, table: ExitTable, output: RuleOutput, resamples: int, seed: int
 ) -> list[Interval]:
     """The 95 % bootstrap interval of the headline score at each threshold."""
     rng = np.random.default_rng(seed)
-    headline = metric_names(trace)[0]
+    headline, predictions = metric_names(trace)[0], output.predictions
     countable = from_counts(trace, [headline])
     if headline == AGREEMENT or (countable and headline in ("acc", "micro_f1")):
-        truth = trace.reference_predictions() if headline == AGREEMENT else trace.labels
-        shares = matches(trace, truth, table, predictions) / len(trace)
-        return [percentiles(rng.binomial(len(trace), share, resamples) / len(trace)) for share in shares]
+        shares, texts = shares_that_agree(trace, table, predictions), count_texts(trace)
+        if headline != AGREEMENT:
+            shares = matches(trace, trace.labels, table, predictions) / len(trace)
+        return [percentiles(rng.binomial(texts, share, resamples) / texts) for share in shares]
+    if trace.tagged is not None:
+        return [
+            percentiles(resample_spans(span_counts(trace, taken), resamples, rng))
+            for taken in tags_taken(trace, table, output)
+        ]
     resample = resample_counts if countable else resample_rows
     return [
         percentiles(resample(headline, trace, taken, resamples, rng))
         for taken in predictions_taken(table, predictions)
     ]
+
+
+def count_texts(trace: Trace) -> int:
+    """The number of examples, in which the windows of a text are one."""
+    return len(trace.by_text(np.ones(len(trace))))
+
+
+def shares_that_agree(trace: Trace, table: ExitTable, predictions: Array) -> Array:
+    """(thresholds,) the share of examples whose prediction is the reference's; of texts, in all of their windows."""
+    reference, words = trace.reference_predictions(), trace.words_of_examples
+    if words is None:
+        return matches(trace, reference, table, predictions) / len(trace)
+    same = np.stack([words.total(each != reference) == 0 for each in predictions])  # (exits, examples)
+    return np.array([trace.by_text(taken, np.logical_and).mean() for taken in predictions_taken(table, same)])
+
+
+def tags_taken(trace: Trace, table: ExitTable, output: RuleOutput) -> Iterator[Array]:
+    """For each threshold, (labelled tokens,) the tags of the exit that each text takes."""
+    assert output.tags is not None
+    assert trace.tagged is not None
+    tokens = np.arange(output.tags.shape[1])
+    example = Lists.consecutive(trace.sizes).numbers[trace.tagged]
+    for index in range(len(table.thresholds)):
+        yield output.tags[table.exits(index)[example], tokens]
+
+
+def span_counts(trace: Trace, tags: Array) -> Array:
+    """(texts, 3) the spans of the labels, those of the tags (labelled tokens,), and those that are in both."""
+    assert trace.labels is not None
+    texts = Lists.consecutive(trace.sizes).numbers[trace.tagged]
+    if trace.continues is not None:
+        texts = (np.cumsum(~trace.continues) - 1)[texts]
+    begins = np.append(True, texts[1:] != texts[:-1])[: len(texts)]
+    expected, found = (trace.scheme.spans(each, begins) for each in (trace.labels[trace.tagged], tags))
+    both = expected[np.isin(*(rows @ [1, len(tags) + 1, (len(tags) + 1) ** 2] for rows in (expected, found)))]
+    number = count_texts(trace)
+    return np.column_stack(
+        [np.bincount(texts[rows[:, 0]], minlength=number) for rows in (expected, found, both)]
+    )
+
+
+def entity_f1(counts: Array) -> Array:
+    """(...) from the numbers (..., 3) of `span_counts`."""
+    return divide(2 * counts[..., 2], counts[..., 0] + counts[..., 1])
+
+
+def resample_spans(counts: Array, resamples: int, rng: Any) -> Array:
+    """(resamples,) F1 of texts drawn with replacement."""
+    times = rng.multinomial(len(counts), np.full(len(counts), 1 / len(counts)), size=resamples)
+    return entity_f1(times @ counts)
 
 
 def from_counts(trace: Trace, metrics: list[str]) -> bool:
@@ -131,13 +203,12 @@ def measure(policy: Policy, trace: Trace) -> dict[str, Any]:
     """Mean layer and scores of a policy, and the scores of full depth; no scores without labels."""
     trace = trace.decided()
     decision = policy.decide_trace(trace)
-    metrics = [name for name in metric_names(trace) if name != AGREEMENT]
     return {
         "examples": len(trace),
         "mean_layer": float(np.asarray(trace.layers)[decision.exits].mean()),
         "layers": trace.layers[-1],
-        "scores": score_logits(metrics, trace.labels, decision.logits, trace.problem),
-        "full_depth": score_logits(metrics, trace.labels, trace.logits[:, -1], trace.problem),
+        "scores": score(trace, decision.logits),
+        "full_depth": score(trace, trace.logits[:, -1]),
     }
 
 

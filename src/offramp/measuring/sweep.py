@@ -6,12 +6,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from offramp.data.metrics import score_logits
 from offramp.errors import BadOption
 from offramp.measuring.cost import cost, macs
 from offramp.measuring.curve import Curve, Point, Sweep, needs_labels, parse_rule
 from offramp.measuring.exit_table import ExitTable, apply_rule, build_exit_table, fit_rule, useful_thresholds
-from offramp.measuring.scores import AGREEMENT, intervals, metric_names, scores
+from offramp.measuring.scores import AGREEMENT, intervals, metric_names, score, scores
 from offramp.numerics import finite_rows
 from offramp.policy import Policy
 from offramp.policy.text import fitted_names
@@ -69,8 +68,8 @@ def sweep(
         policy = fit_rule(policy, trace)
         values = thresholds_for(policy, given, output.readiness, trace, points)
         table = build_exit_table(policy, output.readiness, trace.layers, values)
-        by_metric = scores(trace, table, output.predictions)
-        around = intervals(trace, table, output.predictions, bootstrap, seed) if bootstrap else None
+        by_metric = scores(trace, table, output)
+        around = intervals(trace, table, output, bootstrap, seed) if bootstrap else None
         histogram, spent = table.histogram(), mean_macs(trace, policy, table, padded_to)
 
         def point(index: int) -> Point:
@@ -157,11 +156,10 @@ def measure_point(trace: Trace, policy: Policy, padded_to: int | None = None) ->
     decision = policy.decide_trace(trace)
     histogram = np.bincount(decision.exits, minlength=len(trace.layers))
     metrics = metric_names(trace)
-    found = score_logits(
-        [name for name in metrics if name != AGREEMENT], trace.labels, decision.logits, trace.problem
-    )
+    found = score(trace, decision.logits)
     if AGREEMENT in metrics:
-        found = {**found, AGREEMENT: float(trace.agrees(decision.logits).mean())}
+        agree = trace.by_text(trace.agrees(decision.logits), np.logical_and)
+        found = {**found, AGREEMENT: float(agree.mean())}
     spent = None
     if trace.shape:
         by_exit = [macs_to_exit(trace, policy, exit, padded_to) for exit in range(len(trace.layers))]

@@ -28,7 +28,7 @@ from offramp.files import digest, explain_damage, use_umask
 from offramp.models.backbones import Backbone, FinalHead, backbone_for
 from offramp.models.config import ExitConfig
 from offramp.models.heads import HeadConfig, Heads, is_count
-from offramp.problems import TOKENS
+from offramp.problems import TOKENS, UNLABELLED
 from offramp.wording import count
 
 GradientHook = Callable[[int, Tensor], tuple[Tensor, Tensor]]
@@ -44,8 +44,6 @@ LEARNED_WEIGHT_START = 4.0
 """Initial value of ELBERT's learned exit weights, before the sigmoid."""
 NEARLY_LINEAR = 0.1
 """A factor that keeps hidden states where tanh is almost the identity."""
-UNLABELLED = -100
-"""The label of an example, or a token, without one, as in PyTorch."""
 
 
 @dataclass

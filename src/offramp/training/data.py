@@ -1,6 +1,6 @@
 """The tokenized splits of a task."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 from offramp.data import Task
 from offramp.errors import BadOption
 from offramp.files import atomic_file
-from offramp.models.exit_model import UNLABELLED, ExitModel
-from offramp.problems import Array
+from offramp.models.exit_model import ExitModel
+from offramp.problems import UNLABELLED, Array
 from offramp.row_hashes import hash_batch
 from offramp.training.recipes import Recipe
-from offramp.words import find_subwords, marks_subwords
+from offramp.words import find_subwords, marks_subwords, token_tags
 
 
 def load_splits(task: Task, unlabelled: Any = None) -> dict[str, Any]:
@@ -114,27 +114,6 @@ def tokenize_words(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: in
         }
 
     return rows.map(encode, batched=True, remove_columns=rows.column_names, desc="tokenizing")
-
-
-def token_tags(offsets: Array, words: Sequence[str], tags: Sequence[int], continued: bool) -> Array:
-    """The tag of each word at the first token that ends in it; none at all others, such as special tokens.
-
-    `offsets` (tokens, 2) are into the words with a space between them; `continued` if other tokens come before.
-
-    >>> token_tags(np.array([[0, 0], [0, 2], [2, 4], [5, 6], [0, 0]]), ["Anna", "x"], [3, 0], False)
-    array([-100,    3, -100,    0, -100])
-    """
-    lengths = np.array([len(word) for word in words])
-    ends = np.cumsum(lengths + 1) - 1
-    last = offsets[:, 1] - 1
-    word = np.searchsorted(ends, last, side="right")
-    inside = np.flatnonzero((offsets[:, 0] < offsets[:, 1]) & (last >= (ends - lengths)[word]))
-    found, first = np.unique(word[inside], return_index=True)
-    if continued and len(inside) and offsets[inside[0], 0] > (ends - lengths)[found[0]]:
-        found, first = found[1:], first[1:]  # a word whose first token is in the row before
-    labels = np.full(len(offsets), UNLABELLED)
-    labels[inside[first]] = np.array(tags)[found]
-    return labels
 
 
 def training_hashes(rows: Mapping[str, Any]) -> Array:

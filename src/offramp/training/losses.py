@@ -20,8 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from offramp.errors import Incompatible
-from offramp.models.exit_model import UNLABELLED
-from offramp.problems import SINGLE_LABEL, Problem, SingleLabel
+from offramp.problems import SINGLE_LABEL, UNLABELLED, Problem, SingleLabel
 
 Terms = tuple[Tensor, ...]
 Loss = Callable[..., Terms]

@@ -30,9 +30,9 @@ from transformers import (
 from offramp.data import Task
 from offramp.data.metrics import compute
 from offramp.files import SCORES, explain_damage, read_json, write_files
-from offramp.models.exit_model import UNLABELLED, ExitModel
+from offramp.models.exit_model import ExitModel
 from offramp.models.heads import HeadConfig
-from offramp.problems import Array
+from offramp.problems import UNLABELLED, Array
 from offramp.row_hashes import save_hashes
 from offramp.tags import TagScheme
 from offramp.training.data import (

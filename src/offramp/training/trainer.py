@@ -15,7 +15,8 @@ from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainerCallback
 
 from offramp.errors import BadOption, Incompatible
-from offramp.models.exit_model import UNLABELLED, ExitModel, GradientHook
+from offramp.models.exit_model import ExitModel, GradientHook
+from offramp.problems import UNLABELLED
 from offramp.training.gradients import equilibrium, projected_parameters, remove_conflict, scale_by_depth
 from offramp.training.losses import group_members
 from offramp.training.recipes import Phase

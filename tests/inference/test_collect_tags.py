@@ -1,0 +1,117 @@
+"""Traces of taggers: their words, windows and labels, and what is measured from them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from seqeval.metrics import f1_score
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordPiece
+from transformers import PreTrainedTokenizerFast
+
+from offramp import ExitModel, Runner, Tagger, Trace, collect
+from offramp.measuring.sweep import sweep
+from offramp.policy import Policy
+from offramp.words import BEGINS, CONTINUES, SPECIAL, token_kinds
+
+TAGS = ["O", "B-A", "I-A", "B-B", "I-B"]
+WORDS = [*"abcdefghij", "good", "bad", "film"]
+
+
+@pytest.fixture(scope="module")
+def runner(tiny_tagger: Callable[..., Any], tokenizer: PreTrainedTokenizerFast) -> Runner:
+    names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: row for row, tag in enumerate(TAGS)}}
+    model = ExitModel.from_encoder(tiny_tagger("bert", **names))
+    torch.manual_seed(7)
+    for head in model.heads.classifiers[:-1]:
+        torch.nn.init.normal_(head.weight, std=0.5)
+    return Runner(model.eval(), tokenizer)
+
+
+def tagged_rows(count: int, longest: int = 12) -> dict[str, list[Any]]:
+    draw = np.random.default_rng(3)
+    words = [draw.choice(WORDS, draw.integers(1, longest)).tolist() for _ in range(count)]
+    return {
+        "text": [" ".join(each) for each in words],
+        "words": words,
+        "label": [draw.integers(0, 5, len(each)).tolist() for each in words],
+    }
+
+
+@pytest.mark.parametrize("policy", ["never", "entropy:0.9", "patience:1", "layer:2"])
+def test_a_trace_decides_as_the_tagger_does_also_for_texts_in_windows(runner: Runner, policy: str) -> None:
+    texts = ["good film", "", "a bad film x " * 30, "x y", "film " * 100]
+    trace = collect(runner, {"text": texts}, progress=False)
+    assert trace.continues is not None
+    assert trace.continues.sum() == len(trace) - len(texts) > 5
+    decision = Policy.parse(policy).decide_trace(trace)
+    found = Tagger(runner).tag(texts, policy=policy)
+    layers = np.asarray(trace.layers)[trace.by_text(decision.exits)]
+    assert [spans.layer for spans in found] == layers.tolist()
+    full = Tagger(runner).tag(texts, policy="never")
+    changed = ~trace.by_text(trace.agrees(decision.logits), np.logical_and)
+    places = [[[(s.start, s.end, s.label) for s in spans] for spans in each] for each in (found, full)]
+    assert changed.tolist() == [one != two for one, two in zip(*places, strict=True)]
+
+
+def test_entity_f1_at_every_threshold_is_that_of_seqeval(runner: Runner) -> None:
+    rows = tagged_rows(60, longest=60)  # some in two windows
+    trace = collect(runner, rows, progress=False)
+    assert trace.metrics == ()
+    curves = sweep(trace, ["layer", "margin"], points=6).curves
+    points = [(rule, point) for rule, curve in curves.items() for point in curve.points]
+    for rule, point in points:
+        decision = Policy.parse(f"{rule}:{point.threshold}").decide_trace(trace)
+        assert trace.tagged is not None
+        tags = decision.logits[trace.tagged].argmax(-1).tolist()
+        found, first = [], 0
+        for words in rows["words"]:
+            found.append([TAGS[tag] for tag in tags[first : first + len(words)]])
+            first += len(words)
+        gold = [[TAGS[tag] for tag in each] for each in rows["label"]]
+        assert point.scores["entity_f1"] == pytest.approx(f1_score(gold, found))
+        assert (
+            point.scores["agreement"] == trace.by_text(trace.agrees(decision.logits), np.logical_and).mean()
+        )
+    assert len({point.scores["entity_f1"] for _, point in points}) > 5
+
+
+def test_a_fitted_rule_is_swept_over_labelled_tags(runner: Runner) -> None:
+    trace = collect(runner, tagged_rows(80), progress=False)
+    found = sweep(trace, ["agreement", "layer"], bootstrap=20)
+    full = found.curves["layer"].points[-1]
+    assert full.scores["agreement"] == 1
+    assert found.curves["agreement"].points[-1].scores["entity_f1"] == full.scores["entity_f1"]
+    assert all(
+        point.interval[0] <= point.interval[1] for point in found.curves["agreement"].points if point.interval
+    )
+
+
+def test_a_trace_keeps_what_rules_spans_and_labels_need_and_no_other_token(
+    runner: Runner, tmp_path: Path
+) -> None:
+    rows = tagged_rows(20)
+    trace = collect(runner, rows, progress=False)
+    assert len(trace.logits) == sum(map(len, rows["words"]))  # neither [CLS] nor [SEP]
+    assert trace.labels is not None
+    assert trace.labels.tolist() == [tag for tags in rows["label"] for tag in tags]
+    trace.save(tmp_path / "a.trace")
+    again = Trace.load(tmp_path / "a.trace")
+    np.testing.assert_array_equal(again.logits, trace.logits)
+    unlabelled = collect(runner, {"text": rows["text"]}, progress=False)
+    np.testing.assert_array_equal(unlabelled.logits, trace.logits)
+    assert replace(trace, labels=None).tagged is None
+
+
+def test_words_begin_as_the_vocabulary_marks_them() -> None:
+    pieces = {"[UNK]": 0, "[CLS]": 1, "an": 2, "##n": 3, "!": 4}
+    tokenizer = Tokenizer(WordPiece(pieces, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(["[UNK]", "[CLS]"])
+    assert token_kinds(tokenizer, 0).tolist() == [BEGINS, SPECIAL, BEGINS, CONTINUES, BEGINS]
+    bytes_ = Tokenizer(BPE({"<s>": 0, "a": 1, "Ġ": 2, "Ġa": 3}, [("Ġ", "a")]))
+    bytes_.add_special_tokens(["<s>"])
+    assert token_kinds(bytes_, None).tolist() == [SPECIAL, CONTINUES, BEGINS, BEGINS]
