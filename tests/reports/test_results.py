@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from offramp.errors import CannotLoad
 from offramp.guarantees.differences import Difference, GroupDifferences
 from offramp.measuring.changes import Changes
 from offramp.measuring.comparison import Contender, Speed
@@ -38,7 +39,7 @@ def results(make_certificate: Callable[..., Certificate]) -> RetrofitResults:
         seed=0,
         policy="entropy:0.3",
         certificate=make_certificate(),
-        static_cut=None,
+        fixed_layer=None,
         layers=(0, 6, 12),
         exits=(0.5, 0.496, 0.004),
         comparison=(
@@ -59,15 +60,34 @@ def test_the_first_line_compares_with_transformers_and_with_full_depth_in_the_sa
     results: RetrofitResults,
 ) -> None:
     assert results.verdict()[0] == (
-        "4.0 times faster than mine in transformers for one text and 8.0 times in batches; 2.0 and 4.0 times faster "
-        "than full depth in the same runtime (int8)"
+        "4.0 times faster than mine in transformers for one text and 8.0 times faster in batches; 2.0 times faster "
+        "than full depth in the same runtime (int8) for one text and 4.0 times faster in batches"
     )
+
+
+def test_the_rival_is_the_fastest_full_depth_that_keeps_the_guarantee(results: RetrofitResults) -> None:
+    original, fp32, int8, exits = results.comparison
+    slow_int8 = replace(int8, milliseconds=Speed(12, 8, 6, 36))
+    assert "(fp32)" in replace(results, comparison=(original, fp32, slow_int8, exits)).verdict()[0]
+    # exits in fp32: nothing is proven for int8, however fast
+    assert "(fp32)" in replace(results, precision="fp32").verdict()[0]
 
 
 def test_the_verdict_says_where_full_depth_is_as_fast(results: RetrofitResults) -> None:
     assert not any("as fast" in line for line in results.verdict())
     slower = replace(results, comparison=(*results.comparison[:-1], contender("offramp", 7, 1)))
-    assert "full depth is as fast for one text: there, consider --policy never" in slower.verdict()
+    first, second, *_ = slower.verdict()
+    assert (
+        "1.2 times slower than full depth in the same runtime (int8) for one text and 4.0 times faster"
+        in first
+    )
+    assert second == "full depth is as fast for one text: there, consider --policy never"
+
+
+def test_the_verdict_says_that_one_layer_for_all_is_kept(results: RetrofitResults) -> None:
+    full = replace(results, fixed_layer=12, policy="layer:12", exits=(0, 0, 1))
+    assert "so all texts run at full depth" in full.verdict()[1]
+    assert "so all texts stop at layer 6" in replace(results, fixed_layer=6, policy="layer:6").verdict()[1]
 
 
 def test_changed_predictions_have_an_interval_and_rare_exits_are_left_out(results: RetrofitResults) -> None:
@@ -129,6 +149,9 @@ def test_the_page_opens_with_model_data_machine_and_date_and_shows_both_predicti
 def test_results_are_read_back_as_they_were(results: RetrofitResults, tmp_path: Path) -> None:
     (tmp_path / "retrofit.json").write_text(json.dumps(results.to_json()))
     assert RetrofitResults.load(tmp_path) == results
+    (tmp_path / "retrofit.json").write_text(json.dumps(results.to_json() | {"static_cut": None}))
+    with pytest.raises(CannotLoad, match="of another version"):
+        RetrofitResults.load(tmp_path)
 
 
 def test_nothing_runs_off_the_edge_of_a_narrow_page(

@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 import offramp.training.run
 from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, Runner, retrofit
 from offramp.errors import CertificateMismatch, NoSafeThreshold, OutputExists
-from offramp.measuring import comparison
+from offramp.measuring.comparison import Speed
 from offramp.retrofits import steps
 from offramp.retrofits.text_split import check_enough, describe_repeats, split_texts
 from offramp.serve.server import load_rung
@@ -45,12 +45,21 @@ def save_classifier(
     return save
 
 
+def pretend(milliseconds: Mapping[str, float]) -> Callable[..., dict[str, Speed]]:
+    """Instead of `compare_speed`: the times of contenders by a part of their name, for one text and in batches."""
+
+    def speeds(contenders: Mapping[str, Any], *_: Any, **__: Any) -> dict[str, Speed]:
+        found = {name: next(ms for part, ms in milliseconds.items() if part in name) for name in contenders}
+        return {name: Speed(ms, ms, ms, ms) for name, ms in found.items()}
+
+    return speeds
+
+
 @pytest.fixture(scope="module", autouse=True)
-def quick_timing() -> Iterator[None]:
-    """Timing is not tested here, so it need not be exact."""
+def exits_pay() -> Iterator[None]:
+    """With tiny models they do not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "REPEATS", 1)
-        patch.setattr(comparison, "SINGLES", 3)
+        patch.setattr(steps, "compare_speed", pretend({"exits": 1, "offramp": 1, "layer": 2, "": 4}))
         yield
 
 
@@ -199,6 +208,32 @@ def test_auto_keeps_one_of_two_precisions_and_says_why(
     logits, layers = session.run(["logits", "layer"], {name: texts[name] for name in texts})
     assert ["no yes".split()[row.argmax()] for row in logits] == labels
     assert layers.tolist() == [each.layer for each in predicted]
+
+
+@pytest.mark.parametrize(("full_depth", "layer", "kept"), [(1.02, 1.0, 4), (1.2, 0.9, 1), (1.2, 1.1, None)])
+def test_one_layer_for_all_is_kept_where_it_is_as_fast(
+    full_depth: float,
+    layer: float,
+    kept: int | None,
+    original: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    times = {"full depth": full_depth, "layer": layer, "exits": 1, "offramp": 1, "transformers": 4}
+    monkeypatch.setattr(steps, "compare_speed", pretend(times))
+    found = retrofit(original, make_texts(), tmp_path / "out", 0.3, runtime="torch")
+    classifier = Classifier.from_pretrained(found.folder)
+    layers = {each.layer for each in classifier.predict(split_texts(make_texts()).test.texts)}
+    assert classifier.runner.policy.certificate is not None
+    assert classifier.runner.policy.certificate.epsilon == 0.3
+    assert found.results.fixed_layer == kept
+    if kept is None:
+        assert len(layers) > 1
+    else:
+        assert layers == {kept}
+        assert (
+            "so all texts run at full depth" if kept == 4 else f"so all texts stop at layer {kept}"
+        ) in str(found)
 
 
 def test_a_finished_retrofit_in_pytorch_has_no_folder_for_other_libraries(done: Any) -> None:

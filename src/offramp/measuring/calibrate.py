@@ -130,6 +130,7 @@ def calibrate(
         fitted=tuple(str(rule) for rule, of in zip(rules, candidates, strict=True) if of.fitted_on),
         fitted_on=learned[0].fitted_on if learned else 0,
         calibrated_on=len(learned[0].trace) if learned else len(trace),
+        reached=tuple(reached),
         static_cut=next((candidate for candidate in reached if as_good(candidate, best, target)), None),
     )
 
@@ -149,6 +150,8 @@ class Calibration:
     """The number of examples that they were fitted on."""
     calibrated_on: int
     """The number of other examples, which their thresholds were chosen on."""
+    reached: tuple[Candidate, ...]
+    """The policies that reach the target, the best of each rule; for a guarantee maybe full depth too."""
     static_cut: Candidate | None
     """A fixed layer that is as good as the policy, see `as_good`."""
 
@@ -244,7 +247,8 @@ def as_good(static: Candidate, best: Candidate, target: Target) -> bool:
     if static.policy.rule.reads != "layer":
         return False
     if isinstance(target, Guarantee | MaxLoss):
-        return static.mean_layer <= AS_GOOD * best.mean_layer
+        full_depth = static.trace.layers[-1]
+        return static.mean_layer < full_depth and static.mean_layer <= AS_GOOD * best.mean_layer
     return static.score >= best.score
 
 

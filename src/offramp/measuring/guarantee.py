@@ -49,16 +49,20 @@ def certify(
 ) -> list[Candidate]:
     """The policies that are proven safe, with certificates, those that exit earliest first; or `NoSafeThreshold`.
 
+    If a fixed layer is one of the candidates and full depth is proven too, which may differ from the reference, then
+    full depth is the last of them.
+
     `chosen_on` is the name of the data that the rule was chosen on. `choices` is the number of such calls among whose
     results one is chosen: all of them share delta. `spent` is the delta of earlier attempts, which
     the certificates state too.
     """
     tried = len(candidates) * choices
     tested = [prove(candidate, target, tried, chosen_on, spent) for candidate in candidates]
-    proven = [candidate for candidate, _ in tested if candidate.policy.certificate is not None]
+    proven = [each.candidate for each in tested if each.candidate.policy.certificate is not None]
     if not proven:
         raise no_safe_threshold(target, tested, target.delta / tried)
-    return sorted(proven, key=lambda candidate: candidate.mean_layer)
+    full_depth = [each.full_depth for each in tested if each.full_depth is not None]
+    return [*sorted(proven, key=lambda candidate: candidate.mean_layer), *full_depth]
 
 
 def check_target(trace: Trace, target: Guarantee) -> Guarantee:
@@ -104,12 +108,21 @@ def target_for(problem: Problem, target: Guarantee) -> Guarantee:
     return replace(target, risk="label_accuracy") if multi else target
 
 
-def prove(
-    candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | None, spent: float
-) -> tuple[Candidate, Sequence[PartResult]]:
-    """Fixed-sequence testing of one rule along its grid of thresholds, and the results of the threshold chosen.
+@dataclass(frozen=True)
+class Tested:
+    """A rule at one threshold, and the results of its test."""
 
-    It is the loosest that is proven, with a certificate; otherwise the safest that saves anything, which failed.
+    candidate: Candidate
+    results: Sequence[PartResult]
+    full_depth: Candidate | None = None
+    """If the rule is a fixed layer, and full depth is proven."""
+
+
+def prove(candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | None, spent: float) -> Tested:
+    """Fixed-sequence testing of one rule along its grid of thresholds.
+
+    The threshold is the loosest that is proven, with a certificate; otherwise the safest that saves anything, which
+    failed.
     """
     trace, loss, parts = candidate.trace, target.loss, parts_of(candidate.trace, target)
     trials = try_on_lists(candidate, target) if trace.has_lists else try_on_examples(candidate, target)
@@ -118,21 +131,27 @@ def prove(
     def saves(index: int) -> bool:
         return bool((trials.exits(index) < len(trace.layers) - 1).any())
 
+    def at(index: int, is_proven: bool) -> Tested:
+        exits = np.bincount(trials.exits(index), minlength=len(trace.layers)) / len(trials.exits(index))
+        results = results_of(trials.losses(index), parts, loss.bound)
+        tested = replace(
+            candidate,
+            policy=replace(candidate.policy, threshold=float(trials.thresholds[index])),
+            mean_layer=float(exits @ np.asarray(trace.layers)),
+        )
+        if is_proven:
+            stated = replace(target, delta=target.delta + spent)
+            certificate = issue(tested, stated, results, exits, tried, chosen_on)
+            tested = replace(tested, policy=replace(tested.policy, certificate=certificate))
+        return Tested(tested, results)
+
     passed = first_failure(map(trials.losses, grid), parts, loss.bound, target.delta / tried)
     proven = next(filter(saves, grid[:passed][::-1]), None)
-    index = proven if proven is not None else next(filter(saves, grid), 0)
-    results = results_of(trials.losses(index), parts, loss.bound)
-    exits = np.bincount(trials.exits(index), minlength=len(trace.layers)) / len(trials.exits(index))
-    tested = replace(
-        candidate,
-        policy=replace(candidate.policy, threshold=float(trials.thresholds[index])),
-        mean_layer=float(exits @ np.asarray(trace.layers)),
-    )
     if proven is None:
-        return tested, results
-    stated = replace(target, delta=target.delta + spent)
-    certificate = issue(tested, stated, results, exits, tried, chosen_on)
-    return replace(tested, policy=replace(tested.policy, certificate=certificate)), results
+        return at(next(filter(saves, grid), 0), is_proven=False)
+    if candidate.policy.rule.reads != "layer" or saves(0):
+        return at(proven, is_proven=True)
+    return replace(at(proven, is_proven=True), full_depth=at(0, is_proven=True).candidate)
 
 
 @dataclass(frozen=True)
@@ -242,14 +261,12 @@ def class_bounds(bounds: Mapping[str, float], names: Sequence[str]) -> dict[int,
     return dict(zip(classes, bounds.values(), strict=True))
 
 
-def no_safe_threshold(
-    target: Guarantee, tested: Sequence[tuple[Candidate, Sequence[PartResult]]], delta: float
-) -> NoSafeThreshold:
+def no_safe_threshold(target: Guarantee, tested: Sequence[Tested], delta: float) -> NoSafeThreshold:
     """Why nothing was proven, and how many examples would have been enough."""
     weakest = [
-        (max(results, key=lambda result: result.p_value), candidate.fitted_on)
-        for candidate, results in tested
-        if candidate.mean_layer < candidate.trace.layers[-1]
+        (max(each.results, key=lambda result: result.p_value), each.candidate.fitted_on)
+        for each in tested
+        if each.candidate.mean_layer < each.candidate.trace.layers[-1]
     ]
     if not weakest:
         return NoSafeThreshold(NO_EARLY_EXIT)

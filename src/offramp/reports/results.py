@@ -5,15 +5,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from offramp.errors import CannotLoad
 from offramp.files import read_json
 from offramp.guarantees.differences import GroupDifferences
 from offramp.measuring.changes import Changes
-from offramp.measuring.comparison import Contender
+from offramp.measuring.comparison import Contender, Speed
 from offramp.policy import Certificate
 from offramp.reports.table import Block, format_table, percent, short, shortened
 from offramp.wording import count
 
-RETROFIT = "retrofit.json"
+RETROFIT, FULL_DEPTH = "retrofit.json", "full depth"
 LOSSES = {"changed": "changed %", "overlap": "missed %", "ndcg": "nDCG lost %"}
 """Headings of mean losses."""
 PARTS = {"learn": "learn from", "fit": "fit a rule on", "calibration": "calibrate on", "test": "test on"}
@@ -58,8 +59,8 @@ class RetrofitResults:
     seed: int
     policy: str
     certificate: Certificate
-    static_cut: float | None
-    """The layer at which cutting the model would do as well, if there is one."""
+    fixed_layer: int | None
+    """The layer at which every text stops, if exits at different layers are not faster under the same guarantee."""
     layers: tuple[int, ...]
     exits: tuple[float, ...]
     """The share of test texts that exit at each layer."""
@@ -79,21 +80,26 @@ class RetrofitResults:
     def load(cls, folder: Path) -> "RetrofitResults":
         """The results in a model folder."""
         record = read_json(folder / RETROFIT)
-        return cls(
-            **{
-                **record,
-                "certificate": Certificate.from_json(record["certificate"]),
-                "layers": tuple(record["layers"]),
-                "exits": tuple(record["exits"]),
-                "comparison": tuple(map(Contender.from_json, record["comparison"])),
-                "changes": {
-                    what: tuple(GroupDifferences(**group) for group in groups)
-                    for what, groups in record["changes"].items()
-                },
-                "unseen": record["unseen"] and Unseen(**record["unseen"]),
-                "megabytes": Megabytes(**record["megabytes"]),
-            }
-        )
+        try:
+            return cls(
+                **{
+                    **record,
+                    "certificate": Certificate.from_json(record["certificate"]),
+                    "layers": tuple(record["layers"]),
+                    "exits": tuple(record["exits"]),
+                    "comparison": tuple(map(Contender.from_json, record["comparison"])),
+                    "changes": {
+                        what: tuple(GroupDifferences(**group) for group in groups)
+                        for what, groups in record["changes"].items()
+                    },
+                    "unseen": record["unseen"] and Unseen(**record["unseen"]),
+                    "megabytes": Megabytes(**record["megabytes"]),
+                }
+            )
+        except (KeyError, TypeError) as error:
+            raise CannotLoad(
+                f"{folder / RETROFIT} is of another version ({error}); retrofit into another folder."
+            ) from error
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"certificate": self.certificate.to_json()}
@@ -104,8 +110,10 @@ class RetrofitResults:
 
     @property
     def full_depth(self) -> Contender:
-        """The retrofitted model's rival in the same runtime and precision."""
-        return next(rival for rival in self.comparison if rival.name == full_depth_name(self.precision))
+        """The strongest rival in the same runtime: full depth in the same precision, or the original's if faster."""
+        names = {full_depth_name(precision) for precision in ("fp32", self.precision)}
+        rivals = [rival for rival in self.comparison if rival.name in names]
+        return min(rivals, key=lambda rival: rival.milliseconds.cost)
 
     def table(self) -> str:
         return format_table(self.rows())
@@ -130,10 +138,6 @@ class RetrofitResults:
             f"policy: {short(self.policy)} in {self.precision}; {self.kept_because}",
             f"size: {size.model:.0f} MB{audit}; the original's weights are {size.original:.0f} MB",
         ]
-        if self.static_cut is not None:
-            lines.append(
-                f"stopping every text at layer {self.static_cut:g} does just as well; consider --rule layer"
-            )
         if self.full_depth_bit_equal is not None:
             equal = "" if self.full_depth_bit_equal else "NOT "
             lines.append(f"full depth in PyTorch is {equal}bit-equal to {self.original}")
@@ -152,21 +156,40 @@ class RetrofitResults:
 
 
 def full_depth_name(precision: str) -> str:
-    return f"{precision}, full depth"
+    return f"{precision}, {FULL_DEPTH}"
 
 
 def speed_text(results: RetrofitResults) -> str:
-    times = results.retrofitted.times_faster
-    rival = results.retrofitted.milliseconds.times_faster_than(results.full_depth.milliseconds)
+    """Compared with transformers, and with the strongest rival in the same runtime."""
+
+    def compared(times: Speed, rival: str) -> str:
+        return f"{pace(times.single)} than {rival} for one {results.unit} and {pace(times.batch)} in batches"
+
+    rival = results.full_depth
+    precision = rival.name.removesuffix(f", {FULL_DEPTH}")
+    times = results.retrofitted.milliseconds.times_faster_than(rival.milliseconds)
     return (
-        f"{times.single:.1f} times faster than {results.original} in transformers for one {results.unit} and "
-        f"{times.batch:.1f} times in batches; {rival.single:.1f} and {rival.batch:.1f} times faster than full depth "
-        f"in the same runtime ({results.precision})"
+        f"{compared(results.retrofitted.times_faster, f'{results.original} in transformers')}; "
+        f"{compared(times, f'{FULL_DEPTH} in the same runtime ({precision})')}"
     )
 
 
+def pace(times: float) -> str:
+    return f"{times:.1f} times faster" if round(times, 1) >= 1 else f"{1 / times:.1f} times slower"
+
+
 def rival_text(results: RetrofitResults) -> list[str]:
-    """Where exits save no time, say so."""
+    """Where exits at different layers save no time, say so."""
+    units = "queries" if results.unit == "query" else "texts"
+    if results.fixed_layer == results.layers[-1]:
+        return [
+            f"full depth is as fast as any exits under the same guarantee, so all {units} run at full depth"
+        ]
+    if results.fixed_layer is not None:
+        return [
+            f"one layer for all is as fast as exits at different layers under the same guarantee, so all {units} "
+            f"stop at layer {results.fixed_layer}; a model cut there (offramp train --layers) may be as good"
+        ]
     rival = results.retrofitted.milliseconds.times_faster_than(results.full_depth.milliseconds)
     cases = {f"for one {results.unit}": rival.single, "in batches": rival.batch}
     slower = [case for case, times in cases.items() if times <= 1]

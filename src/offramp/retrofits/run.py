@@ -185,7 +185,7 @@ def retrofit(
                 calibrated = steps.calibrate(variants, target, spent=spent, **search)
                 chosen, reason = steps.choose(calibrated, len(variants))
                 looser = [
-                    steps.calibrate_variant(chosen.variant, rung, spent=spent, **search) for rung in rungs
+                    steps.calibrate_variant(chosen.variant, rung, spent=spent, **search)[0] for rung in rungs
                 ]
             results, changes = steps.test(precisions, runtime, target, chosen, exits, tune, reason)
             for number, rung in enumerate(looser, 1):

@@ -24,7 +24,7 @@ from offramp.inference.collect import collect
 from offramp.inference.reranker import Reranker
 from offramp.inference.runner import NEVER, Runner
 from offramp.measuring import Guarantee
-from offramp.measuring.calibrate import Calibration, calibrate
+from offramp.measuring.calibrate import calibrate
 from offramp.measuring.changes import Changes, find_changes
 from offramp.measuring.comparison import (
     BATCH,
@@ -34,6 +34,7 @@ from offramp.measuring.comparison import (
     describe_machine,
     measure_contender,
 )
+from offramp.measuring.targets import Candidate
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel
@@ -41,7 +42,7 @@ from offramp.models.heads import HeadConfig
 from offramp.policy import Policy
 from offramp.problems import Array
 from offramp.reports import report
-from offramp.reports.results import RETROFIT, Megabytes, RetrofitResults, Unseen, full_depth_name
+from offramp.reports.results import FULL_DEPTH, RETROFIT, Megabytes, RetrofitResults, Unseen, full_depth_name
 from offramp.reports.stored_policy import store_policy
 from offramp.retrofits.original import Original, is_bit_equal
 from offramp.retrofits.text_split import TextSet, TextSplit
@@ -51,7 +52,10 @@ from offramp.training.recipes import frozen, mixed
 
 PORTABLE = "portable"
 """The folder for other libraries, beside that of the model."""
-ORIGINAL, EXITS = "transformers", "offramp"
+ORIGINAL, OFFRAMP = "transformers", "offramp"
+EXITS = "exits"
+AS_FAST = 1.05
+"""A simpler policy is kept if it costs at most this many times what the fastest one costs."""
 SAME_BITS = 256
 """Texts on which full depth is compared with the original bit by bit."""
 TIMED_QUERIES = 10
@@ -74,12 +78,31 @@ class Variant:
 
 @dataclass(frozen=True)
 class Calibrated:
+    """A variant with a policy that is proven for it."""
+
     variant: Variant
-    calibration: Calibration
+    candidate: Candidate
 
     @property
     def policy(self) -> Policy:
-        return self.calibration.policy
+        return self.candidate.policy
+
+    @property
+    def fixed_layer(self) -> int | None:
+        """The layer at which all texts stop, if the policy is such a layer."""
+        return int(self.candidate.mean_layer) if self.policy.rule.reads == "layer" else None
+
+    @property
+    def kind(self) -> str:
+        """How it differs from others of this variant."""
+        if self.fixed_layer is None:
+            return EXITS
+        full_depth = self.fixed_layer == self.variant.trace.layers[-1]
+        return FULL_DEPTH if full_depth else f"layer {self.fixed_layer}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant.precision}, {self.kind}"
 
 
 @dataclass(frozen=True)
@@ -202,11 +225,12 @@ class Steps:
     ) -> list[Calibrated]:
         """A policy for each variant that has a safe one; further arguments as for `calibrate_variant`."""
         self.log("calibrating")
-        calibrated, refusals = [], {}
+        calibrated: list[Calibrated] = []
+        refusals = {}
         for variant in variants:
             try:
-                calibrated.append(
-                    self.calibrate_variant(variant, target, rules=rules, choices=choices, spent=spent)
+                calibrated += self.calibrate_variant(
+                    variant, target, rules=rules, choices=choices, spent=spent
                 )
             except NoSafeThreshold as refusal:
                 refusals[variant.precision] = refusal
@@ -218,9 +242,11 @@ class Steps:
 
     def calibrate_variant(
         self, variant: Variant, target: Guarantee, *, rules: Sequence[str] | None, choices: int, spent: float
-    ) -> Calibrated:
-        """A policy. The guarantee allows for all `choices`, of variants and rungs; `spent` is the delta of earlier
-        attempts."""
+    ) -> list[Calibrated]:
+        """The best policy, and its rivals under the same guarantee: a fixed layer, and full depth.
+
+        The guarantee allows for all `choices`, of variants and rungs; `spent` is the delta of earlier attempts.
+        """
         calibration = calibrate(
             variant.trace,
             rules,
@@ -230,20 +256,33 @@ class Steps:
             spent=spent,
             allow_training_rows=True,  # as often as texts to come repeat them: the split is random
         )
-        return Calibrated(variant, calibration)
+        best, *others = (Calibrated(variant, candidate) for candidate in calibration.reached)
+        return [best, *(each for each in others if each.fixed_layer is not None)]
 
     def choose(self, calibrated: Sequence[Calibrated], tried: int) -> tuple[Calibrated, str]:
-        """The faster one on calibration texts, and the reason in words."""
+        """The fastest on calibration texts, and the reason in words; a fixed layer if that is as fast."""
+        alone = f"the only precision {'tried' if tried == 1 else 'with a safe policy'}"
         if len(calibrated) == 1:
-            return calibrated[0], f"the only precision {'tried' if tried == 1 else 'with a safe policy'}"
-        self.log("timing " + " and ".join(each.variant.precision for each in calibrated))
+            return calibrated[0], alone
+        self.log("timing " + "; ".join(each.name for each in calibrated))
         speeds = self.compare_speed(
-            {each.variant.precision: self.predictor(each.variant.folder, each.policy) for each in calibrated},
+            {each.name: self.predictor(each.variant.folder, each.policy) for each in calibrated},
             self.split.calibration,
             CHOICE_SECONDS,
         )
-        best = min(calibrated, key=lambda each: speeds[each.variant.precision].cost)
-        return best, faster_one(best.variant.precision, speeds, self.unit)
+        chosen, rival = choose_fastest(calibrated, speeds)
+        if rival is None:
+            return chosen, alone
+        times = speeds[chosen.name].times_faster_than(speeds[rival.name])
+        same_kind = chosen.kind == rival.kind
+        what, than = (
+            each.variant.precision if same_kind else f"{each.kind} in {each.variant.precision}"
+            for each in (chosen, rival)
+        )
+        return chosen, (
+            f"{what} is {times.single:.2f} times as fast as {than} for one {self.unit} and {times.batch:.2f} times "
+            "in batches, under the same guarantee"
+        )
 
     def compare_speed(
         self, contenders: Mapping[str, Predict], part: TextSet, seconds: float
@@ -293,7 +332,7 @@ class Steps:
                 )
                 for precision, folder in plain.items()
             },
-            EXITS: (self.predictor(variant.folder, policy), trace, policy),
+            OFFRAMP: (self.predictor(variant.folder, policy), trace, policy),
         }
         self.log("timing the original and the retrofitted model")
         predictors = {name: predict for name, (predict, _, _) in contenders.items()}
@@ -304,8 +343,6 @@ class Steps:
         ]
         decision = policy.decide_trace(trace, target.top_k)
         assert policy.certificate is not None
-        cut = chosen.calibration.static_cut
-        cut_layer: Any = cut and cut.policy.threshold
         changes = find_changes(trace, decision, self.split.test.rows, target.tolerance, target.top_k)
         results = RetrofitResults(
             date=str(date.today()),
@@ -320,7 +357,7 @@ class Steps:
             seed=self.seed,
             policy=str(policy),
             certificate=policy.certificate,
-            static_cut=cut_layer,
+            fixed_layer=chosen.fixed_layer,
             layers=tuple(trace.layers),
             exits=exit_shares(decision.exits, trace),
             comparison=tuple(rows),
@@ -348,7 +385,7 @@ class Steps:
         self.report(home, chosen, results, changes)
         with atomic_folder(home / "model") as draft:
             self.write_model(draft, chosen.variant, results)
-            store_policy(draft, chosen.policy, chosen.calibration.trace)
+            store_policy(draft, chosen.policy, chosen.candidate.trace)
             if results.runtime == "onnx":
                 self.write_portable(draft, home / PORTABLE)
 
@@ -406,13 +443,23 @@ class Steps:
         return folder
 
 
-def faster_one(precision: str, speeds: Mapping[str, Speed], unit: str) -> str:
-    (other,) = speeds.keys() - {precision}
-    times = speeds[precision].times_faster_than(speeds[other])
-    return (
-        f"{precision} is {times.single:.2f} times as fast as {other} for one {unit} and {times.batch:.2f} times in "
-        "batches, under the same guarantee"
+def choose_fastest(
+    calibrated: Sequence[Calibrated], speeds: Mapping[str, Speed]
+) -> tuple[Calibrated, Calibrated | None]:
+    """The fastest, and its fastest rival of another kind; of those that are as fast, full depth or a fixed layer."""
+
+    def cost(each: Calibrated) -> float:
+        return speeds[each.name].cost
+
+    least = min(map(cost, calibrated))
+    as_fast = [each for each in calibrated if cost(each) <= AS_FAST * least]
+    chosen = max(
+        as_fast, key=lambda each: (-1 if each.fixed_layer is None else each.fixed_layer, -cost(each))
     )
+    fixed, precision = chosen.fixed_layer is not None, chosen.variant.precision
+    rivals = [each for each in calibrated if each.fixed_layer is None] if fixed else []
+    rivals = rivals or [each for each in calibrated if each.variant.precision != precision]
+    return chosen, min(rivals, key=cost, default=None)
 
 
 def exit_shares(exits: Array, trace: Trace) -> tuple[float, ...]:
