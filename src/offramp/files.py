@@ -84,6 +84,24 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         draft.replace(path)
 
 
+@contextmanager
+def replaced_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to write into; on leaving the block it becomes `path`, and what was there is removed."""
+    with scratch(path) as draft:
+        draft.mkdir()
+        yield draft
+        replace_folder(path, draft)
+
+
+def replace_folder(path: Path, new: Path) -> None:
+    """Removes a folder, if it exists, and moves a new one to its place, if that exists."""
+    with scratch(path) as old:
+        if path.exists():
+            path.replace(old)
+        if new.exists():
+            new.replace(path)
+
+
 def check_free(path: Path) -> None:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise OutputExists(f"{path} already exists; choose another folder or remove it.")

@@ -37,6 +37,7 @@ def results(make_certificate: Callable[..., Certificate]) -> RetrofitResults:
         kept_because="the only precision tried",
         tuned=False,
         seed=0,
+        asked={"rules": ["entropy"]},
         policy="entropy:0.3",
         certificate=make_certificate(),
         fixed_layer=None,

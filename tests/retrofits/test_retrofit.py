@@ -17,6 +17,7 @@ import offramp.training.run
 from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, Runner, retrofit
 from offramp.errors import CertificateMismatch, NoSafeThreshold, OutputExists
 from offramp.measuring.comparison import Speed
+from offramp.reports.results import RetrofitResults
 from offramp.retrofits import steps
 from offramp.retrofits.text_split import check_enough, describe_repeats, split_texts
 from offramp.serve.server import load_rung
@@ -392,8 +393,42 @@ def test_after_a_refusal_another_guarantee_continues_in_the_same_folder(
     assert "confidence of this one is 90%" in lines[0]
     shutil.rmtree(tmp_path / "out" / "work")
     assert retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch") == found
-    with pytest.raises(OfframpError, match="other guarantee"):
+    with pytest.raises(OutputExists, match=r"another guarantee, .* its folder work, .* was deleted"):
         retrofit(original, make_texts(), tmp_path / "out", 0.1, runtime="torch")
+
+
+def test_another_guarantee_on_a_finished_retrofit_replaces_its_policy_and_pays_for_the_choice(
+    original: Path, done: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, lines = Path(shutil.copytree(done.folder.parent, tmp_path / "out")), []
+    for name in ("train", "collect"):
+        monkeypatch.setattr(steps, name, None)  # the exits and their outputs are there
+
+    def again(guarantee: float, **options: Any) -> Any:
+        return retrofit(
+            original, make_texts(), out, guarantee, runtime="torch", log=lines.append, **options
+        ).results
+
+    other = again(0.3, rule="entropy", ladder=[0.5])
+    assert other.certificate.epsilon == 0.3
+    assert other.certificate.delta == pytest.approx(0.1)
+    assert other.policy.startswith("entropy:")
+    assert f"{out} is finished, with another policy; the exits and their outputs are reused" in lines
+    classifier = Classifier.from_pretrained(out)
+    assert str(classifier.runner.policy) == other.policy
+    assert classifier.runner.policy.certificate == other.certificate
+    assert other.certificate.summary in (out / "model" / "README.md").read_text()
+    assert load_rung(classifier.runner, out / "rung-1.json").certificate.epsilon == 0.5  # type: ignore[union-attr]
+
+    with pytest.raises(NoSafeThreshold):
+        again(0.05, rule="layer")
+    assert f"{out} keeps its policy, " in lines[-1]
+    assert RetrofitResults.load(out / "model") == other
+
+    first = again(0.1)
+    assert (first.policy, first.certificate) == (done.results.policy, done.results.certificate)
+    assert not (out / "rung-1.json").exists()
+    assert not [*out.glob(".*.unfinished")]
 
 
 def test_enough_texts_are_those_that_prove_the_bound_without_errors() -> None:
@@ -518,18 +553,7 @@ def test_a_second_retrofit_into_the_folder_of_a_running_one_is_refused(
     first = retrofit(original, texts, out, 0.2, runtime="torch", rule="entropy", log=start_another)
     assert lines
     assert first.results.certificate.epsilon == 0.2
-    assert json.loads((out / "settings.json").read_text())["guarantee"]["epsilon"] == 0.2
-
-
-def test_a_finished_retrofit_with_another_certificate_is_never_returned(
-    original: Path, done: Any, tmp_path: Path
-) -> None:
-    out = Path(shutil.copytree(done.folder.parent, tmp_path / "out"))
-    settings = json.loads((out / "settings.json").read_text())
-    settings["guarantee"]["epsilon"] = 0.05  # as a second retrofit once did, while the first was running
-    (out / "settings.json").write_text(json.dumps(settings))
-    with pytest.raises(OutputExists, match="other epsilon of the certificate"):
-        retrofit(original, make_texts(), out, 0.05, runtime="torch", data="logs.csv")
+    assert RetrofitResults.load(out / "model").asked["guarantee"]["epsilon"] == 0.2
 
 
 @pytest.fixture(scope="module")

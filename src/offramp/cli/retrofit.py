@@ -100,7 +100,8 @@ def retrofit(
 
     Adds exits to the model, trains them on the texts with the model itself as teacher, exports it to ONNX
     Runtime, and sets a policy under which, with confidence 1 - DELTA, at most GUARANTEE of the predictions
-    differ from those of MODEL as it was. No labels are needed. Run the same command again to resume.
+    differ from those of MODEL as it was. No labels are needed. Run the same command again to resume; with another
+    guarantee, rule, precision or ladder it reuses the exits and replaces the policy.
 
     \b
     Examples:

@@ -57,6 +57,8 @@ class RetrofitResults:
     """Why this precision was kept."""
     tuned: bool
     seed: int
+    asked: Mapping[str, Any]
+    """What the policy was calibrated for: guarantee, rules, ladder and precisions."""
     policy: str
     certificate: Certificate
     fixed_layer: int | None
@@ -71,7 +73,7 @@ class RetrofitResults:
     full_depth_bit_equal: bool | None
     """Whether full depth in PyTorch has the same bits as the original; None if that is not expected."""
     changes: Mapping[str, tuple[GroupDifferences, ...]]
-    """Changes among the test texts, by what groups them, such as "exit"; for queries, the documents of the original's top k."""
+    """Changes among the test texts, by what groups them, such as "exit"; for queries, of the original's top k."""
     megabytes: Megabytes
     machine: Mapping[str, Any]
     """That the times were measured on."""

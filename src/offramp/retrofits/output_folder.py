@@ -10,21 +10,18 @@ from filelock import FileLock, Timeout
 
 from offramp.errors import OutputExists
 from offramp.files import read_json, write_files
-from offramp.guarantees import Certificate
 from offramp.guarantees.attempts import Attempt, subject_of
 from offramp.inference.texts import Text
 from offramp.row_hashes import hash_rows
 
-SETTINGS, LOCK = "settings.json", ".lock"
-OF_CALIBRATION = ("guarantee", "rules", "ladder")
-"""Settings that only the last steps depend on."""
+SETTINGS, LOCK, WORK = "settings.json", ".lock", "work"
 
 
 @contextmanager
 def open_output(home: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     """Create the output folder, or check that it holds the same retrofit, and keep others out of it.
 
-    What a policy is calibrated for may change until there is one: the steps before do not depend on it.
+    The settings are those that the exits and their outputs depend on, not what a policy is calibrated for.
     """
     files = (file for file in home.rglob("*") if file.is_file() and file.name != LOCK)
     if not (home / SETTINGS).exists() and any(files):
@@ -48,24 +45,23 @@ def check_settings(home: Path, settings: Mapping[str, Any]) -> None:
     file, settings = home / SETTINGS, json.loads(json.dumps(settings))
     if file.exists():
         known = read_json(file)
-        free = () if (home / "model").exists() else OF_CALIBRATION
-        changed = [name for name, value in settings.items() if known.get(name) != value and name not in free]
+        changed = [name for name, value in settings.items() if known.get(name) != value]
         if changed:
-            raise another_retrofit(home, changed)
+            raise OutputExists(
+                f"{home} contains a different retrofit (other {', '.join(changed)}); choose another folder, or "
+                "delete it."
+            )
     write_files({file: json.dumps(settings, indent=1)})
 
 
-def another_retrofit(home: Path, changed: Sequence[str]) -> OutputExists:
-    return OutputExists(
-        f"{home} contains a different retrofit (other {', '.join(changed)}); choose another folder, or delete it."
-    )
-
-
-def check_same_guarantee(home: Path, certificate: Certificate, epsilon: float | Mapping[str, float]) -> None:
-    """A finished retrofit is only returned to someone who asked for its certificate."""
-    bounds = epsilon.values() if isinstance(epsilon, Mapping) else [epsilon]
-    if {*bounds} != {*certificate.bounds().values()}:
-        raise another_retrofit(home, ["epsilon of the certificate"])
+def check_work(home: Path) -> None:
+    """Another policy for a finished retrofit needs what its exits predicted."""
+    if not (home / WORK).exists():
+        raise OutputExists(
+            f"{home} has another guarantee, rule, precision or ladder, and its folder {WORK}, from which it could be "
+            "calibrated again, was deleted; retrofit into another folder, or trace new texts and use "
+            "`offramp calibrate`."
+        )
 
 
 def attempt_in(home: Path, texts: Sequence[Text], settings: Mapping[str, Any], delta: float) -> Attempt:

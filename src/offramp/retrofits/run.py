@@ -21,7 +21,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from offramp.data.checks import label_numbers
-from offramp.errors import BadData, BadLabels, BadOption, MissingExtra, install_hint
+from offramp.errors import BadData, BadLabels, BadOption, MissingExtra, NoSafeThreshold, install_hint
 from offramp.files import write_files
 from offramp.guarantees.operating_point import OperatingPoint
 from offramp.inference.collect import read_labels
@@ -35,8 +35,9 @@ from offramp.models.exit_model import hash_weights
 from offramp.policy.decide import check_reranker, check_rule
 from offramp.problems import Array, Problem
 from offramp.reports.results import RetrofitResults
+from offramp.reports.table import short
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.output_folder import attempt_in, check_same_guarantee, open_output
+from offramp.retrofits.output_folder import WORK, attempt_in, check_work, open_output
 from offramp.retrofits.steps import PORTABLE, Log, Steps
 from offramp.retrofits.text_split import check_enough, describe_repeats, hash_texts, split_texts
 from offramp.wording import count
@@ -90,7 +91,8 @@ def retrofit(
 ) -> Retrofit:
     """Makes a fine-tuned classifier faster, and proves how many of its predictions change.
 
-    Called again with the same arguments, it resumes where it was interrupted.
+    Called again with the same arguments, it resumes where it was interrupted. With another guarantee, rule, precision
+    or ladder it reuses the exits and their outputs; if it was finished, the new policy replaces the old one.
 
     Args:
         model: the folder or hub name of a `...ForSequenceClassification` of a supported family.
@@ -148,23 +150,28 @@ def retrofit(
     split = split_texts(texts, known, groups, by_query)
     check_enough(split, target, len(rules), len(precisions) * (1 + len(rungs)))
     home = Path(out)
+    asked = json.loads(
+        json.dumps(
+            {"guarantee": asdict(target), "rules": rules, "ladder": [*ladder], "precisions": precisions}
+        )
+    )
     settings = {
         "model": hash_weights(original.model),
         "label_names": label_names and [*label_names],
         "texts": hash_texts(texts, known),
         "decide": decide,
         "groups": None if groups is None else hash_texts([*map(str, groups)], None),
-        "guarantee": asdict(target),
-        "rules": rules,
-        "ladder": [*ladder],
         "tune": epochs if tune else False,
         "runtime": runtime,
-        "precisions": precisions,
         "seed": seed,
     }
     with open_output(home, settings):
-        if not (home / "model").exists():
-            attempt = attempt_in(home, texts, settings, target.delta)
+        finished = RetrofitResults.load(home / "model") if (home / "model").exists() else None
+        if finished is None or finished.asked != asked:
+            if finished is not None:
+                check_work(home)
+                log(f"{home} is finished, with another policy; the exits and their outputs are reused")
+            attempt = attempt_in(home, texts, settings | asked, target.delta)
             for line in [*attempt.describe(), *describe_repeats(split)]:
                 log(line)
             learn, fit, calibration, test = split.sizes().values()
@@ -173,7 +180,7 @@ def retrofit(
                 f"{calibration} to calibrate on and {test} to test on"
             )
             steps = Steps(
-                home / "work", original, split, decide, data or "the texts", seed, progress, log, callbacks
+                home / WORK, original, split, decide, data or "the texts", seed, progress, log, callbacks
             )
             exits = steps.train_exits(label_names, tune, epochs)
             variants = [steps.variant(exits, runtime, each) for each in precisions]
@@ -181,18 +188,25 @@ def retrofit(
                 "rules": rules if rule else None,
                 "choices": len(variants) * (1 + len(rungs)),
             }
-            with attempt.paid() as spent:
-                calibrated = steps.calibrate(variants, target, spent=spent, **search)
-                chosen, reason = steps.choose(calibrated, len(variants))
-                looser = [
-                    steps.calibrate_variant(chosen.variant, rung, spent=spent, **search)[0] for rung in rungs
-                ]
-            results, changes = steps.test(precisions, runtime, target, chosen, exits, tune, reason)
+            try:
+                with attempt.paid() as spent:
+                    calibrated = steps.calibrate(variants, target, spent=spent, **search)
+                    chosen, reason = steps.choose(calibrated, len(variants))
+                    looser = [
+                        steps.calibrate_variant(chosen.variant, rung, spent=spent, **search)[0]
+                        for rung in rungs
+                    ]
+            except NoSafeThreshold:
+                if finished is not None:
+                    log(f"{home} keeps its policy, {short(finished.policy)}: {finished.certificate.summary}")
+                raise
+            results, changes = steps.test(asked, runtime, target, chosen, exits, tune, reason)
+            for rung_file in home.glob("rung-*.json"):
+                rung_file.unlink()  # of another ladder
             for number, rung in enumerate(looser, 1):
                 write_files({home / f"rung-{number}.json": json.dumps(rung.policy.to_json(), indent=1)})
             steps.finish(home, chosen, results, changes)
         results = RetrofitResults.load(home / "model")
-        check_same_guarantee(home, results.certificate, target.epsilon)
     portable = home / PORTABLE
     return Retrofit(home / "model", results, portable if portable.exists() else None)
 

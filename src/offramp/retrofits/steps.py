@@ -15,7 +15,7 @@ from transformers import TrainerCallback, set_seed
 
 from offramp.data.checks import has_default_names
 from offramp.errors import Incompatible, NoSafeThreshold
-from offramp.files import atomic_file, atomic_folder, write_files
+from offramp.files import SCORES, atomic_file, atomic_folder, replace_folder, replaced_folder, write_files
 from offramp.folder import load_model, megabytes
 from offramp.folder.folder import REFERENCE
 from offramp.folder.manifest import GRAPH
@@ -52,6 +52,8 @@ from offramp.training.recipes import frozen, mixed
 
 PORTABLE = "portable"
 """The folder for other libraries, beside that of the model."""
+TRAINED = Path("training", "model")
+"""The model with exits, in the folder of intermediate files."""
 ORIGINAL, OFFRAMP = "transformers", "offramp"
 EXITS = "exits"
 AS_FAST = 1.05
@@ -122,6 +124,8 @@ class Steps:
 
     def train_exits(self, label_names: Sequence[str] | None, tune: bool, epochs: float) -> Path:
         """The folder of the model with exits, in PyTorch."""
+        if (self.work / TRAINED / SCORES).exists():  # written last
+            return self.work / TRAINED
         self.log("training the exits" + (" and the backbone" if tune else "; the backbone stays as it is"))
         set_seed(self.seed)
         head = HeadConfig(pooling="pair") if self.has_pairs() else None
@@ -137,7 +141,7 @@ class Steps:
             )
         model.config.decide = self.decide
         arguments = {
-            "output_dir": self.work / "training",
+            "output_dir": (self.work / TRAINED).parent,
             "seed": self.seed,
             "eval_strategy": "no",
             "load_best_model_at_end": False,
@@ -307,7 +311,7 @@ class Steps:
 
     def test(
         self,
-        precisions: Sequence[str],
+        asked: Mapping[str, Any],
         runtime: str,
         target: Guarantee,
         chosen: Calibrated,
@@ -318,7 +322,9 @@ class Steps:
         """The original, its exports without exits and the chosen policy, on texts that nothing was chosen on."""
         variant, policy = chosen.variant, chosen.policy
         trace = self.trace(variant.folder, variant.precision, "test")
-        plain = {precision: self.plain(variant.folder, runtime, precision) for precision in precisions}
+        plain = {
+            precision: self.plain(variant.folder, runtime, precision) for precision in asked["precisions"]
+        }
         same_bits = None
         if not tuned and variant.precision == "fp32":
             same_bits = is_bit_equal(self.original, load_model(exits)[0], self.split.test.texts[:SAME_BITS])
@@ -355,6 +361,7 @@ class Steps:
             kept_because=kept_because,
             tuned=tuned,
             seed=self.seed,
+            asked=asked,
             policy=str(policy),
             certificate=policy.certificate,
             fixed_layer=chosen.fixed_layer,
@@ -383,17 +390,18 @@ class Steps:
     def finish(self, home: Path, chosen: Calibrated, results: RetrofitResults, changes: Changes) -> None:
         """Writes the report, then the model folders; all is complete once `model` exists."""
         self.report(home, chosen, results, changes)
-        with atomic_folder(home / "model") as draft:
+        with replaced_folder(home / "model") as draft:
             self.write_model(draft, chosen.variant, results)
             store_policy(draft, chosen.policy, chosen.candidate.trace)
+            portable = draft.parent / PORTABLE
             if results.runtime == "onnx":
-                self.write_portable(draft, home / PORTABLE)
+                self.write_portable(draft, portable)
+            replace_folder(home / PORTABLE, portable)
 
     def write_portable(self, model: Path, path: Path) -> None:
         """The model for other libraries, if its rule can be part of a graph, which also runs single texts here."""
         from offramp.onnx_export.portable import write_portable
 
-        shutil.rmtree(path, ignore_errors=True)  # of a run that was interrupted after it
         try:
             write_portable(model, path)
             (model / GRAPH).parent.mkdir()
