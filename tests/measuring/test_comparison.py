@@ -52,8 +52,8 @@ def test_percentiles_are_of_examples_and_leave_out_the_warm_up(wait: Clock) -> N
     assert (speed.single, speed.p50, speed.p95) == pytest.approx((49.5, 49.5, 94.05))
 
 
-@pytest.mark.parametrize("per_example", [0.001, 0.2, 2.0])
-def test_timing_keeps_to_its_time_on_long_texts(wait: Clock, per_example: float) -> None:
+@pytest.mark.parametrize("per_example", [0.001, 0.2, 1.0, 2.0, 4.0, 15.0])
+def test_timing_keeps_to_its_time_however_long_an_example_takes(wait: Clock, per_example: float) -> None:
     spent = [0.0]
 
     def predict(examples: Sequence[Any]) -> None:
@@ -61,8 +61,7 @@ def test_timing_keeps_to_its_time_on_long_texts(wait: Clock, per_example: float)
         spent[0] += per_example * len(examples)
 
     speeds = compare_speed({"one": predict, "other": predict}, range(500), seconds=20)
-    least = 2 * per_example * (1 + comparison.PROBES + 4)  # the estimate, the warm-up and one round
-    assert spent[0] <= max(1.2 * 20, least)
+    assert spent[0] <= max(20, 2 * per_example)  # one call of each is the least
     assert astuple(speeds["one"]) == pytest.approx((1000 * per_example,) * 4)
 
 

@@ -117,10 +117,17 @@ def compare_speed(
 ) -> dict[str, Speed]:
     """Times the contenders in turns.
 
-    If that would take longer than `seconds`, fewer examples are timed, and fewer times.
+    If that would take longer than `seconds`, fewer examples are timed, and fewer times; of contenders that need most
+    of it for one example, that one alone.
     """
     end, repeats = time.perf_counter() + seconds, repeats or REPEATS
-    share = min(1, seconds / ((repeats + 1) * estimate(contenders, examples)))
+    probes = probe(contenders, examples[:PROBES], end)
+    once = sum(times[-1] for times in probes.values())  # all contenders, one example
+    left = end - time.perf_counter()
+    if left < 4 * once:  # no time for a warm-up and a round of even one example, alone and as a batch
+        return {name: Speed(*[1000 * times[-1]] * 4) for name, times in probes.items()}
+    number = min(SINGLES, len(examples)) + len(examples)  # a batch is not slower than its examples alone
+    share = min(1, left / ((repeats + 1) * once * number))
     singles = examples[: max(1, int(share * min(SINGLES, len(examples))))]
     batch = examples[: max(1, int(share * len(examples)))]
     latencies: dict[str, list[float]] = {name: [] for name in contenders}
@@ -143,16 +150,20 @@ def compare_speed(
     }
 
 
-def estimate(contenders: Mapping[str, Predict], examples: Sequence[Any]) -> float:
-    """Seconds that one round of all contenders takes, at most: a batch is not slower than its examples alone."""
-    probes = examples[:PROBES]
-    for predict in contenders.values():
-        predict(probes[:1])  # the first call may load and allocate
-    begin = time.perf_counter()
-    for predict in contenders.values():
-        one_by_one(predict, probes, [])
-    number = min(SINGLES, len(examples)) + len(examples)
-    return (time.perf_counter() - begin) / len(probes) * number
+def probe(contenders: Mapping[str, Predict], examples: Sequence[Any], end: float) -> dict[str, list[float]]:
+    """The seconds of single examples, after a first call that may load and allocate; that call alone if the others
+    would take half of the time until `end`."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for name, predict in contenders.items():
+        one_by_one(predict, examples[:1], found[name])
+    first = sum(times[0] for times in found.values())
+    if len(examples) * first < (end - time.perf_counter()) / 2:
+        for times in found.values():
+            times.clear()
+        for name, predict in contenders.items():
+            one_by_one(predict, examples, found[name])
+            found[name].append(statistics.mean(found[name]))
+    return found
 
 
 def one_by_one(predict: Predict, examples: Sequence[Any], latencies: list[float]) -> None:
@@ -168,18 +179,19 @@ def time_in_turns(
 ) -> dict[Name, float]:
     """Median seconds of each run. They take turns, so that other load on the machine affects all of them.
 
-    Once the time is up, no further round begins.
+    A round that would not end in time does not begin, except for the first.
     """
     from tqdm.auto import tqdm
 
     times: dict[Name, list[float]] = {name: [] for name in runs}
     end = time.perf_counter() + seconds
     for _ in tqdm(range(repeats), "timing", leave=False, disable=not progress):
+        start = time.perf_counter()
         for name, run in runs.items():
             begin = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - begin)
-        if time.perf_counter() >= end:
+        if 2 * time.perf_counter() - start > end:
             break
     return {name: statistics.median(values) for name, values in times.items()}
 

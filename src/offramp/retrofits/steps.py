@@ -268,7 +268,7 @@ class Steps:
         alone = f"the only precision {'tried' if tried == 1 else 'with a safe policy'}"
         if len(calibrated) == 1:
             return calibrated[0], alone
-        self.log("timing " + "; ".join(each.name for each in calibrated))
+        self.log(f"timing {'; '.join(each.name for each in calibrated)}, for at most {CHOICE_SECONDS} s")
         speeds = self.compare_speed(
             {each.name: self.predictor(each.variant.folder, each.policy) for each in calibrated},
             self.split.calibration,
@@ -340,7 +340,7 @@ class Steps:
             },
             OFFRAMP: (self.predictor(variant.folder, policy), trace, policy),
         }
-        self.log("timing the original and the retrofitted model")
+        self.log(f"timing the original and the retrofitted model for at most {TEST_SECONDS} s")
         predictors = {name: predict for name, (predict, _, _) in contenders.items()}
         speeds = self.compare_speed(predictors, self.split.test, TEST_SECONDS)
         rows = [
