@@ -63,12 +63,12 @@ class OutputExists(OfframpError):
 class NoSafeThreshold(OfframpError):
     """No threshold meets the target on this trace; the message says what would help."""
 
-    def __init__(self, message: str, examples_needed: int | None = None, of_class: str | None = None) -> None:
+    def __init__(self, message: str, examples_needed: int | None = None, group: str = "") -> None:
         super().__init__(message)
         self.examples_needed = examples_needed
         """The number of examples that would have been enough, where more examples help."""
-        self.of_class = of_class
-        """With bounds per class: the class that needs more examples."""
+        self.group = group
+        """With bounds by group, such as a class: the one that needs more examples."""
 
 
 class NotFinite(OfframpError):

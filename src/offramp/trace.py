@@ -41,6 +41,7 @@ PER_EXAMPLE: dict[str, Any] = {
     "ids": None,
     "trained_on": bool,
     "texts": np.uint64,
+    "categories": np.int64,
     "continues": bool,
 }
 """Arrays with a row for each example; if examples are lists of documents, for each document."""
@@ -87,6 +88,11 @@ class Trace:
     """(examples,) a hash of each text, or of its group: rows with the same hash count as one; None if unknown."""
     group_column: str = ""
     """The column of the groups, such as conversations or customers; empty if each text is its own."""
+    categories: Array | None = None
+    """(examples,) the category of each text, such as its language, as an index into `category_names`."""
+    category_names: tuple[str, ...] = ()
+    category_column: str = ""
+    """The column of the categories, within each of which a guarantee can hold."""
     sizes: Array | None = None
     """(examples,) the number of consecutive rows of each example; None for one."""
     counts: Array | None = None
@@ -122,7 +128,7 @@ class Trace:
             if name in REQUIRED or getattr(self, name) is not None:
                 object.__setattr__(self, name, np.asarray(getattr(self, name), dtype))
         object.__setattr__(self, "problem", problem_named(self.problem))
-        for name in ("layers", "label_names", "metrics"):
+        for name in ("layers", "label_names", "metrics", "category_names"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_shapes(self)
         _check_values(self)
@@ -210,6 +216,17 @@ class Trace:
             return self
         learned = np.isin(self.texts, other.texts)
         return replace(self, trained_on=learned if self.trained_on is None else learned | self.trained_on)
+
+    def categorized(self, column: str, cells: Sequence[Any]) -> Self:
+        """The trace with the category of each text, given in its order."""
+        if len(cells) != len(self.lengths):
+            raise BadData(
+                f"{len(cells)} cells of {column} for {count(len(self.lengths), 'text')} of the trace."
+            )
+        names, categories = np.unique([str(cell) for cell in cells], return_inverse=True)
+        return replace(
+            self, categories=categories, category_names=tuple(names.tolist()), category_column=column
+        )
 
     def keys(self) -> Array:
         """(examples,) hashes of what an example is: its text, or without texts its id."""

@@ -26,3 +26,13 @@ def count(number: int, noun: str) -> str:
     """
     plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"
+
+
+def enumerate_names(names: Iterable[str]) -> str:
+    """Names in a sentence.
+
+    >>> enumerate_names(["de"]), enumerate_names(["de", "en", "fr"])
+    ('de', 'de, en and fr')
+    """
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last

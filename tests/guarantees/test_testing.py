@@ -1,19 +1,23 @@
 """Fixed-sequence testing stops at the first failure, of any class."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from offramp.guarantees.testing import Part, first_failure, results_of
 
 NONE, MANY = np.zeros(100), np.ones(100)
-ALL = [Part(0.05, np.ones(100, bool))]
+ALL = [Part("changed", 0.05, np.ones(100, bool))]
+
+
+def passes(sequence: Iterable[np.ndarray], parts: list[Part] = ALL, delta: float = 0.05) -> int:
+    return first_failure((results_of({"changed": losses}, parts) for losses in sequence), delta)
 
 
 def test_what_follows_the_first_failure_is_never_proven() -> None:
-    assert first_failure([NONE, NONE, MANY, NONE], ALL, "exact binomial", 0.05) == 2
-    assert first_failure([MANY, NONE], ALL, "exact binomial", 0.05) == 0
-    assert first_failure([NONE, NONE], ALL, "betting", 0.05) == 2
+    assert passes([NONE, NONE, MANY, NONE]) == 2
+    assert passes([MANY, NONE]) == 0
+    assert passes([NONE, NONE]) == 2
 
 
 def test_what_follows_the_first_failure_is_not_even_computed() -> None:
@@ -21,17 +25,25 @@ def test_what_follows_the_first_failure_is_not_even_computed() -> None:
         yield MANY
         raise AssertionError("computed")
 
-    assert first_failure(sequence(), ALL, "exact binomial", 0.05) == 0
+    assert passes(sequence()) == 0
 
 
 def test_every_class_has_to_pass() -> None:
     first = np.arange(100) < 60
-    parts = [Part(0.05, first, "a"), Part(0.05, ~first, "b")]
-    assert first_failure([NONE], parts, "exact binomial", 0.05) == 0  # 40 examples of b are too few
-    assert [result.examples for result in results_of(NONE, parts, "exact binomial")] == [60, 40]
-    assert first_failure([NONE], parts, "exact binomial", 0.2) == 1
+    parts = [Part("changed", 0.05, first, "a"), Part("changed", 0.05, ~first, "b")]
+    assert passes([NONE], parts) == 0  # 40 examples of b are too few
+    assert [result.examples for result in results_of({"changed": NONE}, parts)] == [60, 40]
+    assert passes([NONE], parts, 0.2) == 1
+
+
+def test_every_risk_has_to_pass_by_its_own_bound() -> None:
+    every = np.ones(100, bool)
+    parts = [Part("changed", 0.05, every), Part("label_accuracy", 0.05, every)]
+    both = [{"changed": NONE, "label_accuracy": losses} for losses in (NONE, NONE + 0.04, MANY)]
+    assert first_failure((results_of(losses, parts) for losses in both), 0.05) == 1
+    assert [result.bound for result in results_of(both[0], parts)] == ["exact binomial", "betting"]
 
 
 def test_a_class_without_examples_proves_nothing() -> None:
-    (result,) = results_of(NONE, [Part(0.5, np.zeros(100, bool), "a")], "betting")
-    assert (result.risk, result.p_value) == (0.0, 1.0)
+    (result,) = results_of({"changed": NONE}, [Part("changed", 0.5, np.zeros(100, bool), "a")])
+    assert (result.observed_risk, result.p_value) == (0.0, 1.0)

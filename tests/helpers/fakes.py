@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from offramp.guarantees.certificate import Certificate, Conditions
+from offramp.guarantees.certificate import Certificate, Conditions, ProvenBound
 from offramp.model_info import ModelInfo
 from offramp.problems import SINGLE_LABEL, Problem
 from offramp.runtimes import Tokens
@@ -79,14 +79,7 @@ class FakeRuntime:
         return "fake"
 
 
-CLAIM: dict[str, Any] = {
-    "risk": "changed",
-    "epsilon": 0.1,
-    "delta": 0.05,
-    "bound": "exact binomial",
-    "examples": 500,
-    "observed_risk": 0.02,
-}
+BOUND: dict[str, Any] = {"risk": "changed", "epsilon": 0.1, "examples": 500, "observed_risk": 0.02}
 CONDITIONS: dict[str, Any] = {
     "policy": "entropy:0.3",
     "mean_layer": 2.0,
@@ -97,7 +90,19 @@ CONDITIONS: dict[str, Any] = {
 
 def make_certificate(**changes: Any) -> Certificate:
     """A complete certificate, for tests that are about a few of its fields, or of its conditions."""
-    names = {each.name for each in fields(Conditions)}
-    conditions = CONDITIONS | {name: value for name, value in changes.items() if name in names}
-    others = {name: value for name, value in changes.items() if name not in names}
-    return Certificate(**CLAIM | {"conditions": Conditions(**conditions)} | others)
+
+    def changed(kind: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+        names = {each.name for each in fields(kind)}
+        return defaults | {name: value for name, value in changes.items() if name in names}
+
+    bound = changed(ProvenBound, BOUND)
+    epsilon = bound.pop("epsilon")
+    groups = epsilon if isinstance(epsilon, dict) else {bound.pop("group", ""): epsilon}
+    claim = {
+        "bounds": [ProvenBound(group=group, epsilon=each, **bound) for group, each in groups.items()],
+        "by": "class" if isinstance(epsilon, dict) else "",
+        "delta": 0.05,
+        "examples": bound["examples"],
+        "conditions": Conditions(**changed(Conditions, CONDITIONS)),
+    }
+    return Certificate(**changed(Certificate, claim))

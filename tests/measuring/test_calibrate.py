@@ -126,11 +126,11 @@ def test_a_guarantee_keeps_its_risk_and_certifies_it(make_trace: Make) -> None:
         "epsilon": 0.05,
         "delta": 0.1,
         "examples": 3000,
-        "bound": "exact binomial",
         "data": "made up 0",
         "rules_tried": 1,
     }
     assert {key: getattr(proof, key) for key in expected} == expected
+    assert proof.bounds[0].bound == "exact binomial"
     origin = conditions.policy, conditions.fingerprint, conditions.runtime, conditions.rule_chosen_on
     assert origin == (str(policy), "no model", "onnx", "other data")
     assert "0.9" in proof.promise
@@ -165,7 +165,7 @@ def test_accuracy_drop_is_net_of_the_answers_that_become_right(make_trace: Make)
     layers, accuracy, _ = outcome(policy, trace)
     full = np.mean(trace.logits[:, -1].argmax(-1) == trace.labels)
     assert policy.certificate.observed_risk == pytest.approx(full - accuracy)
-    assert policy.certificate.bound == "paired betting"
+    assert policy.certificate.bounds[0].bound == "paired betting"
     assert full - accuracy < 0.03
     assert layers < outcome(calibrate(trace, "entropy", Guarantee(0.03, risk="accuracy")).policy, trace)[0]
 
@@ -173,12 +173,13 @@ def test_accuracy_drop_is_net_of_the_answers_that_become_right(make_trace: Make)
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (Guarantee({"0": 0.1, "1": 0.1, "2": 0.1}, risk="accuracy_drop"), "one bound, not one per class"),
-        (Guarantee(0.1, risk="missed"), "changed, accuracy, accuracy_drop"),
-        (Guarantee(0.1, risk="overlap"), "changed, accuracy, accuracy_drop"),
+        (Guarantee(0.1, risk="missed"), r"is about yes and no; pass decide=\.\.\."),
+        (Guarantee(0.1, risk="overlap"), "choose one of changed, accuracy"),
+        (Guarantee(0.1, risk="score"), r"needs tolerance=\.\.\."),
+        (Guarantee(0.1, by="language"), "has no such column of categories, but none"),
     ],
 )
-def test_risks_that_a_policy_cannot_be_calibrated_for_name_those_that_it_can(
+def test_a_target_that_does_not_fit_the_trace_is_refused(
     target: Guarantee, message: str, make_trace: Make
 ) -> None:
     with pytest.raises(BadOption, match=message):
@@ -251,8 +252,10 @@ def test_many_labels_lose_accuracy_by_the_share(make_trace: Make) -> None:
     rng = np.random.default_rng(0)
     trace = make_trace(2000, problem="multi_label_classification", labels=rng.integers(2, size=(2000, 3)))
     policy = calibrate(trace, "confidence", Guarantee(0.1, risk="accuracy")).policy
-    assert policy.certificate.bound == "betting"  # whatever the losses happen to be
-    assert calibrate(trace, "confidence", Guarantee(0.2)).policy.certificate.bound == "exact binomial"
+    assert policy.certificate.bounds[0].bound == "betting"  # whatever the losses happen to be
+    assert (
+        calibrate(trace, "confidence", Guarantee(0.2)).policy.certificate.bounds[0].bound == "exact binomial"
+    )
     early = policy.decide(trace.logits, problem_type=trace.problem).logits > 0
     lost = ((trace.logits[:, -1] > 0) == trace.labels) & (early != trace.labels)
     assert policy.certificate.observed_risk == pytest.approx(lost.mean())
@@ -268,12 +271,11 @@ def test_bounds_by_class_hold_for_the_examples_of_each_class(risk: str, make_tra
     lost = answers != full if risk == "changed" else (full == trace.labels) & (answers != trace.labels)
     belongs = full if risk == "changed" else trace.labels
     for index, (name, epsilon) in enumerate({"ham": 0.05, "spam": 0.02, "news": 0.05}.items()):
-        seen = policy.certificate.by_class[name]
-        assert seen["examples"] == np.sum(belongs == index)
-        assert seen["observed_risk"] == pytest.approx(lost[belongs == index].mean())
-        assert seen["observed_risk"] <= epsilon
+        (seen,) = (bound for bound in policy.certificate.bounds if bound.group == name)
+        assert seen.examples == np.sum(belongs == index)
+        assert seen.observed_risk == pytest.approx(lost[belongs == index].mean())
+        assert seen.observed_risk <= epsilon
         assert repr(name) in policy.certificate.promise
-    assert policy.certificate.observed_risk == pytest.approx(lost.mean())
     loose = calibrate(trace, "entropy", Guarantee(0.05, 0.1, risk=risk)).policy
     assert outcome(loose, trace)[0] < outcome(policy, trace)[0] < 6
 
@@ -308,15 +310,15 @@ def test_bounds_that_leave_a_class_out_or_name_none_are_refused(
 def test_classes_whose_names_are_numbers_are_bound_by_name(make_trace: Make) -> None:
     trace = make_trace(3000, label_names=("1", "2", "0"))
     policy = calibrate(trace, "entropy", Guarantee({"0": 0.02, "1": 0.1, "2": 0.1})).policy
-    examples = policy.certificate.by_class["0"]["examples"]
-    assert examples == np.sum(trace.logits[:, -1].argmax(-1) == 2)
+    assert policy.certificate.bounds[2].group == "0"
+    assert policy.certificate.bounds[2].examples == np.sum(trace.logits[:, -1].argmax(-1) == 2)
 
 
 def test_no_safe_threshold_raises_with_the_examples_needed(make_trace: Make) -> None:
     with pytest.raises(NoSafeThreshold, match="even with no errors it takes 299") as too_few:
         calibrate(make_trace(100), "confidence", Guarantee(0.01, 0.05))
     assert too_few.value.examples_needed >= 299
-    assert too_few.value.of_class is None
+    assert not too_few.value.group
 
     trace = sure_and_wrong(make_trace(2000, exits=2))
     with pytest.raises(NoSafeThreshold, match="More examples would not help") as hopeless:
@@ -343,7 +345,7 @@ def test_the_examples_needed_are_those_of_the_class_that_lacks_them(make_trace: 
     rare = int(np.sum(trace.logits[:, -1].argmax(-1) == 1))
     with pytest.raises(NoSafeThreshold, match=f"{rare} examples of the class 'spam' .* takes 59") as too_few:
         calibrate(trace, "confidence", Guarantee({"ham": 0.5, "spam": 0.05, "news": 0.5}))
-    assert too_few.value.of_class == "spam"
+    assert too_few.value.group == "spam"
     assert too_few.value.examples_needed >= 59
     with pytest.raises(NoSafeThreshold, match="0 examples of the class 'spam'"):
         calibrate(
@@ -472,7 +474,7 @@ def test_what_cannot_be_calibrated_raises(make_trace: Make) -> None:
         calibrate(make_trace(0), "entropy", MaxLoss(1.0))
     with pytest.raises(BadOption, match="at least one rule"):
         calibrate(make_trace(10), [], MaxLoss(1.0))
-    with pytest.raises(BadOption, match="tolerance is for regression"):
+    with pytest.raises(BadOption, match="a tolerance is for numbers"):
         calibrate(make_trace(10), "entropy", Guarantee(0.1, tolerance=0.1))
     with pytest.raises(BadOption, match="not scored by 'f1'"):
         calibrate(make_trace(10), "entropy", MaxLoss(1.0, metric="f1"))

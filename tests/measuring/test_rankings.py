@@ -135,7 +135,7 @@ def test_lists_and_single_texts_take_targets_of_their_own() -> None:
         calibrate(replace(trace, sizes=None), "layer", guarantee(0.1))
     with pytest.raises(BadOption, match="takes a Guarantee"):
         calibrate(trace, "rank", MaxLoss(1.0))
-    with pytest.raises(BadOption, match="bounds by class"):
+    with pytest.raises(BadOption, match="is for single texts"):
         calibrate(trace, "rank", Guarantee({"a": 0.1}, risk="overlap"))
     with pytest.raises(BadOption, match="trace of lists"):
         sweep(trace, "layer")

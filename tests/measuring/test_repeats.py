@@ -153,8 +153,7 @@ def test_bounds_by_class_hold_for_unseen_texts_too() -> None:
     sample = replace(sample, logits=np.where((sample.ids % 2 == 0)[:, None, None], 1, -1) * sample.logits)
     proof = calibrate(sample, "entropy", Guarantee({"0": 0.2, "1": 0.2})).policy.certificate
     assert proof is not None
-    assert proof.by_class is not None
-    assert {row["examples"] for row in proof.by_class.values()} == {600}
+    assert {bound.examples for bound in proof.bounds} == {600}
     assert proof.unseen == 600
 
 

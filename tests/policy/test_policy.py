@@ -142,7 +142,7 @@ def test_a_certificate_survives_json(certified: Policy) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"examples": 0}, {"epsilon": 0}, {"epsilon": {}}, {"risk": "luck"}, {"delta": 1}, {"more": 1}]
+    "change", [{"examples": 0}, {"bounds": []}, {"bounds": [{}]}, {"delta": 1}, {"more": 1}]
 )
 def test_a_certificate_that_proves_nothing_is_refused(certified: Policy, change: dict[str, Any]) -> None:
     record = certified.to_json()
@@ -150,11 +150,20 @@ def test_a_certificate_that_proves_nothing_is_refused(certified: Policy, change:
         Policy.from_json(record | {"certificate": record["certificate"] | change})
 
 
-@pytest.mark.parametrize("field", ["risk", "epsilon", "delta", "examples", "policy"])
+@pytest.mark.parametrize("change", [{"examples": 0}, {"epsilon": 0}, {"risk": "luck"}, {"more": 1}])
+def test_a_bound_that_proves_nothing_is_refused(certified: Policy, change: dict[str, Any]) -> None:
+    record = certified.to_json()
+    record["certificate"]["bounds"][0] |= change
+    with pytest.raises(BadPolicy, match="certificate"):
+        Policy.from_json(record)
+
+
+@pytest.mark.parametrize("field", ["risk", "epsilon", "delta", "bounds", "policy"])
 def test_an_incomplete_certificate_is_refused(certified: Policy, field: str) -> None:
     record = certified.to_json()
     proof = record["certificate"]
-    del (proof["conditions"] if field == "policy" else proof)[field]
+    part = {"policy": proof["conditions"], "risk": proof["bounds"][0], "epsilon": proof["bounds"][0]}
+    del part.get(field, proof)[field]
     with pytest.raises(BadPolicy, match=field):
         Policy.from_json(record)
 
@@ -200,7 +209,7 @@ def test_a_matching_certificate_does_not_warn(certified: Policy) -> None:
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (("certificate", "epsilon"), 0.0001),
+        (("certificate", "bounds", 0, "epsilon"), 0.0001),
         (("certificate", "delta"), 1e-9),
         (("certificate", "conditions", "fingerprint"), "other"),
         (("certificate", "seal"), "0" * 16),
@@ -208,7 +217,7 @@ def test_a_matching_certificate_does_not_warn(certified: Policy) -> None:
     ],
 )
 def test_a_certificate_is_left_out_if_anything_it_depends_on_was_edited(
-    make_certificate: Callable[..., Certificate], place: tuple[str, ...], value: Any
+    make_certificate: Callable[..., Certificate], place: tuple[Any, ...], value: Any
 ) -> None:
     policy = Policy(Agreement(coefficients=((0.1,) * 7,) * 2), 0.9)
     policy = replace(policy, certificate=make_certificate(policy=str(policy)))

@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import BadPolicy, TooLarge
-from offramp.guarantees import Certificate, Conditions
+from offramp.guarantees import Certificate, Conditions, ProvenBound
 from offramp.inference import Classifier, Prediction, Runner
 from offramp.lists import Lists
 from offramp.models.exit_model import ExitModel
@@ -45,12 +45,9 @@ def certified(
     return replace(
         policy,
         certificate=Certificate(
-            risk="overlap",
-            epsilon=epsilon,
+            (ProvenBound("overlap", epsilon, 100, 0.0, "betting"),),
             delta=0.05,
-            bound="betting",
             examples=100,
-            observed_risk=0.0,
             reference=reference,
             top_k=2,
             conditions=Conditions(str(policy), **exits, **about),

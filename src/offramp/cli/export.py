@@ -1,6 +1,5 @@
 """offramp export: a model as ONNX graphs that run without torch."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -148,10 +147,20 @@ def target_flags(info: "ModelInfo") -> str:
         values = {name: value if isinstance(value, str) else f"{value:g}" for name, value in target.items()}
         flags = (f"--{name.replace('_', '-')} {value}" for name, value in values.items())
         return " ".join(flags) + ("" if info.policy_target else "  # or another target")
-    epsilon = proof.epsilon if isinstance(proof.epsilon, Mapping) else {"": proof.epsilon}
-    bounds = ",".join(f"{name}={bound:g}".removeprefix("=") for name, bound in epsilon.items())
+    by_group = {bound.group: bound.epsilon for bound in proof.bounds}
+    bounds = {bound.risk: bound.epsilon for bound in proof.bounds}
+    risk = [] if len(bounds) > 1 else [f"--risk {proof.risk}"]
+    by = [f"--by {proof.by}"] if proof.by else []
+    if len({*by_group.values()}) > 1:
+        bounds = by_group
+    shown = ",".join(f"{name}={bound:g}" for name, bound in bounds.items())
+    if len({*bounds.values()}) == 1:
+        shown, risk = (
+            f"{proof.epsilon:g}",
+            [f"--risk {','.join(dict.fromkeys(each.risk for each in proof.bounds))}"],
+        )
     tolerance = [] if proof.tolerance is None else [f"--tolerance {proof.tolerance:g}"]
-    return " ".join([f"--guarantee {bounds} --delta {proof.delta:g} --risk {proof.risk}", *tolerance])
+    return " ".join([f"--guarantee {shown} --delta {proof.delta:g}", *risk, *by, *tolerance])
 
 
 def stored_rule(info: "ModelInfo") -> list[str] | None:

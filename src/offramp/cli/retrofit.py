@@ -155,7 +155,7 @@ def retrofit(
             try:
                 done = start(labels=read_labels(rows, texts, text, text_pair, label))
             except BadLabels as error:
-                if label is not None or target.loss.needs_labels:
+                if label is not None or target.needs_labels:
                     raise
                 log(f"no scores: the file's labels are not the model's ({error})")
                 done = start()

@@ -1,6 +1,6 @@
 """Statistical guarantees about a loss: bounds on its mean, tests, and certificates. Nothing here knows exits."""
 
-from offramp.guarantees.certificate import Certificate, Conditions, Guarantee
+from offramp.guarantees.certificate import Certificate, Conditions, Guarantee, ProvenBound
 from offramp.guarantees.losses import LOSSES, Loss
 
-__all__ = ["LOSSES", "Certificate", "Conditions", "Guarantee", "Loss"]
+__all__ = ["LOSSES", "Certificate", "Conditions", "Guarantee", "Loss", "ProvenBound"]

@@ -1,19 +1,22 @@
-"""Guarantee: a bound on a risk that is asked for. Certificate: one that was proven, and for what."""
+"""Guarantee: a bound on a risk that is asked for. Certificate: what was proven, and for what."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
 from offramp.errors import BadOption, BadPolicy, CertificateMismatch
 from offramp.guarantees.bounds import BOUNDS
 from offramp.guarantees.losses import LOSSES, Loss
-from offramp.wording import count
+from offramp.wording import count, enumerate_names
 
 NOT_FIELDS = "promise", "seal"
 """What the JSON form has besides the fields: a sentence for people, and a hash of the policy."""
 ARGMAX = "the most likely class"
 """The operating point that has no text."""
+BY_EXIT, BY_CLASS = "exit", "class"
+MOST_NAMES = 8
+"""Groups whose names are in a summary."""
 Certified = TypeVar("Certified", bound=Any)
 
 
@@ -23,38 +26,93 @@ class Guarantee:
 
     The probability is over the draw of the calibration examples. The risk is the mean of a loss over examples from
     the same distribution.
+
+    >>> Guarantee({"missed": 0.02, "false_alarm": 0.05}).risks
+    ('missed', 'false_alarm')
     """
 
     epsilon: float | Mapping[str, float]
-    """One bound for all examples; or one per class name, each of which then holds within that class: the examples
-    that the reference predicts as it, or for "accuracy" those labelled with it. This protects rare classes, and each
-    class needs enough calibration examples."""
+    """One bound. Or one for each of several risks, all of which then hold together. Or one for each group, by default
+    for each class. A group needs enough calibration examples of its own."""
     delta: float = 0.05
     risk: str = "changed"
-    """A loss of `LOSSES`: "changed", the prediction differs from the reference (no labels needed); "accuracy", a
-    correct prediction is lost, so accuracy drops by at most epsilon; "accuracy_drop", the same net of correct
-    predictions that are gained, which allows earlier exits. For rankings: "overlap", the share of the
-    reference's top k that is missed; "ndcg", 1 - nDCG@k, where the reference's top k have the gains k, ..., 1."""
+    """A loss of `LOSSES`, or several with commas. "changed": the prediction differs from the reference (no labels
+    needed). For decisions that are yes or no, "missed" and "false_alarm", as shares of the examples that the
+    reference says yes or no to, or with "_of_all" as shares of all. "score": a score moves by more than the
+    tolerance. With labels: "accuracy", a correct prediction is lost, so accuracy drops by at most epsilon;
+    "accuracy_drop", the same net of correct predictions that are gained, which allows earlier exits. For rankings:
+    "overlap", the share of the reference's top k that is missed; "ndcg", 1 - nDCG@k, where the reference's top k
+    have the gains k, ..., 1."""
     tolerance: float | None = None
-    """In regression: numbers no further apart than this count as equal."""
+    """Numbers no further apart than this count as equal: those of a regression, and for "score" probabilities."""
     top_k: int | None = None
     """For rankings: how many documents count, by default 10."""
+    by: str = ""
+    """Groups, within each of which the bounds hold: "exit", "class", or the name of the trace's categories, such as
+    "language". A class is that of the reference's prediction, or for accuracy the correct one."""
 
     def __post_init__(self) -> None:
         require(are_fractions(self.epsilon), f"epsilon={self.epsilon}: expected a fraction between 0 and 1")
         require(0 < self.delta < 1, f"delta={self.delta}: expected a probability between 0 and 1")
-        require(self.risk in LOSSES, f"risk={self.risk!r}: choose one of {', '.join(LOSSES)}")
+        if isinstance(self.epsilon, Mapping):
+            if self.epsilon.keys() <= LOSSES.keys():
+                object.__setattr__(self, "risk", ",".join(self.epsilon))
+            elif not self.by:
+                object.__setattr__(self, "by", BY_CLASS)
+        unknown = [risk for risk in self.risks if risk not in LOSSES]
+        require(not unknown, f"risk={self.risk!r}: choose one of {', '.join(LOSSES)}")
+        require(len({*self.risks}) == len(self.risks), f"risk={self.risk!r} names a risk twice")
+        if self.has_group_bounds:
+            require(self.by != BY_EXIT, "by='exit' takes one bound for all exits")
+            require(len(self.risks) == 1, "bounds that differ by group are for one risk at a time")
         near = self.tolerance is None or 0 <= self.tolerance < float("inf")
         require(near, f"tolerance={self.tolerance}: expected a distance of 0 or more")
-        if self.loss.unit == "query":
+        units = {loss.unit for loss in self.losses.values()}
+        require(len(units) == 1, f"risk={self.risk!r}: these risks are not about the same things")
+        if self.unit == "query":
             object.__setattr__(self, "top_k", 10 if self.top_k is None else self.top_k)
         else:
             require(self.top_k is None, "top_k is for rankings only; leave it out")
         require(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k}: expected 1 or more")
+        require(not self.by or self.unit == "example", f"by={self.by!r} is for single texts; leave it out")
 
     @property
-    def loss(self) -> Loss:
-        return LOSSES[self.risk]
+    def risks(self) -> tuple[str, ...]:
+        return tuple(self.risk.split(","))
+
+    @property
+    def losses(self) -> dict[str, Loss]:
+        """By risk."""
+        return {risk: LOSSES[risk] for risk in self.risks}
+
+    @property
+    def unit(self) -> str:
+        """What is counted: an example, a text whose words are tagged, or a query."""
+        return LOSSES[self.risks[0]].unit
+
+    @property
+    def needs_labels(self) -> bool:
+        return any(loss.needs_labels for loss in self.losses.values())
+
+    @property
+    def has_group_bounds(self) -> bool:
+        """Whether each group has a bound of its own."""
+        return isinstance(self.epsilon, Mapping) and tuple(self.epsilon) != self.risks
+
+    def bounds_of(self, risk: str, groups: Iterable[str]) -> dict[str, float]:
+        """The bound on a risk in each group."""
+        if self.has_group_bounds:
+            return {group: dict(self.epsilon)[group] for group in groups}  # type: ignore[arg-type]
+        bound = self.epsilon[risk] if isinstance(self.epsilon, Mapping) else self.epsilon
+        return dict.fromkeys(groups, bound)
+
+    def with_risks(self, names: Mapping[str, str]) -> Self:
+        """The guarantee with other names of its risks."""
+        risks = [names.get(risk, risk) for risk in self.risks]
+        epsilon = self.epsilon
+        if isinstance(epsilon, Mapping) and not self.has_group_bounds:
+            epsilon = dict(zip(risks, epsilon.values(), strict=True))
+        return replace(self, risk=",".join(risks), epsilon=epsilon)
 
 
 def require(holds: bool, message: str) -> None:
@@ -90,50 +148,30 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """A proven bound on a risk, with the evidence for it. Part of a policy's JSON form."""
+class ProvenBound:
+    """A bound on one risk, for all examples or those of a group, with the evidence for it."""
 
     risk: str
     """The loss whose mean is bounded, of `LOSSES`."""
-    epsilon: float | Mapping[str, float]
-    """The bound on the risk, for all examples or by class."""
-    delta: float
-    """The probability, over the draw of the calibration examples, that the bound is wrong."""
-    bound: str
-    """The name of the statistical bound."""
+    epsilon: float
     examples: int
-    """The number of calibration examples."""
+    """The number of examples that it was tested on."""
     observed_risk: float
-    """The risk on the calibration examples."""
+    """Their mean loss."""
+    bound: str = "exact binomial"
+    """The name of the statistical bound."""
+    group: str = ""
+    """An exit, a class or a category; empty: all examples."""
+    tolerance: float | None = None
+    """Numbers no further apart than this count as equal."""
     unseen: int | None = None
-    """If texts repeat: the number of distinct calibration texts that were not learned from."""
+    """If texts repeat: how many of these examples are distinct texts that were not learned from."""
     unseen_risk: float | None = None
     """The risk on those, each counted once; the same bound was proven for it."""
-    reference: str = ""
-    """The model whose predictions are kept; empty: the same model at full depth."""
-    data: str = ""
-    tolerance: float | None = None
-    """In regression: numbers no further apart than this count as equal."""
-    top_k: int | None = None
-    """For rankings: how many documents count."""
-    decision: str = ""
-    """The operating point, such as "spam>=0.3"; empty: the most likely class."""
-    population: int | None = None
-    """If the claim is about the rows of the data alone: how many there are, of which `examples` were examined."""
-    by_class: Mapping[str, Mapping[str, float]] | None = None
-    """With bounds by class: examples and observed risk of each."""
-    rules_tried: int = 1
-    """The number of rules (times precisions and rungs of a ladder, where there were several) that shared delta."""
-    fitted_on: int = 0
-    """For a rule that learns: the number of further examples of the same data that it was fitted on."""
-    conditions: Conditions | None = None
-    """None if the claim is about predictions alone."""
 
     def __post_init__(self) -> None:
-        if self.risk not in LOSSES or not are_fractions(self.epsilon) or not 0 < self.delta < 1:
-            raise BadPolicy(
-                f"a certificate needs a risk, epsilon and delta, not {self.risk!r}, {self.epsilon}."
-            )
+        if self.risk not in LOSSES or not are_fractions(self.epsilon):
+            raise BadPolicy(f"a certificate needs a risk and epsilon, not {self.risk!r} and {self.epsilon}.")
         if self.examples < 1 or not BOUNDS[self.loss.bound].lowest <= self.observed_risk <= 1:
             raise BadPolicy(
                 f"a certificate needs examples and their risk, not {self.examples} and {self.observed_risk}."
@@ -143,14 +181,76 @@ class Certificate:
     def loss(self) -> Loss:
         return LOSSES[self.risk]
 
+
+@dataclass(frozen=True)
+class Certificate:
+    """Proven bounds, which hold together, with the evidence for them. Part of a policy's JSON form."""
+
+    bounds: tuple[ProvenBound, ...]
+    delta: float
+    """The probability, over the draw of the calibration examples, that any of the bounds is wrong."""
+    examples: int
+    """The number of calibration examples."""
+    by: str = ""
+    """What the groups of the bounds are: "exit", "class" or a name of categories; empty: there are none."""
+    unseen: int | None = None
+    """If texts repeat: the number of distinct calibration texts that were not learned from."""
+    reference: str = ""
+    """The model whose predictions are kept; empty: the same model at full depth."""
+    data: str = ""
+    top_k: int | None = None
+    """For rankings: how many documents count."""
+    decision: str = ""
+    """The operating point, such as "spam>=0.3"; empty: the most likely class."""
+    population: int | None = None
+    """If the claim is about the rows of the data alone: how many there are, of which `examples` were examined."""
+    rules_tried: int = 1
+    """The number of rules (times precisions and rungs of a ladder, where there were several) that shared delta."""
+    fitted_on: int = 0
+    """For a rule that learns: the number of further examples of the same data that it was fitted on."""
+    conditions: Conditions | None = None
+    """None if the claim is about predictions alone."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounds", tuple(self.bounds))
+        if not self.bounds or not 0 < self.delta < 1:
+            raise BadPolicy(f"a certificate needs bounds and a delta, not {self.delta}.")
+        if self.examples < 1:
+            raise BadPolicy(f"a certificate needs examples, not {self.examples}.")
+
+    @property
+    def risk(self) -> str:
+        """That of the first bound, as are the following."""
+        return self.bounds[0].risk
+
+    @property
+    def epsilon(self) -> float:
+        return self.bounds[0].epsilon
+
+    @property
+    def observed_risk(self) -> float:
+        return self.bounds[0].observed_risk
+
+    @property
+    def unseen_risk(self) -> float | None:
+        return self.bounds[0].unseen_risk
+
+    @property
+    def tolerance(self) -> float | None:
+        return self.bounds[0].tolerance
+
+    @property
+    def loss(self) -> Loss:
+        return self.bounds[0].loss
+
     @property
     def summary(self) -> str:
         """One sentence for people.
 
-        >>> proof = Certificate("changed", 0.03, 0.05, "exact binomial", 800, 0.02, data="a.csv")
+        >>> proof = Certificate((ProvenBound("changed", 0.03, 800, 0.02),), 0.05, 800, data="a.csv")
         >>> proof.summary
         'With 95% confidence, at most 3% of predictions differ from full depth (on data like a.csv).'
-        >>> replace(proof, risk="ndcg", top_k=10, reference="X").summary[21:]
+        >>> replace(proof, bounds=(ProvenBound("ndcg", 0.03, 9, 0.02),), top_k=10, reference="X").summary[21:]
         "nDCG@10 against X's order drops by at most 3% on average (on data like a.csv)."
         """
         where = f"on data like {self.data or 'the calibration examples'}"
@@ -162,84 +262,142 @@ class Certificate:
     def claim(self) -> str:
         """What is bounded, and how.
 
-        >>> Certificate("missed", 0.03, 0.05, "exact binomial", 800, 0.02, reference="X", decision="spam>=0.3").claim
-        'at most 3% of examples that X says yes to lose a yes, where the decision is spam>=0.3'
+        >>> bounds = [ProvenBound("missed", 0.02, 80, 0.0), ProvenBound("false_alarm", 0.05, 800, 0.01)]
+        >>> proof = Certificate(tuple(bounds), 0.05, 880, reference="X", decision="spam>=0.3")
+        >>> print(proof.claim.replace(" and ", "\\n"))
+        at most 2% of examples that X says yes to lose a yes
+        at most 5% of examples that X says no to get a yes instead, where the decision is spam>=0.3
+        >>> groups = [ProvenBound("changed", 0.03, 400, 0.0, group=name) for name in ("de", "en")]
+        >>> Certificate(tuple(groups), 0.05, 800, by="language").claim
+        'at most 3% of predictions differ from full depth, in every language (de, en)'
         """
-        shares = (percent(bound) + (f" (of {name})" if name else "") for name, bound in self.bounds().items())
-        within = "" if self.tolerance is None else self.loss.within
-        return self.words(self.loss.summary + within, ", ".join(shares)) + self.decided
+        return " and ".join(map(self.claim_about, self.by_risk())) + self.decided
+
+    def claim_about(self, bounds: list[ProvenBound]) -> str:
+        """The claim about one risk."""
+        first, groups = bounds[0], [bound.group for bound in bounds]
+        within = "" if first.tolerance is None else first.loss.within.format(tolerance=first.tolerance)
+        shares = [percent(bound.epsilon) for bound in bounds]
+        if not self.by or len({*shares}) > 1:
+            each = [
+                f"{share} (of {name})" if name else share for share, name in zip(shares, groups, strict=True)
+            ]
+            return self.words(first.loss.summary, ", ".join(each)) + within
+        named = ", ".join(groups) if len(groups) <= MOST_NAMES else f"{len(groups)} in all"
+        every = "at every exit taken" if self.by == BY_EXIT else f"in every {self.by}"
+        return f"{self.words(first.loss.summary, shares[0])}{within}, {every} ({named})"
 
     @property
     def promise(self) -> str:
         """The exact statement, with every condition.
 
-        >>> Certificate("accuracy", {"spam": 0.03}, 0.05, "exact binomial", 800, 0.02).promise[-73:]
-        "0.03 of examples labelled 'spam' lose a correct prediction of full depth."
+        >>> spam = ProvenBound("accuracy", 0.03, 800, 0.02, group="spam")
+        >>> Certificate((spam,), 0.05, 800, by="class").promise[-108:]
+        "a fraction 0.03 of examples lose a correct prediction of full depth, separately among those labelled 'spam'."
         """
+        unit = self.loss.unit
         units, scope = self.loss.units, " from the same distribution"
-        if self.loss.unit == "query":
+        if unit == "query":
             scope = f" with documents{scope}, when the top {self.top_k} is asked for"
         drawn = f"the {units} tested" if self.conditions is None else f"the calibration {units}"
         if self.population is not None:
             drawn, scope = "the rows examined", f" among the {self.population} rows of {self.data}"
-        within = "" if self.tolerance is None else f" (numbers within {self.tolerance:g} count as equal)"
         return (
             f"With probability at least {1 - self.delta:g} over the draw of {drawn}, for {units}"
-            f"{scope}: {self.words(self.loss.statement, ' and '.join(self.fractions()))}{self.decided}{within}."
+            f"{scope}: {'; '.join(self.statements())}{self.decided}."
             + ("" if self.unseen is None else " The same holds for new texts, each counted once.")
+        )
+
+    def statements(self) -> Iterator[str]:
+        """The exact claim about each risk; where groups have bounds of their own, about each group."""
+        for of_risk in self.by_risk():
+            for epsilon in dict.fromkeys(bound.epsilon for bound in of_risk):
+                first, names = of_risk[0], [bound.group for bound in of_risk if bound.epsilon == epsilon]
+                share = f"{epsilon:g}"
+                if first.loss.bound == "exact binomial":
+                    share = f"a fraction {epsilon:g} of {self.words(first.loss.examples)}"
+                near = first.tolerance
+                within = "" if near is None else f" (numbers within {near:g} count as equal)"
+                among = f", separately among those {self.which(first.loss, names)}" if self.by else ""
+                yield self.words(first.loss.statement, share) + within + among
+
+    def which(self, loss: Loss, groups: Iterable[str]) -> str:
+        """The examples of a group."""
+        if self.by == BY_EXIT:
+            return f"that exit at {enumerate_names(groups)}"
+        names = enumerate_names(map(repr, groups))
+        if self.by != BY_CLASS:
+            return f"whose {self.by} is {names}"
+        return (
+            f"labelled {names}"
+            if loss.needs_labels
+            else self.words(f"that {{reference}} predicts as {names}")
         )
 
     @property
     def decided(self) -> str:
         return f", where the decision is {self.decision}" if self.decision else ""
 
-    def fractions(self) -> Iterable[str]:
-        for name, bound in self.bounds().items():
-            if self.loss.bound != "exact binomial":
-                yield f"{bound:g}"
-            else:
-                which = f" {self.words(self.loss.of_class)} {name!r}" if name else ""
-                yield f"a fraction {bound:g} of {self.words(self.loss.examples)}{which}"
-
-    def bounds(self) -> Mapping[str, float]:
-        """By class; a bound for all has no name."""
-        return self.epsilon if isinstance(self.epsilon, Mapping) else {"": self.epsilon}
+    def by_risk(self) -> list[list[ProvenBound]]:
+        """The bounds on each risk."""
+        risks = dict.fromkeys(bound.risk for bound in self.bounds)
+        return [[bound for bound in self.bounds if bound.risk == risk] for risk in risks]
 
     def words(self, template: str, bounds: str = "") -> str:
         return template.format(
             bounds=bounds,
             reference=self.reference or "full depth",
             top_k=self.top_k,
-            tolerance=self.tolerance,
             predictions="decisions" if self.decision else "predictions",
             a_prediction="a decision" if self.decision else "a prediction",
         )
 
     @property
     def evidence(self) -> str:
-        """The examples behind the bound.
+        """The examples behind the bounds.
 
-        >>> proof = Certificate("changed", 0.03, 0.05, "exact binomial", 800, 0.02, fitted_on=400)
+        >>> one = ProvenBound("changed", 0.03, 800, 0.02)
+        >>> proof = Certificate((one,), 0.05, 800, fitted_on=400)
         >>> proof.evidence[:89]
         'Tested on 800 examples with the exact binomial bound; the risk observed on them was 0.02.'
         >>> proof.evidence[90:]
         'The rule was fitted on 400 further examples.'
+        >>> groups = replace(one, examples=300, group="de"), replace(one, examples=500, group="en")
+        >>> Certificate(groups, 0.05, 800, by="language").evidence[54:]
+        'the risks observed were 0.02 on 300 examples (de), 0.02 on 500 examples (en).'
         """
         data, unit = f" ({self.data})" if self.data else "", self.loss.unit
-        fitted = (
-            f" The rule was fitted on {count(self.fitted_on, f'further {unit}')}." if self.fitted_on else ""
-        )
-        repeats = (
-            ""
-            if self.unseen is None
-            else f" The same is proven on {count(self.unseen, 'distinct unseen text')}, on which the risk was "
-            f"{self.unseen_risk:.4g}."
-        )
+        methods = " and the ".join(dict.fromkeys(bound.bound for bound in self.bounds))
+        plural = "bound" if " and " not in methods else "bounds"
         verb = "Tested" if self.conditions is None else "Calibrated"
-        return (
-            f"{verb} on {count(self.examples, unit)}{data} with the {self.bound} bound; the risk observed "
-            f"on them was {self.observed_risk:.4g}.{repeats}{fitted}"
-        )
+        risks = [f"{bound.observed_risk:.4g}" for bound in self.bounds]
+        new = [f"{bound.unseen_risk:.4g}" for bound in self.bounds if bound.unseen_risk is not None]
+        on = [count(bound.examples, unit) for bound in self.bounds]
+        if len(self.bounds) == 1:
+            tested, observed = on[0], f"the risk observed on them was {risks[0]}"
+            repeats = "".join(f", on which the risk was {risk}" for risk in new)
+        else:
+            about = [f" ({name})" if name else "" for name in map(self.name_of, self.bounds)]
+            tested = count(self.examples, unit)
+            observed = "the risks observed were " + ", ".join(
+                f"{risk} on {number}{name}" for risk, number, name in zip(risks, on, about, strict=True)
+            )
+            numbers = [bound.unseen for bound in self.bounds if bound.unseen_risk is not None]
+            repeats = ", on which the risks were " + ", ".join(
+                f"{risk} on {number}{name}" for risk, number, name in zip(new, numbers, about, strict=False)
+            )
+        lines = [f"{verb} on {tested}{data} with the {methods} {plural}; {observed}."]
+        if self.unseen is not None:
+            lines.append(f"The same is proven on {count(self.unseen, 'distinct unseen text')}{repeats}.")
+        if self.fitted_on:
+            what = "The policies to test were" if self.by == BY_EXIT else "The rule was"
+            lines.append(f"{what} fitted on {count(self.fitted_on, f'further {unit}')}.")
+        return " ".join(lines)
+
+    def name_of(self, bound: ProvenBound) -> str:
+        """What tells it from the other bounds."""
+        several = len(self.by_risk()) > 1
+        return ", ".join(filter(None, [bound.risk if several else "", bound.group]))
 
     def mismatches(
         self,
@@ -269,7 +427,7 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """The fields, and the promise for people who read the file. A policy adds the seal."""
-        record = asdict(self) | {"promise": self.promise}
+        record = asdict(self) | {"bounds": [asdict(bound) for bound in self.bounds], "promise": self.promise}
         if self.conditions is not None:
             record["conditions"]["exits"] = list(self.conditions.exits)
         return record
@@ -286,10 +444,11 @@ class Certificate:
         try:
             if values.get("conditions") is not None:
                 values["conditions"] = Conditions(**values["conditions"])
+            values["bounds"] = tuple(ProvenBound(**bound) for bound in values["bounds"])
             return cls(**values)
         except BadPolicy:
             raise
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise BadPolicy(f"the certificate is incomplete ({error}); calibrate again.") from error
 
 

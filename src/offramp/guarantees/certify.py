@@ -8,17 +8,16 @@ import numpy as np
 
 from offramp.errors import BadData, BadOption
 from offramp.guarantees.bounds import BOUNDS, Bound
-from offramp.guarantees.certificate import Certificate, are_fractions
+from offramp.guarantees.certificate import Certificate, ProvenBound, are_fractions
 from offramp.guarantees.comparison import Compared, Comparison, Predicted, common_labels
 from offramp.guarantees.differences import Difference, GroupDifferences, by_class, largest
-from offramp.guarantees.losses import LOSSES
+from offramp.guarantees.losses import LOSSES, RISKS
 from offramp.guarantees.operating_point import OperatingPoint
 from offramp.guarantees.sequential import HOPELESS, PROVEN, REFUTED, SequentialTest, fewest_examples
 from offramp.problems import REGRESSION, Array, Problem
 from offramp.row_hashes import hash_rows
 from offramp.wording import count, did_you_mean
 
-RISKS = [name for name, loss in LOSSES.items() if loss.unit == "example" and name != "label_accuracy"]
 UNDECIDED = "undecided"
 ROWS, DISTINCT = "rows", "distinct texts"
 CHUNK = 64
@@ -357,18 +356,23 @@ class Trial:
     ) -> Claim:
         comparison, loss = self.comparison, self.comparison.loss(risk, problem)
         scores = loss.compares == "scores"
-        proof = Certificate(
+        bound = ProvenBound(
             risk=next(name for name, each in LOSSES.items() if each is loss),
             epsilon=self.bounds[risk],
-            delta=self.delta,
-            bound="sequential betting" if early else loss.bound,
             examples=evidence[0].examples,
             observed_risk=evidence[0].observed,
+            bound="sequential betting" if early else loss.bound,
+            tolerance=comparison.tolerance if scores or problem == REGRESSION else None,
             unseen=evidence[1].examples if len(evidence) > 1 else None,
             unseen_risk=evidence[1].observed if len(evidence) > 1 else None,
+        )
+        proof = Certificate(
+            (bound,),
+            self.delta,
+            evidence[0].examples,
+            unseen=bound.unseen,
             reference=comparison.names[0],
             data=data,
-            tolerance=comparison.tolerance if scores or problem == REGRESSION else None,
             decision="" if scores else str(comparison.point),
             population=self.population,
         )

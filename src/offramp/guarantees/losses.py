@@ -42,7 +42,7 @@ class Loss:
     summary: str
     """The claim in short. The placeholders here and below are fields of a certificate."""
     statement: str
-    """The exact claim; `bounds` is the bound, or one for each class."""
+    """The exact claim; `bounds` is the bound."""
     bound: str = "exact binomial"
     """A name in `BOUNDS`; the exact one is for losses of 0 or 1."""
     among: Callable[[Reference], Array] | None = None
@@ -59,8 +59,6 @@ class Loss:
     units: str = "examples"
     within: str = ""
     """Added to the summary if there is a tolerance."""
-    of_class: str = ""
-    """The examples of a class, where classes may have bounds of their own."""
 
 
 def changed(predictions: Array, reference: Reference) -> Array:
@@ -176,7 +174,6 @@ LOSSES = {
         summary="at most {bounds} of {predictions} differ from {reference}",
         within=" by more than {tolerance:g}",
         statement="at most {bounds} get {a_prediction} that differs from {reference}",
-        of_class="that {reference} predicts as",
     ),
     "accuracy": Loss(
         lost,
@@ -184,7 +181,6 @@ LOSSES = {
         within=" (correct within {tolerance:g})",
         statement="at most {bounds} lose a correct prediction of {reference}",
         needs_labels=True,
-        of_class="labelled",
     ),
     "label_accuracy": Loss(
         lost_labels,
@@ -284,3 +280,5 @@ LOSSES = {
 """Accuracy becomes label_accuracy in a multi-label problem; see `OF_TAGS` for taggers."""
 OF_TAGS = {"changed": "changed_spans", "missed": "missed_words", "missed_share": "missed_share"}
 """The losses of a tagger, by the names that they are asked for."""
+RISKS = tuple(name for name, loss in LOSSES.items() if loss.unit == "example" and name != "label_accuracy")
+"""The losses of single texts, by the names that they are asked for."""

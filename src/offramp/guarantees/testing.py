@@ -6,29 +6,34 @@ Each hypothesis is tested at the full level delta, and testing stops at the firs
 first false one in the sequence must pass by chance, which has probability at most delta. The sequence must be fixed
 before the data are seen.
 
-With bounds by class a hypothesis passes if it passes for every class. One that is false for some class must then
-pass for that class too, so each class is also tested at the full level delta. The same is true of all rows and of
-distinct unseen texts: the first test is valid if texts keep their frequency, the second if they repeat in these data
-and not later, and what passes both holds in either case.
+A hypothesis may have parts: bounds on several risks, or within groups such as classes. It passes if every part does.
+One that is false must be false in some part, and then pass in that part too, so each part is also tested at the full
+level delta. The same is true of all rows and of distinct unseen texts: the first test is valid if texts keep their
+frequency, the second if they repeat in these data and not later, and what passes both holds in either case.
+
+Groups may depend on the hypothesis, as the examples that take an exit do on the thresholds: given how many there are,
+their losses are still independent draws from what the group loses under this hypothesis.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from offramp.guarantees.bounds import BOUNDS
+from offramp.guarantees.losses import LOSSES
 from offramp.problems import Array
 
 
 @dataclass(frozen=True)
 class Part:
-    """The examples that share one bound: all of them or those of one class, or the unseen ones among these."""
+    """The examples that a bound on one risk is about: all or those of a group, or the unseen ones among these."""
 
+    risk: str
     epsilon: float
     rows: Array
     """(examples,) a mask."""
-    of_class: str | None = None
+    group: str = ""
     unseen: bool = False
     """Distinct texts that were not learned from, each counted once."""
 
@@ -39,15 +44,18 @@ class PartResult:
 
     part: Part
     losses: Array
-    bound: str
-    """A name in `BOUNDS`."""
+
+    @property
+    def bound(self) -> str:
+        """A name in `BOUNDS`."""
+        return LOSSES[self.part.risk].bound
 
     @property
     def examples(self) -> int:
         return len(self.losses)
 
     @property
-    def risk(self) -> float:
+    def observed_risk(self) -> float:
         """The mean loss."""
         return float(self.losses.mean()) if self.examples else 0.0
 
@@ -56,16 +64,18 @@ class PartResult:
         return BOUNDS[self.bound].p_value(self.losses, self.part.epsilon)
 
 
-def first_failure(sequence: Iterable[Array], parts: Sequence[Part], bound: str, delta: float) -> int:
-    """The number of hypotheses that are proven; each is given by the losses of the examples, the safest first."""
-    passed, tested = 0, None
-    for losses in sequence:
-        is_new = tested is None or not np.array_equal(losses, tested)
-        if is_new and any(result.p_value > delta for result in results_of(losses, parts, bound)):
+def first_failure(sequence: Iterable[Sequence[PartResult]], delta: float) -> int:
+    """The number of hypotheses that are proven; each is given by the results of its parts, the safest first."""
+    passed, tested = 0, [np.zeros(0)]
+    for results in sequence:
+        losses = [result.losses for result in results]
+        is_new = not passed or len(losses) != len(tested) or not all(map(np.array_equal, losses, tested))
+        if is_new and any(result.p_value > delta for result in results):
             break
         passed, tested = passed + 1, losses
     return passed
 
 
-def results_of(losses: Array, parts: Sequence[Part], bound: str) -> list[PartResult]:
-    return [PartResult(part, losses[part.rows], bound) for part in parts]
+def results_of(losses: Mapping[str, Array], parts: Sequence[Part]) -> list[PartResult]:
+    """From the losses (examples,) by risk."""
+    return [PartResult(part, losses[part.risk][part.rows]) for part in parts]

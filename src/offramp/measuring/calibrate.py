@@ -9,6 +9,7 @@ import numpy as np
 
 from offramp.errors import BadOption, NoSafeThreshold, ReusedData
 from offramp.guarantees import Guarantee
+from offramp.guarantees.certificate import BY_EXIT
 from offramp.guarantees.losses import Loss
 from offramp.measuring.curve import Curve, Point, Sweep, parse_rule
 from offramp.measuring.exit_table import default_tolerance, fit_rule
@@ -112,9 +113,10 @@ def calibrate(
     tolerance, loss = None, None
     if isinstance(target, Guarantee):
         target = check_target(trace, target)
-        tolerance, loss = target.tolerance, target.loss
+        tolerance, loss = target.tolerance, target.losses[target.risks[0]]
         policies = [replace(policy, rule=unfitted(policy.rule, target)) for policy in policies]
-    candidates = [fit(trace, policy, tolerance, fit_on, loss) for policy in policies]
+    by_exit = isinstance(target, Guarantee) and target.by == BY_EXIT
+    candidates = [fit(trace, policy, tolerance, fit_on, loss, by_exit) for policy in policies]
     if isinstance(target, Guarantee):
         reached = certify(candidates, target, name_of(chosen_on), choices, spent)
     else:
@@ -200,13 +202,19 @@ def rules_of(problem: Problem, classes: int) -> list[str]:
 
 
 def fit(
-    trace: Trace, policy: Policy, tolerance: float | None, fit_on: Trace | None, loss: Loss | None = None
+    trace: Trace,
+    policy: Policy,
+    tolerance: float | None,
+    fit_on: Trace | None,
+    loss: Loss | None = None,
+    by_exit: bool = False,
 ) -> Candidate:
-    """A rule that learns is fitted on some examples and calibrated on the others, any other on all of them."""
-    if policy.rule.is_fitted:
+    """A rule that learns is fitted on some examples and calibrated on the others, any other on all of them; with
+    bounds by exit, policies are found on some examples too."""
+    if policy.rule.is_fitted and not (by_exit and policy.rule.reads != "layer"):
         return Candidate(policy, trace)
     if fit_on is not None:
-        return Candidate(fit_rule(policy, fit_on, tolerance, loss), trace.without(fit_on), len(fit_on))
+        return Candidate(fit_rule(policy, fit_on, tolerance, loss), trace.without(fit_on), fit_on)
     share, unit = (RANK_FIT_SHARE, "query") if trace.has_lists else (FIT_SHARE, "example")
     together = bool(trace.group_column) or trace.continues is not None
     some, others = split_rows(trace.keys(), [(1 / share, FIT_MOST)], together=together)
@@ -217,7 +225,7 @@ def fit(
         )
     fitted_on = trace[some]
     fitted = fit_rule(policy, fitted_on, tolerance, loss)
-    return Candidate(fitted, trace[others].without(fitted_on), len(some))
+    return Candidate(fitted, trace[others].without(fitted_on), fitted_on)
 
 
 def unfitted(rule: Rule, target: Guarantee) -> Rule:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from offramp.guarantees.certificate import Guarantee
 from offramp.guarantees.losses import Loss, Reference
 from offramp.lists import Lists
 from offramp.policy import Policy, fold
@@ -102,6 +103,19 @@ def reference_of(trace: Trace, tolerance: float | None = None) -> Reference:
         tolerance,
         words=trace.words_of_examples,
     )
+
+
+def losses_on(trace: Trace, logits: Array, target: Guarantee) -> dict[str, Array]:
+    """By risk, what each example loses: (examples, ..., outputs) logits -> (..., examples)."""
+    reference, losses = reference_of(trace, target.tolerance), {}
+    for risk, loss in target.losses.items():
+        kept, given = reference, None
+        if loss.compares == "scores" and trace.problem.has_classes:
+            given = trace.problem.probabilities(logits)
+            kept = replace(reference, predictions=trace.problem.probabilities(trace.reference_logits))
+        given = trace.decode(logits) if given is None else given
+        losses[risk] = loss.values(np.moveaxis(given, 1, 0) if logits.ndim > 2 else given, kept)
+    return losses
 
 
 def default_tolerance(trace: Trace) -> float:

@@ -13,23 +13,29 @@ import numpy as np
 
 from offramp.errors import BadOption, NoSafeThreshold
 from offramp.guarantees.bounds import BOUNDS
-from offramp.guarantees.certificate import Certificate, Conditions, Guarantee
-from offramp.guarantees.losses import LOSSES, OF_TAGS
+from offramp.guarantees.certificate import (
+    BY_CLASS,
+    BY_EXIT,
+    Certificate,
+    Conditions,
+    Guarantee,
+    ProvenBound,
+)
+from offramp.guarantees.losses import LOSSES, OF_TAGS, RISKS, Loss
 from offramp.guarantees.testing import Part, PartResult, first_failure, results_of
 from offramp.lists import Lists
-from offramp.measuring.exit_table import apply_rule, build_exit_table, reference_of
+from offramp.measuring.by_exit import exits_tested, policies_by_exit
+from offramp.measuring.exit_table import build_exit_table, losses_on, reference_of
 from offramp.measuring.rankings import Rankings
 from offramp.measuring.targets import NO_EARLY_EXIT, Candidate
 from offramp.policy import Decision, Policy, fold
 from offramp.policy.text import class_indices, round_threshold
-from offramp.problems import SINGLE_LABEL, Array, Problem
+from offramp.problems import Array, Problem
 from offramp.rules.base import Rule
 from offramp.rules.rank import Rank
 from offramp.trace import Trace
 from offramp.wording import count
 
-RISKS = ("changed", "accuracy", "accuracy_drop")
-"""The losses of single texts that a policy can be calibrated for; see `LOSSES`. Those of taggers are in `OF_TAGS`."""
 GRID_SIZE = 400
 LOG_ODDS = -6.0, 14.0
 """The range of a grid of probabilities."""
@@ -66,46 +72,74 @@ def certify(
 
 
 def check_target(trace: Trace, target: Guarantee) -> Guarantee:
-    """The target, with the loss that it means for this problem."""
-    target = target_for(trace.problem, target)
-    if target.loss.unit == "query" and not trace.has_lists:
+    """The target for this trace: with the losses that it means, and the groups of the trace by name."""
+    if target.unit == "query" and not trace.has_lists:
         raise BadOption(
             f"risk={target.risk!r} is for rankings; choose one of {', '.join(RISKS)}, or group the trace by query"
         )
-    if target.loss.unit != "query" and trace.has_lists:
+    if target.unit != "query" and trace.has_lists:
         raise BadOption(f"risk={target.risk!r} is for single texts; choose 'overlap' or 'ndcg' for lists")
+    target = target_for(trace.problem, target)
     if trace.has_lists:
-        if isinstance(target.epsilon, Mapping):
-            raise BadOption("bounds by class are for single texts; give one bound for lists")
         return target
-    if not trace.problem.has_classes and target.tolerance is None:
-        raise BadOption("regression needs tolerance=..., within which two numbers count as equal")
-    if trace.problem.has_classes and target.tolerance is not None:
-        raise BadOption("a tolerance is for regression only; leave it out")
-    if target.loss.needs_labels and trace.labels is None:
+    if "score" in target.risks and trace.decision:
+        raise BadOption(
+            f"risk='score' is about all scores, and decide={trace.decision!r} makes them yes or no; bound 'changed', "
+            "'missed' or 'false_alarm', or leave out decide=..."
+        )
+    if target.needs_labels and trace.labels is None:
         raise BadOption(f"risk={target.risk!r} needs labels and the trace has none; pass risk='changed'")
-    return target
+    if target.by in ("", BY_EXIT):
+        return target
+    if target.by == BY_CLASS and not trace.problem.has_classes:
+        raise BadOption("by='class' is for classes, and this model predicts numbers")
+    if target.by not in (BY_CLASS, trace.category_column):
+        known = trace.category_column or "none"
+        raise BadOption(f"by={target.by!r}: the trace has no such column of categories, but {known}")
+    names = class_names(trace) if target.by == BY_CLASS else trace.category_names
+    return with_bounds_of(target, names)
 
 
 def target_for(problem: Problem, target: Guarantee) -> Guarantee:
-    """The target, with the loss that it means for this problem.
-
-    Some losses of single texts are about decisions or scores, which only `certify` compares.
-    """
+    """The target, with the losses that it means for this problem."""
     if problem.of_tokens:
-        if target.risk not in (*OF_TAGS, *OF_TAGS.values()):
-            raise BadOption(f"risk={target.risk!r} is not for taggers; choose one of {', '.join(OF_TAGS)}")
-        if isinstance(target.epsilon, Mapping):
-            raise BadOption("bounds by class are for single texts; give one bound for a tagger")
-        return replace(target, risk=OF_TAGS.get(target.risk, target.risk))
-    if target.loss.unit == "text":
-        raise BadOption(f"risk={target.risk!r} is for taggers; choose one of {', '.join(RISKS)}")
-    if target.loss.unit == "example" and target.risk not in (*RISKS, "label_accuracy"):
-        raise BadOption(f"risk={target.risk!r} is for `offramp certify`; choose one of {', '.join(RISKS)}")
-    if isinstance(target.epsilon, Mapping) and target.risk == "accuracy_drop":
-        raise BadOption("risk='accuracy_drop' takes one bound, not one per class; see risk='accuracy'")
-    multi = target.risk == "accuracy" and problem.multi_label
-    return replace(target, risk="label_accuracy") if multi else target
+        unknown = [risk for risk in target.risks if risk not in (*OF_TAGS, *OF_TAGS.values())]
+        if unknown:
+            raise BadOption(f"risk={unknown[0]!r} is not for taggers; choose one of {', '.join(OF_TAGS)}")
+        if target.by:
+            raise BadOption("bounds by group are for single texts; give one bound for a tagger")
+        return target.with_risks(OF_TAGS)
+    for risk, loss in target.losses.items():
+        if loss.unit == "text":
+            raise BadOption(f"risk={risk!r} is for taggers; choose one of {', '.join(RISKS)}")
+        if loss.yes_or_no and not problem.multi_label:
+            raise BadOption(
+                f"risk={risk!r} is about yes and no; pass decide=..., such as 'spam>=0.5' or 'spam'"
+            )
+    if target.unit == "query":
+        return target
+    if not problem.has_classes and target.tolerance is None:
+        raise BadOption(
+            "the model predicts numbers: set tolerance=..., within which two count as equal, or decide='score>=...'"
+        )
+    if "score" in target.risks and target.tolerance is None:
+        raise BadOption("risk='score' needs tolerance=..., by which a score may move")
+    if problem.has_classes and target.tolerance is not None and "score" not in target.risks:
+        raise BadOption("a tolerance is for numbers and for risk='score'; leave it out")
+    return target.with_risks({"accuracy": "label_accuracy"}) if problem.multi_label else target
+
+
+def with_bounds_of(target: Guarantee, names: Sequence[str]) -> Guarantee:
+    """The target; if groups have bounds of their own, with one for each name. They may be given by index."""
+    if not target.has_group_bounds:
+        return target
+    assert isinstance(target.epsilon, Mapping)
+    indices = class_indices(target.epsilon, names, target.by)
+    unbounded = [name for index, name in enumerate(names) if index not in indices]
+    if unbounded:
+        raise BadOption(f"no bound for {', '.join(unbounded)}; give one for every {target.by}")
+    bounds = zip(indices, target.epsilon.values(), strict=True)
+    return replace(target, epsilon={names[index]: bound for index, bound in bounds})
 
 
 @dataclass(frozen=True)
@@ -124,19 +158,34 @@ def prove(candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | 
     The threshold is the loosest that is proven, with a certificate; otherwise the safest that saves anything, which
     failed.
     """
-    trace, loss, parts = candidate.trace, target.loss, parts_of(candidate.trace, target)
-    trials = try_on_lists(candidate, target) if trace.has_lists else try_on_examples(candidate, target)
+    trace = candidate.trace
+    if target.by == BY_EXIT and candidate.fit_on is not None:
+        trials = try_by_exit(candidate, target, target.delta / tried)
+    elif trace.has_lists:
+        trials = try_on_lists(candidate, target)
+    else:
+        trials = try_on_examples(candidate, target)
     grid = range(len(trials.thresholds))
+    if not grid:
+        return Tested(candidate, [])
+    parts = [] if target.by == BY_EXIT else parts_of(trace, target)
 
     def saves(index: int) -> bool:
         return bool((trials.exits(index) < len(trace.layers) - 1).any())
 
+    def test(index: int) -> list[PartResult]:
+        tested = parts
+        if target.by == BY_EXIT:
+            policy = replace(candidate.policy, threshold=trials.thresholds[index])
+            tested = parts_of(trace, target, exits_tested(policy, trace, trials.exits(index)))
+        return results_of(trials.losses(index), tested)
+
     def at(index: int, is_proven: bool) -> Tested:
         exits = np.bincount(trials.exits(index), minlength=len(trace.layers)) / len(trials.exits(index))
-        results = results_of(trials.losses(index), parts, loss.bound)
+        results = test(index)
         tested = replace(
             candidate,
-            policy=replace(candidate.policy, threshold=float(trials.thresholds[index])),
+            policy=replace(candidate.policy, threshold=trials.thresholds[index]),
             mean_layer=float(exits @ np.asarray(trace.layers)),
         )
         if is_proven:
@@ -145,7 +194,7 @@ def prove(candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | 
             tested = replace(tested, policy=replace(tested.policy, certificate=certificate))
         return Tested(tested, results)
 
-    passed = first_failure(map(trials.losses, grid), parts, loss.bound, target.delta / tried)
+    passed = first_failure(map(test, grid), target.delta / tried)
     proven = next(filter(saves, grid[:passed][::-1]), None)
     if proven is None:
         return at(next(filter(saves, grid), 0), is_proven=False)
@@ -156,12 +205,12 @@ def prove(candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | 
 
 @dataclass(frozen=True)
 class Trials:
-    """A rule at each threshold of its grid."""
+    """A rule at each threshold of its grid; or at several, each a threshold for each exit."""
 
-    thresholds: Array
+    thresholds: Sequence[float | tuple[float, ...]]
     """The safest first."""
-    losses: Callable[[int], Array]
-    """(examples,) at one of them; (texts,) if those are read in windows."""
+    losses: Callable[[int], Mapping[str, Array]]
+    """By risk, (examples,) at one of them; (texts,) if those are read in windows."""
     exits: Callable[[int], Array]
     """(rows,) at one of them."""
 
@@ -169,19 +218,32 @@ class Trials:
 def try_on_examples(candidate: Candidate, target: Guarantee) -> Trials:
     """From one pass of the rule."""
     trace, policy = candidate.trace, candidate.policy
-    output = apply_rule(trace, policy)
-    table = build_exit_table(policy, output.readiness, trace.layers, threshold_grid(policy.rule, trace))
-    losses = target.loss.values(output.predictions, reference_of(trace, target.tolerance))
+    folded = fold(policy.rule, trace.logits, trace.gates, trace.layers, trace.problem, trace.lists)
+    table = build_exit_table(policy, folded.readiness, trace.layers, threshold_grid(policy.rule, trace))
+    losses = losses_on(trace, folded.logits, target)
     examples = np.arange(len(trace))
 
     def exits(index: int) -> Array:
         return table.exits(len(table.thresholds) - 1 - index)
 
-    def of_texts(index: int) -> Array:
+    def of_texts(index: int) -> dict[str, Array]:
         """Any window may change a text: what it loses is at most what its worst window does."""
-        return trace.by_text(losses[exits(index), examples])
+        taken = exits(index)
+        return {risk: trace.by_text(values[taken, examples]) for risk, values in losses.items()}
 
-    return Trials(table.thresholds[::-1], of_texts, exits)
+    return Trials(table.thresholds[::-1].tolist(), of_texts, exits)
+
+
+def try_by_exit(candidate: Candidate, target: Guarantee, delta: float) -> Trials:
+    """At each of the policies that are found on other examples."""
+    trace = candidate.trace
+    grid = threshold_grid(candidate.policy.rule, trace)
+    policies = policies_by_exit(candidate, target, grid, delta)
+    decisions = [policy.decide_trace(trace) for policy in policies]
+    losses = [losses_on(trace, decision.logits, target) for decision in decisions]
+    return Trials(
+        [policy.threshold for policy in policies], losses.__getitem__, lambda index: decisions[index].exits
+    )
 
 
 def try_on_lists(candidate: Candidate, target: Guarantee) -> Trials:
@@ -194,15 +256,14 @@ def try_on_lists(candidate: Candidate, target: Guarantee) -> Trials:
         changed = replace(policy, threshold=float(thresholds[index]))
         return changed.decide_trace(candidate.trace, target.top_k)
 
-    def losses(index: int) -> Array:
+    def losses(index: int) -> dict[str, Array]:
         """The guarantee covers both ways to rank."""
-        both = (
-            rankings.losses(decide(each, index).logits, target.risk)
-            for each in (policy, policy.with_exact_top())
-        )
-        return np.maximum(*both)
+        both = [decide(each, index).logits for each in (policy, policy.with_exact_top())]
+        return {
+            risk: np.maximum(*(rankings.losses(logits, risk) for logits in both)) for risk in target.risks
+        }
 
-    return Trials(thresholds, losses, lambda index: decide(policy, index).exits)
+    return Trials(thresholds.tolist(), losses, lambda index: decide(policy, index).exits)
 
 
 def threshold_grid(rule: Rule, trace: Trace) -> Array:
@@ -232,33 +293,48 @@ def threshold_grid(rule: Rule, trace: Trace) -> Array:
     return np.unique([round_threshold(value) for value in (rule.sign * readiness).tolist()])
 
 
-def parts_of(trace: Trace, target: Guarantee) -> list[Part]:
-    """All examples, or one part per class; and of each, if texts repeat or were learned from, the unseen ones."""
-    parts, unseen = classes_of(trace, target), trace.by_text(trace.unseen())
+def parts_of(trace: Trace, target: Guarantee, exits: Mapping[str, Array] | None = None) -> list[Part]:
+    """A part for each risk and group; and of each, if texts repeat or were learned from, the unseen ones. `exits` are
+    the groups (examples,) by exit."""
+    every, unseen = np.ones(len(trace), bool), trace.unseen()
+    reference = None if trace.has_lists else reference_of(trace, target.tolerance)
+    parts = []
+    for risk, loss in target.losses.items():
+        counted = every if loss.among is None or reference is None else loss.among(reference)
+        groups = groups_of(trace, target.by, loss) if exits is None else exits
+        bounds = target.bounds_of(risk, groups)
+        for group, members in groups.items():
+            parts.append(Part(risk, bounds[group], trace.by_text(counted & members), group))
     if unseen.all():
         return parts
-    return [*parts, *(replace(part, rows=part.rows & unseen, unseen=True) for part in parts)]
+    new = trace.by_text(unseen)
+    return [*parts, *(replace(part, rows=part.rows & new, unseen=True) for part in parts)]
 
 
-def classes_of(trace: Trace, target: Guarantee) -> list[Part]:
-    """All examples, or one part per class: by the reference's prediction, or for accuracy by label."""
-    if not isinstance(target.epsilon, Mapping):
-        return [Part(target.epsilon, trace.by_text(np.ones(len(trace), bool)))]
-    if trace.problem != SINGLE_LABEL:
-        raise BadOption("bounds by class need a single-label problem; give one bound for all")
-    names = trace.label_names or tuple(map(str, range(trace.logits.shape[-1])))
-    belongs = trace.labels if target.loss.needs_labels else trace.reference_predictions()
-    bounds = class_bounds(target.epsilon, names)
-    return [Part(epsilon, np.asarray(belongs == index), names[index]) for index, epsilon in bounds.items()]
+def groups_of(trace: Trace, by: str, loss: Loss) -> dict[str, Array]:
+    """(examples,) the members of each group."""
+    if not by:
+        return {"": np.ones(len(trace), bool)}
+    if by == BY_CLASS:
+        classes = trace.labels if loss.needs_labels else trace.reference_predictions()
+        return dict(zip(class_names(trace), members_of(trace, np.asarray(classes)), strict=True))
+    categories = np.asarray(trace.categories)
+    return {name: categories == index for index, name in enumerate(trace.category_names)}
 
 
-def class_bounds(bounds: Mapping[str, float], names: Sequence[str]) -> dict[int, float]:
-    """The bound of each class, by its index."""
-    classes = class_indices(bounds, names)
-    unbounded = [name for index, name in enumerate(names) if index not in classes]
-    if unbounded:
-        raise BadOption(f"no bound for {', '.join(unbounded)}; give one for every class")
-    return dict(zip(classes, bounds.values(), strict=True))
+def class_names(trace: Trace) -> list[str]:
+    """The classes that examples can have; where they have several labels, or yes and no, also that of none."""
+    names = [*trace.label_names] or [*map(str, range(trace.logits.shape[-1]))]
+    if not trace.problem.multi_label:
+        return names
+    return [*names, f"not {names[0]}" if len(names) == 1 else "no label"]
+
+
+def members_of(trace: Trace, classes: Array) -> list[Array]:
+    """(examples,) the members of each of `class_names`."""
+    if not trace.problem.multi_label:
+        return [classes == index for index in range(trace.logits.shape[-1])]
+    return [*(classes.T == 1), (classes == 0).all(-1)]
 
 
 def no_safe_threshold(target: Guarantee, tested: Sequence[Tested], delta: float) -> NoSafeThreshold:
@@ -269,36 +345,49 @@ def no_safe_threshold(target: Guarantee, tested: Sequence[Tested], delta: float)
         if each.candidate.mean_layer < each.candidate.trace.layers[-1]
     ]
     if not weakest:
-        return NoSafeThreshold(NO_EARLY_EXIT)
+        return NoSafeThreshold(NO_EARLY_EXIT if target.by != BY_EXIT else too_few_by_exit(target, delta))
     nearest, fitted_on = min(weakest, key=lambda item: item[0].p_value)
-    return too_risky(target.risk, nearest, delta, fitted_on)
+    return too_risky(target, nearest, delta, fitted_on, tested[0].candidate.trace.reference_name)
 
 
-def too_risky(risk: str, result: PartResult, delta: float, fitted_on: int) -> NoSafeThreshold:
+def too_few_by_exit(target: Guarantee, delta: float) -> str:
+    needed = BOUNDS[target.losses[target.risks[0]].bound].examples_needed
+    least = max(needed([0.0], target.bounds_of(risk, [""])[""], delta) or 0 for risk in target.risks)
+    return (
+        f"no exit takes enough examples within the bound to prove it there: without errors it takes {least} at each "
+        "exit, and at the last. Calibrate on more examples, or allow more risk."
+    )
+
+
+def too_risky(
+    target: Guarantee, result: PartResult, delta: float, fitted_on: int, reference: str
+) -> NoSafeThreshold:
     """Why the safest threshold was not proven, and how many examples would have been enough."""
-    part, loss = result.part, LOSSES[risk]
+    part, loss = result.part, LOSSES[result.part.risk]
     examples_needed = BOUNDS[result.bound].examples_needed
     without_errors = examples_needed([0.0], part.epsilon, delta)
     needed = examples_needed(result.losses, part.epsilon, delta) if result.examples else without_errors
     examples = count(result.examples, "distinct unseen text" if part.unseen else loss.unit)
-    if part.of_class is not None:
-        examples += f" of the class {part.of_class!r}"
+    if loss.among is not None:
+        examples += loss.examples.format(reference=reference or "full depth").removeprefix(loss.units)
+    if part.group:
+        examples += f" of the {target.by} {part.group!r}"
     if fitted_on:
         examples += f" (not counting {fitted_on} that the rule was fitted on)"
-    wanted = f"{risk} of at most {part.epsilon:g} with confidence {1 - delta:.4g}"
+    wanted = f"{part.risk} of at most {part.epsilon:g} with confidence {1 - delta:.4g}"
     if without_errors is None or result.examples < without_errors:
         least = "more than a billion" if without_errors is None else str(without_errors)
         reason = f"{examples} cannot prove {wanted}: even with no errors it takes {least}"
         advice = f"Calibrate on more {'distinct texts' if part.unseen else loss.units}, or allow more risk."
-        return NoSafeThreshold(f"{reason}. {advice}", needed or without_errors, part.of_class)
-    seen = f"even the strictest threshold that saves any layers shows a risk of {result.risk:.4f}"
+        return NoSafeThreshold(f"{reason}. {advice}", needed or without_errors, part.group)
+    seen = f"even the strictest threshold that saves any layers shows a risk of {result.observed_risk:.4f}"
     advice = (
         f"More {loss.units} would not help; allow a larger risk, use another rule, or train the exits further."
         if needed is None
         else f"If that is the true risk, about {needed} are needed."
     )
     reason = f"no threshold can be proven to have {wanted} on {examples}: {seen}"
-    return NoSafeThreshold(f"{reason}. {advice}", needed, part.of_class)
+    return NoSafeThreshold(f"{reason}. {advice}", needed, part.group)
 
 
 def issue(
@@ -309,29 +398,22 @@ def issue(
     rules_tried: int,
     chosen_on: str | None,
 ) -> Certificate:
-    trace, unseen = proven.trace, [result for result in results if result.part.unseen]
-    results = [result for result in results if not result.part.unseen]
-    classes = [result for result in results if result.part.of_class is not None]
+    trace = proven.trace
+    unseen = {(result.part.risk, result.part.group): result for result in results if result.part.unseen}
     return Certificate(
-        risk=target.risk,
-        epsilon={str(result.part.of_class): result.part.epsilon for result in classes}
-        or results[0].part.epsilon,
+        bounds=tuple(
+            proven_bound(result, unseen.get((result.part.risk, result.part.group)), trace, target)
+            for result in results
+            if not result.part.unseen
+        ),
         delta=target.delta,
-        bound=target.loss.bound,
-        examples=sum(result.examples for result in results),
-        observed_risk=mean_risk(results),
-        unseen=sum(result.examples for result in unseen) if unseen else None,
-        unseen_risk=mean_risk(unseen) if unseen else None,
+        examples=len(trace.by_text(trace.lengths)) if not trace.has_lists else len(trace),
+        by=target.by,
+        unseen=int(trace.by_text(trace.unseen()).sum()) if unseen else None,
         reference=trace.reference_name,
         data=trace.data,
-        tolerance=target.tolerance,
         top_k=target.top_k,
         decision=trace.decision,
-        by_class={
-            str(result.part.of_class): {"examples": result.examples, "observed_risk": result.risk}
-            for result in classes
-        }
-        or None,
         rules_tried=rules_tried,
         fitted_on=proven.fitted_on,
         conditions=Conditions(
@@ -344,5 +426,19 @@ def issue(
     )
 
 
-def mean_risk(results: Sequence[PartResult]) -> float:
-    return float(np.concatenate([result.losses for result in results]).mean())
+def proven_bound(
+    result: PartResult, unseen: PartResult | None, trace: Trace, target: Guarantee
+) -> ProvenBound:
+    part, loss = result.part, LOSSES[result.part.risk]
+    compares_numbers = loss.compares == "scores" or not trace.problem.has_classes
+    return ProvenBound(
+        risk=part.risk,
+        epsilon=part.epsilon,
+        examples=result.examples,
+        observed_risk=result.observed_risk,
+        bound=result.bound,
+        group=part.group,
+        tolerance=target.tolerance if compares_numbers else None,
+        unseen=None if unseen is None else unseen.examples,
+        unseen_risk=None if unseen is None else unseen.observed_risk,
+    )

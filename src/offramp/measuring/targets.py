@@ -65,9 +65,13 @@ class Candidate:
 
     policy: Policy
     trace: Trace
-    fitted_on: int = 0
-    """The number of examples that the rule was fitted on."""
+    fit_on: Trace | None = None
+    """The examples that the rule was fitted on, or that policies with a threshold for each exit are found on."""
     mean_layer: float = inf
     """On these examples, once the policy has its threshold."""
     score: float = 0.0
     """The headline score on them, where the target is a cost."""
+
+    @property
+    def fitted_on(self) -> int:
+        return 0 if self.fit_on is None else len(self.fit_on)

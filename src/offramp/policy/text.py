@@ -107,8 +107,8 @@ def round_threshold(value: float) -> float:
     return round(value, digits)
 
 
-def class_indices(labels: Iterable[str], names: Sequence[str]) -> list[int]:
-    """The indices of classes given by name, or by index where no class has that name.
+def class_indices(labels: Iterable[str], names: Sequence[str], kind: str = "class") -> list[int]:
+    """The indices of classes, or things of another kind, given by name, or by index where none has that name.
 
     >>> class_indices(["spam", "0"], names=["ham", "spam"])
     [1, 0]
@@ -117,9 +117,9 @@ def class_indices(labels: Iterable[str], names: Sequence[str]) -> list[int]:
     for label in labels:
         index = names.index(label) if label in names else int(label) if label.isdecimal() else len(names)
         if index >= len(names):
-            raise UnknownName(f"unknown class {did_you_mean(label, names)}")
+            raise UnknownName(f"unknown {kind} {did_you_mean(label, names)}")
         if index in found:
-            raise UnknownName(f"{label!r} names the class {names[index]!r} twice; leave one out.")
+            raise UnknownName(f"{label!r} names the {kind} {names[index]!r} twice; leave one out.")
         found.append(index)
     return found
 

@@ -29,7 +29,7 @@ from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import rules_of
 from offramp.measuring.curve import parse_rule
-from offramp.measuring.guarantee import class_bounds, target_for
+from offramp.measuring.guarantee import target_for
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
 from offramp.policy.decide import check_reranker, check_rule
@@ -126,7 +126,7 @@ def retrofit(
     runtime = choose_runtime(runtime, precision)
     precisions = precisions_to_try(runtime, precision)
     check_seed(seed)
-    by_query = target.loss.unit == "query"
+    by_query = target.unit == "query"
     rungs = looser_targets(target, ladder)
     texts = [*check_texts(texts, pairs=True if by_query else None)]
     if not texts:
@@ -136,15 +136,16 @@ def retrofit(
     if groups is not None and len(groups) != len(texts):
         raise BadData(f"{count(len(groups), 'group')} for {count(len(texts), 'text')}; give one for each.")
     original = load_original(model)
-    target = target_for(original.problem, target)
     decisions = decisions_of(original, decide, label_names)
     if by_query and decide:
         raise BadOption("a guarantee about rankings takes no operating point; leave out decide=...")
-    check_problem(original, target, label_names, decisions)
+    target = target_for(decisions, target)
+    if by_query:
+        check_reranker(original.model.config.num_labels or 1, decisions)
     known = None
     if labels is not None:
         known = check_labels(labels, len(texts), original, label_names, data or "the labels")
-    if target.loss.needs_labels and known is None:
+    if target.needs_labels and known is None:
         raise BadOption(f"risk={target.risk!r} needs labels, a correct one for each text")
     rules = rules_for(original, rule, by_query, decisions)
     split = split_texts(texts, known, groups, by_query)
@@ -270,25 +271,6 @@ def rules_for(
     for each in rules:
         check_rule(parse_rule(each).rule, outputs, problem, has_gate=False)
     return rules
-
-
-def check_problem(
-    original: Original, target: Guarantee, label_names: Sequence[str] | None, problem: Problem
-) -> None:
-    config = original.model.config
-    if target.loss.unit == "query":
-        check_reranker(config.num_labels or 1, problem)
-        if target.tolerance is not None or isinstance(target.epsilon, Mapping):
-            raise BadOption("a guarantee about rankings takes one bound and no tolerance")
-        return
-    if not problem.has_classes and target.tolerance is None:
-        raise BadOption(
-            "the model predicts numbers; set tolerance=..., the difference within which two count as equal"
-        )
-    if problem.has_classes and target.tolerance is not None:
-        raise BadOption("the model predicts classes; leave out tolerance=...")
-    if isinstance(target.epsilon, Mapping):
-        class_bounds(target.epsilon, label_names or names_in_order(config))
 
 
 def check_labels(

@@ -12,7 +12,7 @@ import numpy as np
 from offramp.data.files import text_columns
 from offramp.errors import BadData
 from offramp.files import digest
-from offramp.guarantees import Guarantee
+from offramp.guarantees import LOSSES, Guarantee
 from offramp.guarantees.bounds import BOUNDS
 from offramp.inference.texts import Text
 from offramp.problems import Array
@@ -108,7 +108,8 @@ def check_enough(split: TextSplit, target: Guarantee, rules: int, precisions: in
     """Too few texts to prove the guarantee, even without errors, are an error."""
     bounds = target.epsilon.values() if isinstance(target.epsilon, Mapping) else [target.epsilon]
     delta, most = target.delta / (rules * precisions), CALIBRATION[1]  # they share it
-    needed_for, by_query = BOUNDS[target.loss.bound].examples_needed, split.calibration.by_query
+    by_query = split.calibration.by_query
+    needed_for = BOUNDS[LOSSES[target.risks[0]].bound].examples_needed
     units = "queries" if by_query else "texts"
     proof = sum(needed_for([0.0], bound, delta) or most for bound in bounds)
     wanted = f"a bound of {min(bounds):g} takes {proof} distinct {units} to calibrate on"

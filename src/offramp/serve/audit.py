@@ -299,7 +299,9 @@ class RungAudit:
         """Whether the audit can prove the certificate wrong."""
         if certificate is None:
             return
-        epsilon = certificate.epsilon
+        epsilon: Mapping[str, float] | float = certificate.epsilon
+        if certificate.by:
+            epsilon = {bound.group: bound.epsilon for bound in certificate.bounds}
         self.refutable = not certificate.loss.needs_labels
         if isinstance(epsilon, Mapping):
             if self.refutable:
@@ -370,7 +372,7 @@ class RungAudit:
 
     def report(self, rung: int) -> RungReport:
         lower, upper = self.all.bounds(self.delta)
-        epsilon = self.certificate.epsilon if self.certificate else None
+        proof = self.certificate
         return RungReport(
             rung=rung,
             policy=str(self.policy),
@@ -382,7 +384,7 @@ class RungAudit:
             by_class={
                 name: tally.bounds(self.delta / len(self.by_class)) for name, tally in self.by_class.items()
             },
-            epsilon=None if isinstance(epsilon, Mapping) else epsilon,
+            epsilon=None if proof is None or proof.by else proof.epsilon,
             verdict=self.verdict(),
             exits=tuple(self.exits[layer] for layer in self.layers),
             drift=self.drift(),
