@@ -96,7 +96,7 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     if target.by not in (BY_CLASS, trace.category_column):
         known = trace.category_column or "none"
         raise BadOption(f"by={target.by!r}: the trace has no such column of categories, but {known}")
-    names = class_names(trace) if target.by == BY_CLASS else trace.category_names
+    names = classes_of(trace) if target.by == BY_CLASS else trace.category_names
     return with_bounds_of(target, names)
 
 
@@ -317,16 +317,19 @@ def groups_of(trace: Trace, by: str, loss: Loss) -> dict[str, Array]:
         return {"": np.ones(len(trace), bool)}
     if by == BY_CLASS:
         classes = trace.labels if loss.needs_labels else trace.reference_predictions()
-        return dict(zip(class_names(trace), members_of(trace, np.asarray(classes)), strict=True))
+        return dict(zip(classes_of(trace), members_of(trace, np.asarray(classes)), strict=True))
     categories = np.asarray(trace.categories)
     return {name: categories == index for index, name in enumerate(trace.category_names)}
 
 
-def class_names(trace: Trace) -> list[str]:
+def classes_of(trace: Trace) -> list[str]:
+    return class_names(trace.problem, trace.label_names or [*map(str, range(trace.logits.shape[-1]))])
+
+
+def class_names(problem: Problem, names: Sequence[str]) -> list[str]:
     """The classes that examples can have; where they have several labels, or yes and no, also that of none."""
-    names = [*trace.label_names] or [*map(str, range(trace.logits.shape[-1]))]
-    if not trace.problem.multi_label:
-        return names
+    if not problem.multi_label:
+        return [*names]
     return [*names, f"not {names[0]}" if len(names) == 1 else "no label"]
 
 

@@ -23,13 +23,14 @@ from transformers import TrainerCallback
 from offramp.data.checks import label_numbers
 from offramp.errors import BadData, BadLabels, BadOption, MissingExtra, NoSafeThreshold, install_hint
 from offramp.files import write_files
-from offramp.guarantees.operating_point import OperatingPoint
+from offramp.guarantees.certificate import BY_CLASS
+from offramp.guarantees.operating_point import Decisions, OperatingPoint
 from offramp.inference.collect import read_labels
 from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import rules_of
 from offramp.measuring.curve import parse_rule
-from offramp.measuring.guarantee import target_for
+from offramp.measuring.guarantee import class_names, target_for, with_bounds_of
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
 from offramp.policy.decide import check_reranker, check_rule
@@ -140,6 +141,10 @@ def retrofit(
     if by_query and decide:
         raise BadOption("a guarantee about rankings takes no operating point; leave out decide=...")
     target = target_for(decisions, target)
+    if target.by == BY_CLASS:
+        outputs = label_names or names_in_order(original.model.config)
+        named = [*decisions.thresholds] if isinstance(decisions, Decisions) else outputs
+        target = with_bounds_of(target, class_names(decisions, named))
     if by_query:
         check_reranker(original.model.config.num_labels or 1, decisions)
     known = None
