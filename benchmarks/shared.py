@@ -90,11 +90,13 @@ def fine_tune(
     epochs: float = 2,
     bf16: bool = False,
     loss: Callable[..., Any] | None = None,
+    max_length: int | None = None,
     config: Mapping[str, Any],
 ) -> None:
     """A plain classifier, fine-tuned by transformers alone unless its folder exists.
 
-    `texts` is one column, or two for pairs; `config` changes the encoder's config.
+    `texts` is one column, or two for pairs; `max_length` is where they are truncated, also by those who load the
+    classifier, by default at the encoder's limit; `config` changes the encoder's config.
     """
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
 
@@ -102,6 +104,7 @@ def fine_tune(
         return
     set_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(encoder)
+    tokenizer.model_max_length = max_length or tokenizer.model_max_length
     model = AutoModelForSequenceClassification.from_pretrained(encoder, dtype="float32", **config)
     rows = {**tokenizer(*map(list, texts), truncation=True), "labels": [*labels]}
     train(model, tokenizer, rows, out, seed=seed, epochs=epochs, bf16=bf16, compute_loss_func=loss)
