@@ -440,7 +440,7 @@ def test_info_describes_what_is_served(serve: Serve, classifier: Classifier) -> 
     assert info["fingerprint"] == classifier.runner.runtime.fingerprint()
     assert info["allowed"] == ["confidence:0.775", "never"]
     assert info["limits"]["items"] == Limits().items
-    assert info["ladder"] == [{"policy": "confidence:0.775", "certificate": None}]
+    assert info["ladder"] == [{"policy": "confidence:0.775", "guarantee": None, "certificate": None}]
     assert info["guarantee"] is None
 
 

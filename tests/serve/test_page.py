@@ -1,6 +1,7 @@
 """The page in a real browser, Debian's Chromium without a window."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from offramp.inference import Classifier
+from offramp import Tagger
+from offramp.inference import Classifier, Runner
+from offramp.policy import Certificate, Policy
 
 Serve = Callable[..., Any]
 
@@ -55,18 +58,79 @@ def test_traffic_on_the_page_follows_the_server(serve: Serve, browser: webdriver
     wait.until(lambda _: text(browser, "rate") == "0.0")
 
 
-def test_pairs_and_errors_are_shown(serve: Serve, browser: webdriver.Chrome, wait: Any) -> None:
-    server = serve()
-    browser.get(server.url)
+def test_only_a_model_for_pairs_is_offered_a_second_text_and_errors_are_shown(
+    serve: Serve, pairs_classifier: Classifier, browser: webdriver.Chrome, wait: Any
+) -> None:
+    browser.get(serve().url)
     wait.until(lambda _: text(browser, "name") == "colours")
+    assert not browser.find_element(By.ID, "second").is_displayed()
+    server = serve(pairs_classifier)
+    browser.get(server.url)
+    wait.until(lambda _: browser.find_element(By.ID, "second").is_displayed())
     browser.find_element(By.ID, "text").send_keys("good")
-    browser.find_element(By.TAG_NAME, "summary").click()
     browser.find_element(By.ID, "second").send_keys("<b>bad</b> film")
     browser.find_element(By.ID, "send").click()
     wait.until(lambda _: text(browser, "label"))
     server.batcher.drain(10)
     browser.find_element(By.ID, "send").click()
     wait.until(lambda _: text(browser, "problem").endswith("."))
+
+
+@pytest.fixture
+def pairs_classifier(make_model: Callable[..., Any], tokenizer: Any) -> Classifier:
+    runner = Runner(make_model(num_labels=2), tokenizer)
+    runner.runtime.info = replace(runner.runtime.info, trained_on_pairs=True)
+    return Classifier(runner)
+
+
+def test_the_page_shows_each_rungs_certificate_and_audit_and_the_layers_saved(
+    serve: Serve,
+    make_certificate: Callable[..., Certificate],
+    browser: webdriver.Chrome,
+    wait: Any,
+    until: Any,
+) -> None:
+    normal = Policy.parse("never")
+    loose = replace(Policy.parse("layer:1"), certificate=make_certificate(policy="layer:1"))
+    server = serve(rungs=(normal, loose), audit_share=1.0)
+    server.ask("good", policy="never")
+    server.ask("bad")
+    until(lambda: server.batcher.audit.reports()[0].examined == 1)
+    server.batcher.ladder.forbid(1)
+    browser.get(server.url)
+    wait.until(lambda _: text(browser, "saved") == "0.0%")
+    first, second = (box.text.split("\n") for box in browser.find_elements(By.CSS_SELECTOR, ".rung"))
+    assert first[:2] == ["Rung 0: never, in use", "No certificate: nothing is proven about its predictions."]
+    assert first[2].startswith("Audit: 1 compared, 0 differ; in all, between 0.0% and ")
+    assert second == [
+        "Rung 1: layer:1, no longer used",
+        loose.certificate.summary,
+        "Audit: nothing compared yet.",
+    ]
+
+
+def test_the_page_of_a_tagger_marks_spans(
+    serve: Serve, tagger: Tagger, browser: webdriver.Chrome, wait: Any
+) -> None:
+    browser.get(serve(tagger).url)
+    wait.until(lambda _: text(browser, "name") == "colours")
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": True},
+    )
+    typed = "x y <b>z</b> a bad film \u00e9 a b " + "endless" * 30
+    browser.find_element(By.ID, "text").send_keys(typed)
+    browser.find_element(By.ID, "send").click()
+    wait.until(lambda _: text(browser, "depth"))
+    expected = tagger.tag(typed)
+    marks = browser.find_elements(By.CSS_SELECTOR, "#spans mark")
+    assert [mark.get_property("textContent") for mark in marks] == [
+        span.text + span.label for span in expected
+    ]
+    assert text(browser, "depth") == f"exit at layer {expected.layer} of 4"
+    assert not browser.find_element(By.ID, "trace").is_displayed()
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 500
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_a_server_with_a_key_asks_for_it(serve: Serve, browser: webdriver.Chrome, wait: Any) -> None:

@@ -235,7 +235,7 @@ def test_a_thousand_documents_fit_the_default_limits_and_block_nobody(
 
 
 def test_a_list_that_can_never_fit_is_refused(start: Callable[..., Batcher]) -> None:
-    with pytest.raises(TooLarge, match="10 texts"):
+    with pytest.raises(TooLarge, match="10 documents"):
         start([POLICY], documents=9).submit(ranked(["a"] * 10))
 
 

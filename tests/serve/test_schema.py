@@ -10,8 +10,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
-from offramp.serve.protocols import OTHERS
-from offramp.serve.schema import request_schema
+from offramp.serve.protocols import CLASSIFY
+from offramp.serve.schema import PredictRequest, request_schema
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -58,8 +58,8 @@ def test_responses_conform_to_the_description(
 
 def test_every_endpoint_is_described(server: Any) -> None:
     described = server.client.get("/openapi.json").json()
-    others = {route.path for route in OTHERS}
-    assert set(described["paths"]) == {"/predict", "/health", "/ready", "/info", "/metrics"} | others
+    predictions = {route.path for route in CLASSIFY}
+    assert set(described["paths"]) == {"/health", "/ready", "/info", "/metrics"} | predictions
     assert "$defs" not in json.dumps(described)
     schema = described["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert schema["properties"]["policy"]["enum"] == ["confidence:0.775", "never", None]
@@ -70,5 +70,5 @@ def test_every_endpoint_is_described(server: Any) -> None:
     ("pairs", "lists"), [(True, ["array"]), (False, ["string"]), (None, ["string", "array"])]
 )
 def test_the_description_has_pairs_only_for_models_of_pairs(pairs: bool | None, lists: list[str]) -> None:
-    texts = request_schema([], [1], pairs)["properties"]["texts"]["anyOf"]
+    texts = request_schema(PredictRequest, [], [1], pairs)["properties"]["texts"]["anyOf"]
     assert [each["items"]["type"] for each in texts if each["type"] == "array"] == lists

@@ -7,8 +7,9 @@ from offramp.serve.options import ServerOptions
 def serve(options: ServerOptions) -> Result:
     """Serve a model over HTTP.
 
-    POST /predict classifies texts; / is a page to try it; /docs describes all endpoints. The log goes to stderr, one
-    JSON object per line. On SIGTERM the server answers the requests it has accepted, then exits with code 0.
+    POST /predict classifies texts, or POST /tag finds spans in them; / is a page to try it; /docs describes all
+    endpoints. The log goes to stderr, one JSON object per line. On SIGTERM the server answers the requests it has
+    accepted, then exits with code 0.
 
     \b
     Examples:

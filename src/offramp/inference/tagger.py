@@ -1,6 +1,7 @@
 """Tagger: texts in, spans out, with every text exiting at its own layer."""
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Self, TypedDict, Unpack, overload
 
@@ -14,14 +15,17 @@ from offramp.inference.spans import Span, find_spans, utf16_offsets
 from offramp.inference.texts import check_texts, chunks
 from offramp.inference.windows import WindowedText, WindowTokenizer
 from offramp.numerics import Array, finite_rows
-from offramp.policy import Policy
+from offramp.policy import Decision, Policy
+from offramp.runtimes import Tokens
 from offramp.tags import TagScheme
 
 
 class Spans(list[Span]):
     """The spans of a text, in order, and the layer that they come from."""
 
-    def __init__(self, spans: Iterable[Span], layer: int, layers: int, finite: bool = True) -> None:
+    def __init__(
+        self, spans: Iterable[Span], layer: int, layers: int, finite: bool = True, tags: Array | None = None
+    ) -> None:
         super().__init__(spans)
         self.layer = layer
         """The layer of the exit taken; the deepest one, if the text was read in several windows."""
@@ -29,6 +33,22 @@ class Spans(list[Span]):
         """The number of layers in the model."""
         self.finite = finite
         """False if any exit up to this one produced NaN or infinity. If the one taken did, there are no spans."""
+        self.tags = tags
+        """(words,) the tag of each word, an index of the model's labels; None if the exit taken was not finite."""
+
+    def in_utf16(self, text: str) -> "Spans":
+        """With offsets in units of UTF-16, as JavaScript and Java count them; `text` is the one they are in."""
+        return Spans(utf16_offsets(text, self), self.layer, self.layers, self.finite, self.tags)
+
+
+@dataclass(frozen=True)
+class TaggedWindow:
+    """The outcome for one window of a text."""
+
+    exit: int
+    logits: Array
+    """(tokens, tags)"""
+    finite: bool
 
 
 class TagOptions(TypedDict, total=False):
@@ -116,23 +136,22 @@ class Tagger:
     ) -> Iterator[Spans]:
         read = self.tokenizer(texts)
         windows = [window for each in read for window in each.windows]
-        decision = self.runner.engine.run(windows, policy, deadline)
-        ends = np.cumsum([len(window.ids) for window in windows])
-        logits, first = np.split(decision.logits, ends[:-1]), 0
+        tagged = tagged_windows(windows, self.runner.engine.run(windows, policy, deadline))
+        first = 0
         for text, each in zip(texts, read, strict=True):
-            own = slice(first, first + len(each.windows))
-            exits, finite = decision.exits[own], bool(decision.finite[own].all())
-            yield self.spans_of(text, each, logits[own], int(exits.max()), finite, utf16)
-            first = own.stop
+            spans = self.spans_of(text, each, tagged[first : first + len(each.windows)])
+            yield spans.in_utf16(text) if utf16 else spans
+            first += len(each.windows)
 
-    def spans_of(
-        self, text: str, read: WindowedText, logits: Sequence[Array], exit: int, finite: bool, utf16: bool
-    ) -> Spans:
-        """From the logits of each window, (tokens, tags)."""
+    def spans_of(self, text: str, read: WindowedText, tagged: Sequence[TaggedWindow]) -> Spans:
+        """From the outcomes of all windows of a text."""
         layers = self.runner.runtime.info.exits
-        joined = read.join(logits)
-        spans = find_spans(text, read.words, joined, self.scheme) if finite_rows(joined).all() else []
-        return Spans(utf16_offsets(text, spans) if utf16 else spans, layers[exit], layers[-1], finite)
+        layer, finite = layers[max(window.exit for window in tagged)], all(each.finite for each in tagged)
+        logits = read.join([window.logits for window in tagged])
+        if not finite_rows(logits).all():
+            return Spans([], layer, layers[-1], finite=False)
+        tags = logits[read.words.first].argmax(-1)
+        return Spans(find_spans(text, read.words, logits, self.scheme), layer, layers[-1], finite, tags)
 
     def save_pretrained(self, path: str | PathLike[str]) -> None:
         """Like `Classifier.save_pretrained`."""
@@ -141,3 +160,10 @@ class Tagger:
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Like `Classifier.push_to_hub`."""
         return push_model(self.runner.folder, repo_id, **options)
+
+
+def tagged_windows(windows: Sequence[Tokens], decision: Decision) -> list[TaggedWindow]:
+    """The outcome for each window of a decision."""
+    ends = np.cumsum([len(window.ids) for window in windows])
+    rows = zip(decision.exits, np.split(decision.logits, ends[:-1]), decision.finite, strict=True)
+    return [TaggedWindow(int(exit), logits, bool(finite)) for exit, logits, finite in rows]

@@ -123,7 +123,8 @@ def span_counts(trace: Trace, tags: Array) -> Array:
         texts = (np.cumsum(~trace.continues) - 1)[texts]
     begins = np.append(True, texts[1:] != texts[:-1])[: len(texts)]
     expected, found = (trace.scheme.spans(each, begins) for each in (trace.labels[trace.tagged], tags))
-    both = expected[np.isin(*(rows @ [1, len(tags) + 1, (len(tags) + 1) ** 2] for rows in (expected, found)))]
+    keys = [rows @ [1, len(tags) + 1, (len(tags) + 1) ** 2] for rows in (expected, found)]
+    both = expected[np.isin(keys[0], keys[1])]
     number = count_texts(trace)
     return np.column_stack(
         [np.bincount(texts[rows[:, 0]], minlength=number) for rows in (expected, found, both)]

@@ -34,9 +34,9 @@ from offramp.serve.logs import RequestLog, is_probe, log
 from offramp.serve.metrics import Metrics
 from offramp.serve.network import ANY, Bodies, CheckedHeads
 from offramp.serve.options import ServerOptions
-from offramp.serve.protocols import OTHERS, PREDICT, Route, open_inference, shape_of, tei
+from offramp.serve.protocols import CLASSIFY, TAG, Route, open_inference, shape_of, tei
 from offramp.serve.protocols.base import Body, Call, ServedModel, WorkerState
-from offramp.serve.schema import Health, PredictResponse, Ready, json_body, request_schema
+from offramp.serve.schema import Health, Ready
 from offramp.serve.telemetry import RequestTrace
 
 CLIENT_CLOSED_REQUEST = 499
@@ -61,7 +61,7 @@ def create_app(
     app = FastAPI(
         title=f"offramp: {options.name}",
         version=offramp.__version__,
-        description="Text classification with early exits.",
+        description="Predictions for texts, with early exits.",
         lifespan=endpoints.lifespan,
         telemetry={
             "exclude": is_probe
@@ -79,22 +79,15 @@ def create_app(
     app.head("/ready", include_in_schema=False)(endpoints.ready)
     app.get("/info", response_model=dict[str, Any], **locked)(endpoints.info)
     app.get("/metrics", response_class=PlainTextResponse, **locked)(endpoints.scrape)
-    info = batcher.runner.runtime.info
-    schema = request_schema(allowed, info.exits, info.trained_on_pairs)
-    refusals = error_models(400, 413, 415, 422, 429, 500, 503)
-    app.post(
-        "/predict",
-        response_model=PredictResponse,
-        openapi_extra=json_body(schema),
-        responses=refusals | locked.get("responses", {}),
-        dependencies=[Depends(PREDICT.use_errors), *keys],
-    )(endpoints.handler(PREDICT))
-    for route in OTHERS:
-        dependencies = [Depends(route.use_errors), *keys]
+    refusals = error_models(400, 413, 415, 422, 429, 500, 503) | locked.get("responses", {})
+    routes = TAG if model.problem.of_tokens else CLASSIFY
+    for route in routes:
         app.post(
             route.path,
-            openapi_extra=route.openapi(),
-            dependencies=dependencies,
+            response_model=route.response,
+            openapi_extra=route.openapi(model),
+            responses=refusals if route.response else None,
+            dependencies=[Depends(route.use_errors), *keys],
         )(endpoints.handler(route))
     app.get("/ping", include_in_schema=False)(endpoints.ready)
     app.include_router(open_inference.probes(endpoints.model))
@@ -105,7 +98,9 @@ def create_app(
         CheckedHeads(app, options.allowed_host or [ANY], options.root_path), endpoints.metrics.count_request
     )
     return log_requests, Gate(
-        endpoints.check_room, lambda path: shape_of(path.removeprefix(options.root_path)), log_requests
+        endpoints.check_room,
+        lambda path: shape_of(routes, path.removeprefix(options.root_path)),
+        log_requests,
     )
 
 
@@ -193,12 +188,17 @@ class Endpoints:
                     "problem": runtime.info.problem,
                     "labels": runtime.info.labels,
                     "decide": str(runtime.info.decide),
+                    "pairs": runtime.info.trained_on_pairs,
                     "exits": runtime.info.exits,
                     "policy": str(ladder.rungs[0]),
                     "guarantee": certificate and certificate.summary,
                     "certificate": ladder.rungs[0].to_json()["certificate"],
                     "ladder": [
-                        {"policy": str(policy), "certificate": policy.to_json()["certificate"]}
+                        {
+                            "policy": str(policy),
+                            "guarantee": policy.certificate and policy.certificate.summary,
+                            "certificate": policy.to_json()["certificate"],
+                        }
                         for policy in ladder.rungs
                     ],
                     "rung": ladder.current,

@@ -15,22 +15,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from typing import Any
 
 import numpy as np
 
 from offramp.errors import BadOption, Draining, OfframpError, Overloaded, RunFailed
-from offramp.inference import Prediction
 from offramp.inference.prediction import predict_tokens
 from offramp.inference.prediction import predictions as predictions_of
 from offramp.inference.runner import NEVER, Runner
+from offramp.inference.tagger import Tagger, tagged_windows
 from offramp.inference.texts import Text, check_texts
 from offramp.lists import Lists
 from offramp.policy import Decision, Policy
+from offramp.problems import Array
+from offramp.runtimes import Tokens
 from offramp.serve.audit import Audit, Auditor
 from offramp.serve.cache import Cache, Known
 from offramp.serve.ladder import FULL_DEPTH, Ladder, top_k_of
 from offramp.serve.options import Limits
-from offramp.serve.queue import Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
+from offramp.serve.queue import Example, Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
 
 __all__ = ["Batcher", "Limits", "Reply", "Request", "Waiting"]
 
@@ -113,6 +116,7 @@ class Batcher:
         self._finite = runner.runtime.is_finite()
         if not self._finite:
             log.error("some of the model's weights are NaN or infinite")
+        self.tagger = Tagger(runner) if runner.runtime.info.problem.of_tokens else None
         self._test = runner.tokenizer([TEST])
         self._healthy = self._passes_test()
         self._auditor = Auditor(audit, ladder, runner, original) if audit else None
@@ -127,23 +131,22 @@ class Batcher:
 
         Cancelling the future removes those of its texts that have not begun from the queue.
         """
-        texts = check_request(request, self.runner.runtime.info.trained_on_pairs)
+        texts = self._check(request)
         rungs = self._policies(request.policy, request.max_layer)
         calibrated_for = top_k_of(rungs[0])
         top_k = (request.top_k or calibrated_for) if request.is_list and calibrated_for else None
         # a client may ask for more than there are, and for more than fits an integer
         top_k = top_k and min(top_k, len(texts))
-        examples = [(text,) for text in texts] if top_k is None else [tuple(texts)]
-        keys = [(example, top_k, request.truncate, request.trace) for example in examples]
+        options = top_k, request.truncate, request.trace
+        keys = [(text, options) for text in texts] if top_k is None else [(tuple(texts), options)]
         if self.cache and (known := self._recall(self.cache, keys, rungs, request)):
             return known
         room = self._queue.room(is_list=top_k is not None)
         with self._reserved(room, len(texts), self._estimate_tokens(texts, room)):
-            tokens = self.runner.tokenizer(texts, whole=not request.truncate)
+            examples = self._read(texts, keys, request)
         ticket = Ticket(
-            tokens,
+            examples,
             top_k=top_k,
-            keys=keys if request.deadline_ms is None else (),
             rungs=rungs,
             names_policy=request.policy is not None,
             audited=rungs is self._rungs and request.deadline_ms is None and top_k == calibrated_for,
@@ -160,6 +163,27 @@ class Batcher:
             self._queue.add(ticket)
             self._changed.notify()
         return ticket.future
+
+    def _check(self, request: Request) -> list[Any]:
+        """The request's texts, if they and its options are valid."""
+        if request.trace and request.deadline_ms is not None:
+            raise BadOption("a trace runs all layers, so it cannot have a deadline; drop one of the two.")
+        pairs = False if self.tagger else self.runner.runtime.info.trained_on_pairs
+        texts = [*check_texts(request.texts, pairs, request.mixed, keep_length=self.tagger is not None)]
+        if not texts:
+            raise BadOption("no texts; give at least one.")
+        return texts
+
+    def _read(self, texts: list[Any], keys: Sequence[Hashable], request: Request) -> list[Example]:
+        """An example for each key."""
+        if self.tagger:
+            read = zip(texts, self.tagger.tokenizer(texts), keys, strict=True)
+            join = self.tagger.spans_of
+            return [Example(each.windows, key, partial(join, text, each)) for text, each, key in read]
+        rows = self.runner.tokenizer(texts, whole=not request.truncate)
+        if len(keys) < len(rows):  # a list
+            return [Example(rows, keys[0])]
+        return [Example([row], key) for row, key in zip(rows, keys, strict=True)]
 
     def _recall(
         self, cache: Cache, keys: Sequence[Hashable], rungs: Sequence[Policy], request: Request
@@ -334,17 +358,20 @@ class Batcher:
         policy, trace = texts[0].ticket.policy, texts[0].ticket.trace
         until = np.array([text.ticket.until for text in texts])
         try:
-            predictions = [
-                *predict_tokens(self.runner, [text.tokens for text in texts], policy, until, trace)
-            ]
-            for text, prediction in zip(texts, predictions, strict=True):
-                self._finish(text, prediction)
+            outcomes = self._outcomes([text.tokens for text in texts], policy, until, trace)
+            for text, outcome in zip(texts, outcomes, strict=True):
+                self._finish(text, outcome)
         except Exception as error:
             log.exception("the model failed on a window of %d texts", len(texts))
             self._fail_all([text.ticket for text in texts], error)
             return
-        if not all(prediction.finite for prediction in predictions):
+        if not all(outcome.finite for outcome in outcomes):
             self._healthy = self._passes_test()
+
+    def _outcomes(self, tokens: list[Tokens], policy: Policy, until: Array, trace: bool) -> list[Any]:
+        if self.tagger:
+            return tagged_windows(tokens, self.runner.engine.run(tokens, policy, until))
+        return [*predict_tokens(self.runner, tokens, policy, until, trace)]
 
     def _fail_all(self, tickets: Iterable[Ticket], error: Exception) -> None:
         for ticket in tickets:
@@ -389,36 +416,33 @@ class Batcher:
             self._pace = self._pace.add(run.texts, run.seconds)
         first = 0
         for ticket in run.tickets:
-            ticket.predictions = dict(enumerate(predictions[first : first + len(ticket.tokens)]))
+            ticket.outcomes = dict(enumerate(predictions[first : first + len(ticket.tokens)]))
             first += len(ticket.tokens)
             self._answer(ticket)
         if not all(prediction.finite for prediction in predictions):
             self._healthy = self._passes_test()
 
-    def _finish(self, text: QueuedText, prediction: Prediction) -> None:
-        text.ticket.predictions[text.row] = prediction
-        if len(text.ticket.predictions) == len(text.ticket.tokens):
+    def _finish(self, text: QueuedText, outcome: Any) -> None:
+        text.ticket.outcomes[text.row] = outcome
+        if len(text.ticket.outcomes) == len(text.ticket.tokens):
             self._answer(text.ticket)
 
     def _answer(self, ticket: Ticket) -> None:
         if not self._close(ticket):
             return
-        reply = ticket.reply()
-        if self.audit and ticket.audited and ticket.rung not in (None, FULL_DEPTH):
+        predictions = ticket.predictions()
+        reply = ticket.reply(predictions)
+        if self.audit and not self.tagger and ticket.audited and ticket.rung not in (None, FULL_DEPTH):
             self.audit.offer(ticket.rung, ticket.tokens, reply.predictions, ticket.trace_context)
-        if self.cache:
-            self._store(self.cache, ticket, reply)
+        if self.cache and ticket.until == inf:
+            self._store(self.cache, ticket, predictions)
         ticket.future.set_result(reply)
 
-    def _store(self, cache: Cache, ticket: Ticket, reply: Reply) -> None:
-        policy, first = policy_key(ticket.policy), 0
-        each = len(ticket.tokens) // max(1, len(ticket.keys))  # all documents of a list, or a text
-        for key in ticket.keys:
-            rows = slice(first, first + each)
-            if all(prediction.finite for prediction in reply.predictions[rows]):
-                tokens = sum(len(row.ids) for row in ticket.tokens[rows])
-                cache.put((key, policy), Known(reply.predictions[rows], tokens))
-            first += each
+    def _store(self, cache: Cache, ticket: Ticket, predictions: Sequence[Sequence[Any]]) -> None:
+        policy = policy_key(ticket.policy)
+        for example, known in zip(ticket.examples, predictions, strict=True):
+            if all(prediction.finite for prediction in known):
+                cache.put((example.key, policy), Known(known, sum(len(row.ids) for row in example.rows)))
 
     def _audit_while_busy(self, seconds: float) -> None:
         if self._auditor:
@@ -435,11 +459,11 @@ class Batcher:
         if not self._finite:
             return False
         try:
-            prediction = next(predict_tokens(self.runner, self._test, NEVER, every_exit=True))
+            logits, _ = self.runner.engine.trace(self._test)
         except Exception:
             log.exception("the model failed on a test")
             return False
-        return all(exit.finite for exit in prediction.exits)
+        return bool(np.isfinite(logits).all())
 
 
 def full_depth(policy: Policy) -> Policy:
@@ -451,13 +475,3 @@ def full_depth(policy: Policy) -> Policy:
 def policy_key(policy: Policy) -> Hashable:
     """All of a policy that decides; its text has not what its rule was fitted to."""
     return str(policy), policy.rule
-
-
-def check_request(request: Request, pairs: bool | None) -> list[Text]:
-    """The request's texts, if they and its options are valid."""
-    if request.trace and request.deadline_ms is not None:
-        raise BadOption("a trace runs all layers, so it cannot have a deadline; drop one of the two.")
-    texts = [*check_texts(request.texts, pairs, request.mixed)]
-    if not texts:
-        raise BadOption("no texts; give at least one.")
-    return texts

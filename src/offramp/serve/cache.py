@@ -7,14 +7,12 @@ to, and the options of the request. Predictions that a deadline may have cut are
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
-
-from offramp.inference import Prediction
+from typing import Any, NamedTuple
 
 
 class Known(NamedTuple):
-    predictions: Sequence[Prediction]
-    """One for a text, one for each document of a list."""
+    predictions: Sequence[Any]
+    """One for a text, one for each document of a list; as in `Reply`."""
     tokens: int
 
 

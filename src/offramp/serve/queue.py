@@ -2,14 +2,14 @@
 
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 from math import ceil, inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offramp.errors import TooLarge
-from offramp.inference import Prediction
 from offramp.inference.texts import Text
 from offramp.policy import Policy
 from offramp.runtimes import Tokens
@@ -46,8 +46,25 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Example:
+    """What is decided as one: a text or a pair, all windows of a text whose tokens are tagged, or the documents of a
+    query."""
+
+    rows: Sequence[Tokens]
+    """What the model runs."""
+    key: Hashable
+    """Its own in the cache."""
+    join: Callable[[Sequence[Any]], Any] | None = None
+    """Makes one prediction of the outcomes of its rows; None if each is a prediction."""
+
+    def predictions(self, outcomes: Sequence[Any]) -> list[Any]:
+        return [self.join(outcomes)] if self.join else [*outcomes]
+
+
+@dataclass(frozen=True)
 class Reply:
-    predictions: list[Prediction]
+    predictions: list[Any]
+    """A `Prediction` for each text, or `Spans` if its tokens are tagged."""
     policy: str
     """The policy that ran, the same for all texts of a request."""
     rung: int | None
@@ -57,18 +74,18 @@ class Reply:
     ran_ms: float
     """From then until the last was done."""
     tokens: int
-    """The tokens of all texts, without padding."""
+    """Those that the model read, without padding."""
     cached: bool = False
     """Whether all predictions are those of earlier requests."""
 
     @property
     def layers(self) -> int:
         """The number of layers of the model."""
-        return self.predictions[0].layers
+        return int(self.predictions[0].layers)
 
     @property
     def mean_layer(self) -> float:
-        return sum(prediction.layer for prediction in self.predictions) / len(self.predictions)
+        return float(sum(prediction.layer for prediction in self.predictions) / len(self.predictions))
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ class Waiting:
 
 @dataclass(eq=False)
 class Ticket:
-    tokens: list[Tokens]
+    examples: Sequence[Example]
     rungs: tuple[Policy, ...]
     """Its policy on each rung of the ladder, full depth last; or the one that it named."""
     names_policy: bool
@@ -91,22 +108,21 @@ class Ticket:
     trace_context: RequestTrace | None = None
     top_k: int | None = None
     """How many of the best documents to find in a list, which runs as a whole; None for single texts."""
-    keys: Sequence[Hashable] = ()
-    """Those of its texts, or of its list, in the cache; none if the predictions are not to be stored."""
     future: Future[Reply] = field(default_factory=Future)
     open: bool = True
     """Whether its future is still to be resolved."""
     begun: int = 0
-    """How many of its texts have been taken."""
+    """How many of its rows have been taken."""
     rung: int | None = None
     waited: float = 0.0
-    predictions: dict[int, Prediction] = field(default_factory=dict)
+    outcomes: dict[int, Any] = field(default_factory=dict)
     """By row."""
 
     def __post_init__(self) -> None:
+        self.tokens = [row for example in self.examples for row in example.rows]
         lengths = [len(tokens.ids) for tokens in self.tokens]
         self.tokens_each = ceil(sum(lengths) / len(lengths)) if self.is_list else max(lengths)
-        """What each text counts as: the longest, to which it may be padded; in a list, the mean."""
+        """What each row counts as: the longest, to which it may be padded; in a list, the mean."""
 
     @property
     def is_list(self) -> bool:
@@ -131,11 +147,19 @@ class Ticket:
         self.rung = None if self.names_policy else rung
         self.waited = now - self.arrived
 
-    def reply(self) -> Reply:
-        predictions = [self.predictions[row] for row in range(len(self.tokens))]
+    def predictions(self) -> list[list[Any]]:
+        """Those of each example."""
+        rows = iter(range(len(self.tokens)))
+        return [
+            example.predictions([self.outcomes[row] for row in islice(rows, len(example.rows))])
+            for example in self.examples
+        ]
+
+    def reply(self, predictions: Sequence[Sequence[Any]]) -> Reply:
+        flat = [prediction for each in predictions for prediction in each]
         tokens = sum(len(tokens.ids) for tokens in self.tokens)
         ran = time.monotonic() - self.arrived - self.waited
-        return Reply(predictions, str(self.policy), self.rung, 1000 * self.waited, 1000 * ran, tokens)
+        return Reply(flat, str(self.policy), self.rung, 1000 * self.waited, 1000 * ran, tokens)
 
 
 class QueuedText(NamedTuple):
@@ -158,8 +182,8 @@ class Queue:
         self.lists: list[Ticket] = []
         """Tickets that are ranked as a whole, waiting or running: their texts count until all are done, because a
         running list holds the hidden states of all its documents."""
-        self.texts = Room(limits.items, limits.tokens)
-        self.documents = Room(limits.documents, TOKENS_PER_TEXT * limits.documents)
+        self.texts = Room("text", limits.items, limits.tokens)
+        self.documents = Room("document", limits.documents, TOKENS_PER_TEXT * limits.documents)
 
     @property
     def load(self) -> float:
@@ -232,6 +256,8 @@ class Queue:
 class Room:
     """The texts and tokens that a part of the queue holds, and may hold."""
 
+    kind: str
+    """What it holds, in messages; a long text whose tokens are tagged counts as one for each of its windows."""
     most_items: int
     most_tokens: int
     items: int = 0
@@ -245,8 +271,8 @@ class Room:
         """`TooLarge` if a request of this size can never enter."""
         if items > self.most_items or tokens > self.most_tokens:
             raise TooLarge(
-                f"{count(items, 'text')} with at least {tokens} tokens, padding included, can never fit "
-                f"the queue ({self.most_items} texts, {self.most_tokens} tokens); split the request."
+                f"{count(items, self.kind)} with at least {tokens} tokens, padding included, can never fit "
+                f"the queue ({count(self.most_items, self.kind)}, {self.most_tokens} tokens); split the request."
             )
 
     def has(self, items: int, tokens: int) -> bool:

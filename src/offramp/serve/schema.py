@@ -63,6 +63,18 @@ class PredictRequest(ExitOptions):
     trace: bool = Field(False, description="Return the prediction of every exit; this runs all layers.")
 
 
+class TagRequest(ExitOptions):
+    """Texts to tag, with options. Texts of any length are read whole."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    texts: Annotated[Any, WithJsonSchema(TEXTS)]
+    utf16: bool = Field(
+        False,
+        description="Count offsets in units of UTF-16, as JavaScript and Java do, instead of characters.",
+    )
+
+
 def parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
@@ -80,16 +92,19 @@ def validate(kind: type[Model], value: Any, strict: bool | None = None) -> Model
         raise BadOption(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
 
-def request_schema(policies: Iterable[str], layers: Sequence[int], pairs: bool | None) -> dict[str, Any]:
-    """The JSON schema of a request to a server with these policies and exit layers; `pairs` is whether its model was
-    trained on pairs, if that is known."""
-    schema = PredictRequest.model_json_schema()
-    schema["properties"]["texts"] = {None: EITHER, True: PAIRS, False: TEXTS}[pairs]
-    schema["not"] = {
-        "description": "A trace runs all layers, so it cannot have a deadline.",
-        "properties": {"trace": {"const": True}, "deadline_ms": {"type": "number"}},
-        "required": ["trace", "deadline_ms"],
-    }
+def request_schema(
+    kind: type[BaseModel], policies: Iterable[str], layers: Sequence[int], pairs: bool | None
+) -> dict[str, Any]:
+    """The JSON schema of one of our own requests to a server with these policies and exit layers; `pairs` is whether
+    its model was trained on pairs, if that is known."""
+    schema = kind.model_json_schema()
+    if kind is PredictRequest:
+        schema["properties"]["texts"] = {None: EITHER, True: PAIRS, False: TEXTS}[pairs]
+        schema["not"] = {
+            "description": "A trace runs all layers, so it cannot have a deadline.",
+            "properties": {"trace": {"const": True}, "deadline_ms": {"type": "number"}},
+            "required": ["trace", "deadline_ms"],
+        }
     for name, choices in {"policy": policies, "max_layer": layers}.items():
         del schema["properties"][name]["anyOf"]
         schema["properties"][name]["enum"] = [*choices, None]
@@ -152,6 +167,31 @@ class PredictResponse(BaseModel):
         description="Of the server's ladder: 0 is normal, higher is under load, -1 is full depth because every "
         "rung proved wrong. Null if the request named its policy."
     )
+
+
+class FoundSpan(BaseModel):
+    """A part of a text: fields of `offramp.Span`."""
+
+    start: int = Field(description="The offset of its first character.")
+    end: int = Field(description="The offset after its last character.")
+    label: str
+    score: float = Field(description="The mean probability of its words' tags.")
+    text: str
+
+
+class TextSpans(BaseModel):
+    """The spans of one text, by the exit that it took."""
+
+    spans: list[FoundSpan]
+    layer: int = Field(description="The layer of the exit; of a text read in several windows, the deepest.")
+    finite: bool = Field(description="False if the model gave NaN or infinity.")
+
+
+class TagResponse(BaseModel):
+    predictions: list[TextSpans] = Field(description="One per text, in the order of the request.")
+    layers: int = Field(description="The number of layers of the model.")
+    policy: str = Field(description="The policy that chose the exits.")
+    rung: int | None = Field(description="As in the response of /predict.")
 
 
 class ErrorResponse(BaseModel):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from offramp import Tagger
 from offramp.inference import Classifier, Runner
 from offramp.models.exit_model import ExitModel
 
@@ -26,7 +27,11 @@ def make_classifier(
 
 @pytest.fixture
 def served(
-    serve: Callable[..., Any], server: Any, make_classifier: Callable[[str], Classifier]
+    serve: Callable[..., Any], server: Any, make_classifier: Callable[[str], Classifier], tagger: Tagger
 ) -> Callable[[str], Any]:
     """served("reranker") -> a server of that model; served("colours") -> the one that all tests share."""
-    return lambda name: server if name == "colours" else serve(make_classifier(name))
+
+    def start(name: str) -> Any:
+        return server if name == "colours" else serve(tagger if name == "tagger" else make_classifier(name))
+
+    return start

@@ -16,10 +16,10 @@ EXAMPLES = re.findall(
 
 @pytest.mark.parametrize(("body", "path"), EXAMPLES)
 def test_a_documented_request_works(served: Callable[[str], Any], body: str, path: str) -> None:
-    client = served("two_classes").client
+    client = served("tagger" if path == "/tag" else "two_classes").client
     response = client.post(path.replace("mine", "colours"), json=json.loads(body.replace("mine", "colours")))
     assert response.status_code == 200, response.text
 
 
 def test_every_protocol_has_an_example() -> None:
-    assert {"/predict", "/", "/rerank", "/v1/rerank", "/classify"} < {path for _, path in EXAMPLES}
+    assert {"/predict", "/tag", "/", "/rerank", "/v1/rerank", "/classify"} < {path for _, path in EXAMPLES}

@@ -1,22 +1,22 @@
-"""Protocols that the server speaks, one file each. They only translate: every request becomes a call to the same
-batcher.
+"""Protocols that the server speaks. They only translate: every request becomes a call to the same batcher.
 
 Some protocols share a path; there, the fields of the body decide which of them a request is in.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from fastapi import Request
+from pydantic import BaseModel
 from starlette.routing import compile_path
 
 from offramp.serve.error_responses import ErrorShape, Failure, use_shape
-from offramp.serve.protocols import cohere, open_inference, own, tei, vllm
-from offramp.serve.protocols.base import Body, Operation
-from offramp.serve.schema import inline_schema, json_body
+from offramp.serve.protocols import hugging_face, open_inference, own, rerank, tei, vllm
+from offramp.serve.protocols.base import Body, Operation, ServedModel
+from offramp.serve.schema import PredictResponse, TagResponse, inline_schema, json_body, request_schema
 
 JSON = ("application/json",)
 
@@ -29,6 +29,8 @@ class Route:
     operations: Mapping[str, Operation]
     """By the field that a body must have. The first that matches is used; `""` matches every body."""
     media_types: tuple[str, ...] = JSON
+    response: type[BaseModel] | None = None
+    """Of a route of our own, which is described in full."""
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -38,10 +40,13 @@ class Route:
     def description(self) -> str:
         """For the OpenAPI description."""
         protocols = dict.fromkeys(operation.protocol for operation in self.operations.values())
-        return f"Classify texts or rank documents, each with its own exit layer. Protocols: {', '.join(protocols)}."
+        return f"Predictions, each from its own exit layer. Protocols: {', '.join(protocols)}."
 
-    def openapi(self) -> dict[str, Any]:
+    def openapi(self, model: ServedModel) -> dict[str, Any]:
         """The OpenAPI description of the body, and of the variable parts of the path."""
+        if self.response:
+            info, (own, *_) = model.runner.runtime.info, self.operations.values()
+            return json_body(request_schema(own.request, model.policies, info.exits, info.trained_on_pairs))
         kinds = dict.fromkeys(operation.request for operation in self.operations.values())
         parts = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -65,21 +70,35 @@ class Route:
         return next(operation for name, operation in self.operations.items() if not name or body.has(name))
 
 
-PREDICT = Route("/predict", {"texts": own.PREDICT, "inputs": tei.PREDICT, "": own.PREDICT})
-OTHERS = (
+INFER = tuple(
+    Route(f"/v2/models/{{name}}{version}/infer", {"": open_inference.INFER}, open_inference.MEDIA_TYPES)
+    for version in ("", "/versions/{version}")
+)
+CLASSIFY = (
+    Route(
+        "/predict",
+        {"texts": own.PREDICT, "inputs": tei.PREDICT, "": own.PREDICT},
+        response=PredictResponse,
+    ),
     Route("/", {"query": tei.RERANK, "": tei.PREDICT}),
     Route("/invocations", {"query": tei.RERANK, "inputs": tei.PREDICT, "": own.PREDICT}),
-    Route("/rerank", {"texts": tei.RERANK, "": cohere.RERANK}),
-    Route("/v1/rerank", {"": cohere.RERANK}),
-    Route("/v2/rerank", {"": cohere.RERANK}),
+    Route("/rerank", {"texts": tei.RERANK, "": rerank.RERANK}),
+    Route("/v1/rerank", {"": rerank.RERANK}),
+    Route("/v2/rerank", {"": rerank.RERANK}),
     Route("/classify", {"inputs": tei.PREDICT, "": vllm.CLASSIFY}),
-    *(
-        Route(f"/v2/models/{{name}}{version}/infer", {"": open_inference.INFER}, open_inference.MEDIA_TYPES)
-        for version in ("", "/versions/{version}")
-    ),
+    *INFER,
 )
+"""The paths of a model for classification, regression or ranking."""
+TAG = (
+    Route("/tag", {"": own.TAG}, response=TagResponse),
+    Route("/predict", {"inputs": hugging_face.TAG, "": own.TAG}),
+    Route("/", {"": hugging_face.TAG}),
+    Route("/invocations", {"inputs": hugging_face.TAG, "": own.TAG}),
+    *INFER,
+)
+"""Those of a model that tags tokens."""
 
 
-def shape_of(path: str) -> ErrorShape | None:
+def shape_of(routes: Iterable[Route], path: str) -> ErrorShape | None:
     """The errors at this path from before the body is read; None if it does not take requests for predictions."""
-    return next((route.errors for route in (PREDICT, *OTHERS) if route.pattern.match(path)), None)
+    return next((route.errors for route in routes if route.pattern.match(path)), None)

@@ -1,10 +1,10 @@
 """What the protocols share: the body of a request, and the call for the batcher that it becomes."""
 
-import math
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
@@ -16,6 +16,7 @@ from pydantic_core import to_json
 from offramp.errors import BadOption, NotFinite, UnknownName
 from offramp.inference import Prediction
 from offramp.inference.runner import Runner
+from offramp.inference.tagger import Spans
 from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Problem
 from offramp.serve.batcher import Batcher, Reply, Request
@@ -179,5 +180,11 @@ def exit_headers(reply: Reply) -> dict[str, str]:
 def check_finite(reply: Reply) -> None:
     """JSON has no NaN, and these protocols have no null in its place."""
     for index, prediction in enumerate(reply.predictions):
-        if not math.isfinite(sum(prediction.logits)):
+        if prediction.tags is None if isinstance(prediction, Spans) else not isfinite(sum(prediction.logits)):
             raise NotFinite(f"the model returned NaN or infinity for item {index}.")
+
+
+def in_utf16(reply: Reply, texts: Sequence[str]) -> Reply:
+    """With the offsets of spans in units of UTF-16."""
+    found = zip(texts, reply.predictions, strict=True)
+    return replace(reply, predictions=[spans.in_utf16(text) for text, spans in found])

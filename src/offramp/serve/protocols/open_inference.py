@@ -1,6 +1,8 @@
 """The Open Inference Protocol v2, of KServe, Triton and others, with Triton's binary tensors.
 
-Inputs are the BYTES tensors `text` and, for pairs, `text_pair`.
+Inputs are the BYTES tensors `text` and, for pairs, `text_pair`. Where tokens are tagged, texts have any number of
+spans: the tensors `start`, `end`, `label` and `score` have those of all texts, one after the other, and `spans` says
+how many each text has.
 """
 
 import json
@@ -17,11 +19,18 @@ from pydantic_core import to_json
 
 import offramp
 from offramp.errors import BadData, BadOption
-from offramp.inference import Prediction
 from offramp.inference.texts import clean, describe
 from offramp.serve.batcher import Reply
 from offramp.serve.error_responses import Failure, error_response, use_shape
-from offramp.serve.protocols.base import Body, Call, Operation, ServedModel, check_finite, exit_headers
+from offramp.serve.protocols.base import (
+    Body,
+    Call,
+    Operation,
+    ServedModel,
+    check_finite,
+    exit_headers,
+    in_utf16,
+)
 from offramp.serve.schema import ExitOptions, parse_json, validate
 
 VERSION = "1"
@@ -63,6 +72,8 @@ class Parameters(ExitOptions):
     """The parameters of a request; those of other servers are ignored."""
 
     binary_data_output: bool = False
+    utf16: bool = False
+    """As in our own /tag."""
 
 
 class InferRequest(BaseModel):
@@ -77,9 +88,14 @@ class InferRequest(BaseModel):
 class OutputTensor(NamedTuple):
     name: str
     datatype: str
-    shape: list[int]
-    """Without the texts, which come first."""
-    values: Callable[[Prediction], Sequence[Any]]
+    shape: list[int] | None
+    """Of the part of each text; None if these have different lengths and follow one another."""
+    values: Callable[[Any], Sequence[Any]]
+    """That part, from the prediction for the text."""
+
+    def whole(self, texts: int, values: int) -> list[int]:
+        """The shape for so many texts, with so many values in all."""
+        return [values] if self.shape is None else [texts, *self.shape]
 
 
 def infer(model: ServedModel, body: Body) -> Call:
@@ -97,6 +113,8 @@ def infer(model: ServedModel, body: Body) -> Call:
 
     def respond(reply: Reply) -> Response:
         check_finite(reply)
+        if request.parameters.utf16 and model.problem.of_tokens:
+            reply = in_utf16(reply, texts)
         tensors = [write_tensor(outputs[name], reply, as_bytes) for name, as_bytes in binary.items()]
         rung = {} if reply.rung is None else {"rung": reply.rung}
         content = to_json(
@@ -195,8 +213,18 @@ def pack(texts: Sequence[str]) -> bytes:
 
 
 def output_tensors(model: ServedModel) -> list[OutputTensor]:
-    """A label only where there is just one; the probabilities tell the others apart."""
+    """A label only where there is just one; the probabilities tell the others apart. Where tokens are tagged, a value
+    for each span of all texts, and the number of spans of each text."""
     layer = OutputTensor("layer", "INT32", [], lambda prediction: [prediction.layer])
+    if model.problem.of_tokens:
+        return [
+            OutputTensor("spans", "INT32", [], lambda spans: [len(spans)]),
+            OutputTensor("start", "INT32", None, lambda spans: [span.start for span in spans]),
+            OutputTensor("end", "INT32", None, lambda spans: [span.end for span in spans]),
+            OutputTensor("label", "BYTES", None, lambda spans: [span.label for span in spans]),
+            OutputTensor("score", "FP32", None, lambda spans: [span.score for span in spans]),
+            layer,
+        ]
     score = OutputTensor("score", "FP32", [], lambda prediction: [prediction.score])
     if not model.problem.has_classes:
         return [score, layer]
@@ -213,7 +241,7 @@ def write_tensor(output: OutputTensor, reply: Reply, as_bytes: bool) -> tuple[di
     tensor = {
         "name": output.name,
         "datatype": output.datatype,
-        "shape": [len(reply.predictions), *output.shape],
+        "shape": output.whole(len(reply.predictions), len(values)),
     }
     if not as_bytes:
         return {**tensor, "data": values}, b""
@@ -280,9 +308,12 @@ def metadata(model: ServedModel) -> APIRouter:
                 "name": model.name,
                 "versions": [VERSION],
                 "platform": f"offramp_{platform}",
-                "inputs": [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in INPUTS],
+                "inputs": [
+                    {"name": name, "datatype": "BYTES", "shape": [-1]}
+                    for name in (INPUTS[:1] if model.problem.of_tokens else INPUTS)
+                ],
                 "outputs": [
-                    {"name": tensor.name, "datatype": tensor.datatype, "shape": [-1, *tensor.shape]}
+                    {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.whole(-1, -1)}
                     for tensor in output_tensors(model)
                 ],
                 "parameters": {"labels": json.dumps(model.labels)},

@@ -1,4 +1,5 @@
-"""Reranking with a cross-encoder, whatever protocol asks for it."""
+"""Reranking with a cross-encoder, whatever protocol asks for it; and as Cohere, Jina and vLLM do it: one request and
+response that is valid for all three."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,12 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Response
+from pydantic import BaseModel, ConfigDict, Field
 
+from offramp.errors import BadData, BadOption
 from offramp.inference.reranker import make_pairs
 from offramp.policy.decide import check_reranker
 from offramp.serve.audit import scores_of
 from offramp.serve.batcher import Reply
-from offramp.serve.protocols.base import Body, Call, ServedModel, check_finite
+from offramp.serve.error_responses import Failure
+from offramp.serve.protocols.base import Body, Call, Operation, ServedModel, check_finite, json_response
+from offramp.serve.protocols.vllm import errors as vllm_errors
+from offramp.serve.protocols.vllm import usage
+from offramp.serve.schema import validate
 
 
 @dataclass(frozen=True)
@@ -55,3 +62,57 @@ def rerank(
 
 def sigmoid(logit: float) -> float:
     return 0.5 * (1 + math.tanh(0.5 * logit))
+
+
+class RerankRequest(BaseModel):
+    """Unknown fields are ignored, as there."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = None
+    query: Any
+    documents: list[Any]
+    top_n: int | None = Field(default=None, ge=0)
+    return_documents: bool = True
+    rank_fields: list[str] | None = None
+    use_activation: bool | None = None
+
+
+def rerank_documents(model: ServedModel, body: Body) -> Call:
+    request = validate(RerankRequest, body.json)
+    model.check_name(request.model)
+    if not request.documents:
+        raise BadData("documents: the list is empty.")
+    if request.rank_fields not in (None, ["text"]):
+        raise BadOption("rank_fields: only the field `text` of documents is supported.")
+    documents = [
+        document.get("text") if isinstance(document, dict) else document for document in request.documents
+    ]
+
+    def respond(ranked: list[RankedText], reply: Reply) -> Response:
+        def result(text: RankedText) -> dict[str, Any]:
+            document = {"document": {"text": text.document}} if request.return_documents else {}
+            return {"index": text.index, **document, "relevance_score": text.score}
+
+        return json_response(
+            {
+                "id": f"rerank-{body.id}",
+                "object": "list",
+                "model": model.name,
+                "results": [result(text) for text in ranked[: request.top_n or None]],
+                "usage": usage(reply),
+            },
+            reply,
+        )
+
+    options: dict[str, Any] = {"top_k": request.top_n, "raw": request.use_activation is False}
+    return rerank(model, body, request.query, documents, respond, **options)
+
+
+def errors(failure: Failure) -> tuple[int, dict[str, Any]]:
+    """With the message where each of the three has it: Cohere's `message`, Jina's `detail`, vLLM's `error`."""
+    status, content = vllm_errors(failure)
+    return status, {"message": failure.message, "detail": failure.message, **content}
+
+
+RERANK = Operation("Cohere, Jina and vLLM", RerankRequest, rerank_documents, errors)

@@ -159,7 +159,7 @@ def info(model: ServedModel, limits: Limits, readers: int) -> dict[str, Any]:
         "model_sha": None,
         "model_dtype": precision.replace("bf", "bfloat").replace("fp", "float"),
         "served_model_name": model.name,
-        "model_type": {"reranker" if len(model.labels) == 1 else "classifier": labels},
+        "model_type": {model_type(model): labels},
         "version": offramp.__version__,
         "max_concurrent_requests": limits.items,
         "max_input_length": model.runner.tokenizer.max_length,
@@ -169,6 +169,12 @@ def info(model: ServedModel, limits: Limits, readers: int) -> dict[str, Any]:
         "auto_truncate": True,
         "tokenization_workers": readers,
     }
+
+
+def model_type(model: ServedModel) -> str:
+    if model.problem.of_tokens:
+        return "tagger"  # TEI has none
+    return "reranker" if len(model.labels) == 1 else "classifier"
 
 
 def errors(failure: Failure) -> tuple[int, dict[str, Any]]:
