@@ -93,6 +93,7 @@ class Engine:
             and lists is None
             and len(examples) <= self.compiled.most
             and self.compiled.runs(policy)
+            and (tokens is None or tokens.counts is not None)  # the words that the graph knows
             and not (deadlines < math.inf).any()
         )
         layers, skipped = self.runtime.info.exits, policy.skippable_exits(self.runtime.info.exits, lists)
@@ -107,7 +108,7 @@ class Engine:
 
         for rows in self.windows(examples, None if lists is None else lists.sizes.tolist()):
             if at_once:
-                yield from self.decide_window(examples, rows, policy, decision)
+                yield from self.decide_window(examples, rows, policy, decision, tokens)
                 continue
             batches = []
             for batch in self.embed(examples, rows):
@@ -118,13 +119,21 @@ class Engine:
         yield decision
 
     def decide_window(
-        self, examples: Sequence[Tokens], rows: range, policy: Policy, decision: Decision
+        self,
+        examples: Sequence[Tokens],
+        rows: range,
+        policy: Policy,
+        decision: Decision,
+        tokens: Lists | None,
     ) -> Iterator[Decision]:
         """Fills in the decisions of a window, each micro-batch in one call of the compiled policy."""
         for chosen in self.groups(examples, rows):
             exits, logits = self.compiled.decide([examples[row] for row in chosen.tolist()], policy)
-            decision.exits[chosen], decision.logits[chosen] = exits, logits
-            decision.finite[chosen] = finite_rows(logits)
+            parts, finite = chosen, finite_rows(logits)
+            if tokens is not None:
+                parts = tokens.rows(chosen)
+                finite = Lists.consecutive(tokens.sizes[chosen]).total(~finite) == 0
+            decision.exits[chosen], decision.logits[parts], decision.finite[chosen] = exits, logits, finite
             yield decision
 
     def tokens_of(self, examples: Sequence[Tokens]) -> Lists | None:
@@ -296,16 +305,22 @@ def which_count(kinds: Array, sizes: Array) -> Array:
     """(tokens,) which tokens begin a word; all tokens of an example without words. `kinds` (tokens,) are those of the
     tokens of all examples in order, `sizes` (examples,) their number.
 
-    The first token of a text begins a word, whatever its kind: some vocabularies mark words by the space before them.
-
     >>> which_count(np.array([SPECIAL, CONTINUES, CONTINUES, BEGINS, SPECIAL, SPECIAL]), np.array([5, 1])).tolist()
     [False, True, False, True, False, True]
     """
-    before = np.append(SPECIAL, kinds[:-1])
-    before[(sizes.cumsum() - sizes)] = SPECIAL
+    lists, before = Lists.consecutive(sizes), np.append(SPECIAL, kinds[:-1])
+    before[lists.starts] = SPECIAL
+    return np.asarray(count_tokens(kinds, before, lists))
+
+
+def count_tokens(kinds: Array, before: Array, lists: Any) -> Array:
+    """As `which_count`, given the kind of the token before each; also in a graph.
+
+    The first token of a text begins a word, whatever its kind: some vocabularies mark words by the space before them.
+    """
     counts = (kinds == BEGINS) | ((kinds == CONTINUES) & (before == SPECIAL))
-    lists = Lists.consecutive(sizes)
-    return np.asarray(counts | (lists.total(counts) == 0)[lists.numbers])
+    found: Array = counts | lists.spread(lists.total(counts, counted=False) == 0)
+    return found
 
 
 def concatenate(outputs: list[Outputs]) -> Outputs:

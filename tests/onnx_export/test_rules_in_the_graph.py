@@ -1,6 +1,7 @@
 """The exit rules inside an ONNX graph decide as they do in numpy, on any logits."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offramp.engine import which_count
 from offramp.errors import Incompatible
 from offramp.guarantees.operating_point import OperatingPoint
+from offramp.lists import Lists
 from offramp.onnx_export.one_file import Nest, Output
+from offramp.onnx_export.padded import PaddedTokens
 from offramp.onnx_export.symbolic import Recorder, Symbol
 from offramp.policy import Policy
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, TOKENS, Problem
 from offramp.rules import RULES
 from offramp.rules.agreement import Agreement
+from offramp.runtimes import attention_mask
 
 EXITS = 4
 LAYERS = (0, 2, 3, 6)
@@ -79,10 +84,18 @@ CASES = [
 ]
 
 
+TAGS = [
+    *(policy for policy in CLASSES if policy.rule != fitted(7)),
+    Policy(replace(fitted(11), outside=0), 0.6),
+    Policy(fitted(11), 0.6),
+]
+
+
 def compiled(policy: Policy, problem: Problem, outputs: int) -> onnxruntime.InferenceSession:
     """A graph whose stages only look up logits (rows, exits, outputs) and gates (rows, exits)."""
     recorder = Recorder()
-    shapes = {"logits_of_exits": (None, EXITS, outputs), "gates_of_exits": (None, EXITS)}
+    several = (None,) if problem.of_tokens else ()
+    shapes = {"logits_of_exits": (None, *several, EXITS, outputs), "gates_of_exits": (None, *several, EXITS)}
     inputs = {
         name: ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
         for name, shape in shapes.items()
@@ -90,9 +103,18 @@ def compiled(policy: Policy, problem: Problem, outputs: int) -> onnxruntime.Infe
     rows = {name: Symbol(recorder, value, np.float32, shapes[name]) for name, value in inputs.items()}
 
     def stage(exit: int, rows: dict[str, Symbol]) -> Output:
-        return Output(rows["logits_of_exits"][:, exit], rows["gates_of_exits"][:, exit], rows)
+        return Output(rows["logits_of_exits"][..., exit, :], rows["gates_of_exits"][..., exit], rows)
 
-    nest = Nest(policy, LAYERS, problem, stage, recorder)
+    tokens = ends = None
+    if problem.of_tokens:
+        parts = {"sizes": (None,), "mask": (None, None), "kinds": (None, None)}
+        inputs |= {
+            name: ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.INT64))
+            for name, shape in parts.items()
+        }
+        ends, mask, kinds = (Symbol(recorder, inputs[name], np.int64, parts[name]) for name in parts)
+        tokens = PaddedTokens(mask > 0, kinds)
+    nest = Nest(policy, LAYERS, problem, stage, recorder, ends, tokens)
     model = nest.model(nest.level(0, rows), [*inputs.values()], {"": 20})
     return onnxruntime.InferenceSession(
         ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
@@ -128,6 +150,39 @@ def test_a_rule_decides_in_the_graph_as_in_numpy(
     found, layers = sessions[key].run(None, {"logits_of_exits": logits, "gates_of_exits": gates})
     np.testing.assert_array_equal(layers, np.array(LAYERS)[expected.exits])
     np.testing.assert_allclose(found, expected.logits, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("outputs", [2, 3])
+@pytest.mark.parametrize("policy", TAGS, ids=str)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_rule_decides_about_the_tokens_of_texts_in_the_graph_as_in_numpy(
+    sessions: dict[Any, Any], policy: Policy, outputs: int, data: st.DataObject
+) -> None:
+    key = (repr(policy), "tags", outputs)
+    if key not in sessions:
+        sessions[key] = compiled(policy, TOKENS, outputs)
+    sizes = np.array(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5)))
+    draw = np.random.default_rng(data.draw(st.integers(0, 99)))
+    number = int(sizes.sum())
+    values = st.lists(VALUES, min_size=EXITS * outputs, max_size=EXITS * outputs)
+    logits = draw.normal(0, 4, (number, EXITS, outputs)).astype(np.float32)
+    logits[draw.integers(number)] = np.array(data.draw(values)).reshape(EXITS, outputs)
+    gates = draw.random((number, EXITS)).astype(np.float32)
+    kinds = draw.integers(0, 3, number)
+    lists = Lists.consecutive(sizes, counts=which_count(kinds, sizes))
+    expected = policy.decide(logits, gates, LAYERS, TOKENS, lists)
+    inputs = {"logits_of_exits": logits, "gates_of_exits": gates, "kinds": kinds}
+    at, shape = (lists.numbers, lists.columns), (len(sizes), int(sizes.max()))
+    for name, flat in inputs.items():
+        inputs[name] = draw.integers(0, 3, (*shape, *flat.shape[1:])).astype(
+            flat.dtype
+        )  # padding is anything
+        inputs[name][at] = flat
+    inputs |= {"sizes": sizes, "mask": attention_mask(sizes)}
+    found, layers = sessions[key].run(None, inputs)
+    np.testing.assert_array_equal(layers, np.array(LAYERS)[expected.exits])
+    np.testing.assert_allclose(found[at], expected.logits, rtol=1e-6, atol=1e-6)
 
 
 def test_threshold_and_max_layer_can_be_overridden() -> None:

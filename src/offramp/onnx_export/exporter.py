@@ -111,7 +111,7 @@ def plain_copy(model: ExitModel) -> ExitModel:
 def sample_tokens(
     tokenizer: BatchTokenizer, texts: Iterable[Text] | None, tags: bool = False
 ) -> list[Tokens]:
-    """The tokens of texts from all over a data set, or of the built-in ones; a model that tags them reads no pairs."""
+    """The tokens of texts from all over a data set, or of built-in ones; a model that tags them reads no pairs."""
     if texts is None:
         warnings.warn(
             "the scales of int8 come from built-in English sentences; pass texts=... with texts like your own to "

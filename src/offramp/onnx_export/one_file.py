@@ -28,14 +28,16 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 
 import offramp
 from offramp.errors import Incompatible
-from offramp.folder.manifest import EMBEDDING, STAGES, Manifest
+from offramp.folder.manifest import EMBEDDING, STAGES, Manifest, SavedTokenizer
 from offramp.model_info import ModelInfo
+from offramp.onnx_export.padded import PaddedTokens
 from offramp.onnx_export.symbolic import Recorder, Symbol, new
 from offramp.policy import Policy
-from offramp.policy.decide import Step, advance, check_rule, reached
+from offramp.policy.decide import Step, advance, check_rule, first_state, of_examples, reached
 from offramp.problems import Problem
 from offramp.rules.rank import Rank
 from offramp.runtimes.onnx import token_weights
+from offramp.words import token_kinds
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 STAGE_INPUTS = ("hidden", "attention_mask", "token_weights")
@@ -55,8 +57,6 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
     info, manifest = ModelInfo.read(folder), Manifest.load(folder)
     if isinstance(policy.rule, Rank):
         raise Incompatible("the rule rank compares the documents of a query, and one file runs single texts.")
-    if info.problem.of_tokens:
-        raise Incompatible("the model tags tokens, and one file is for classifiers of texts.")
     policy.check(info.exits, info.decisions, info.has_gate)
     embedding = onnx.load(folder / EMBEDDING)
     leaves = [*branches_of(onnx.load(folder / STAGES).graph)]
@@ -66,19 +66,26 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
     weights = Weights(recorder, [embedding.graph, *stages])
     names = INPUTS if reads_types else INPUTS[:2]
     inputs = {name: int64_input(recorder, name) for name in names}
-    rows, ends = first_rows(recorder, weights, embedding.graph, inputs, manifest, info.reads_types)
+    kinds = None
+    if info.problem.of_tokens:
+        tokenizer = SavedTokenizer.load(folder, manifest.tokenizer)
+        kinds = token_kinds(tokenizer.backend_tokenizer, tokenizer.unk_token_id)
+    rows, ends, tokens = first_rows(
+        recorder, weights, embedding.graph, inputs, manifest, info.reads_types, kinds
+    )
+    shape = (None,) if tokens is None else (None, None)
 
     def stage(exit: int, rows: Rows) -> Output:
-        outputs = weights.splice(stages[exit], {name: rows[name].value for name in STAGE_INPUTS})
+        outputs = weights.splice(stages[exit], {name: each.value for name, each in rows.items()})
         hidden = outputs.get("hidden_after", rows["hidden"].value)
         gate = outputs.get("gate")
         return Output(
-            Symbol(recorder, outputs["logits"], np.float32, (None, len(info.labels))),
-            None if gate is None else Symbol(recorder, gate, np.float32, (None,)),
+            Symbol(recorder, outputs["logits"], np.float32, (*shape, len(info.labels))),
+            None if gate is None else Symbol(recorder, gate, np.float32, shape),
             rows | {"hidden": Symbol(recorder, hidden, np.float32, (None, None, None))},
         )
 
-    nest = Nest(policy, info.exits, info.decisions, stage, recorder, ends)
+    nest = Nest(policy, info.exits, info.decisions, stage, recorder, ends, tokens)
     opsets = {each.domain: each.version for each in embedding.opset_import}
     model = nest.model(nest.level(0, rows), [each.value for each in inputs.values()], opsets)
     model.metadata_props["offramp"] = json.dumps(metadata(info, manifest, policy))
@@ -157,8 +164,10 @@ def first_rows(
     inputs: dict[str, Symbol],
     manifest: Manifest,
     reads_types: bool,
-) -> tuple[Rows, Array]:
-    """What the first stage reads, and the place of the last token of each row, from 1.
+    kinds: Any = None,
+) -> tuple[Rows, Array, PaddedTokens | None]:
+    """What the first stage reads; the place of the last token of each row, from 1; and, if tokens are tagged, which
+    of them count, by what each token of the vocabulary is (`kinds`).
 
     A row of padding only is one token of padding, as an empty text is elsewhere.
     """
@@ -175,11 +184,12 @@ def first_rows(
     }
     needed = {each.name: arrays[each.name].value for each in embedding.input}
     hidden = weights.splice(embedding, needed)["hidden"]
-    return {
-        "hidden": Symbol(recorder, hidden, np.float32, (None, None, None)),
-        "attention_mask": mask,
-        "token_weights": token_weights(mask, types if reads_types else None),
-    }, np.maximum(ends, 1)
+    rows = {"hidden": Symbol(recorder, hidden, np.float32, (None, None, None)), "attention_mask": mask}
+    if kinds is not None:
+        found = new(recorder, "Gather", [kinds.astype(np.uint8), arrays["input_ids"]], np.uint8, mask.shape)
+        return rows, np.maximum(ends, 1), PaddedTokens(mask > 0, found.astype(np.int64))
+    weights_of_heads = token_weights(mask, types if reads_types else None)
+    return rows | {"token_weights": weights_of_heads}, np.maximum(ends, 1), None
 
 
 def if_length_fits(mask: Symbol, most: int) -> Symbol:
@@ -195,19 +205,14 @@ def if_length_fits(mask: Symbol, most: int) -> Symbol:
     return found
 
 
-def trimmed(rows: Rows, ends: Array) -> Rows:
-    """Rows without the padding after the last of these ends."""
-    recorder, end = ends.recorder, ends.max(0, keepdims=True)
+def trimmed(rows: Rows, end: Array) -> Rows:
+    """Rows without the padding after this place."""
 
-    def cut(name: str, axis: int) -> Symbol:
-        x = rows[name]
-        return new(recorder, "Slice", [x, np.array([0]), end, np.array([axis])], x.dtype, x.shape)
+    def cut(name: str, x: Array) -> Symbol:
+        axis = np.array([2 if name == "token_weights" else 1])
+        return new(end.recorder, "Slice", [x, np.array([0]), end, axis], x.dtype, x.shape)
 
-    return rows | {
-        "hidden": cut("hidden", 1),
-        "attention_mask": cut("attention_mask", 1),
-        "token_weights": cut("token_weights", 2),
-    }
+    return {name: cut(name, x) for name, x in rows.items()}
 
 
 class Weights:
@@ -302,13 +307,16 @@ class Past(NamedTuple):
     """(staying rows, 1) where they are among all."""
     results: tuple[Array, Array]
     """The logits and the layer of each row, if none went on."""
+    end: Array | None
+    """(1,) after how many tokens rows are cut, if they are."""
 
 
 class Nest:
     """Levels of `If`, one for each exit.
 
     `stage` maps an exit and the rows that reach it to its output; `ends` are the places of their last tokens, if rows
-    may be padded.
+    may be padded. `tokens` are there if they are tagged: logits are then (rows, tokens, tags), and arbitrary for
+    padding.
     """
 
     def __init__(
@@ -319,9 +327,10 @@ class Nest:
         stage: Callable[[int, Rows], Output],
         recorder: Recorder,
         ends: Array | None = None,
+        tokens: PaddedTokens | None = None,
     ) -> None:
         self.policy, self.layers, self.problem, self.stage = policy, layers, problem, stage
-        self.recorder, self.ends = recorder, ends
+        self.recorder, self.ends, self.tokens = recorder, ends, tokens
         self.threshold = self.default("threshold", np.asarray(policy.threshold, np.float64))
         self.max_layer = self.default("max_layer", np.asarray(policy.last_layer(layers), np.int64))
 
@@ -355,18 +364,21 @@ class Nest:
         logits, gate = output.logits, output.gate
         if past is None:
             check_rule(rule, logits.shape[-1], self.problem, gate is not None)
-            choices = self.problem.choices(logits).shape[1] if rule.reads == "logits" else 1
-            state = rule.start((1, choices))  # one row stands for all
+            shape = self.problem.choices(logits).shape[1:-1] if rule.reads == "logits" else (1,)
+            # one row, or one of its tokens, stands for all
+            shape = (1, *(size or 1 for size in shape))
+            state = first_state(rule, shape, self.problem, self.tokens)
         else:
             state = past.state
-            logits = self.scatter(past.logits, past.places, logits)
-            gate = None if gate is None else self.scatter(past.gate, past.places, gate)
-        seen = advance(rule, state, exit, logits, gate, layer, self.problem)
-        results = self.results(seen, layer, past)
+            logits = self.scatter(past.logits, past, logits)
+            gate = None if gate is None else self.scatter(past.gate, past, gate)
+        seen = advance(rule, state, exit, logits, gate, layer, self.problem, self.tokens)
+        readiness, finite = of_examples(seen, self.problem, self.tokens)
+        results = self.results(seen, finite, layer, past)
         if exit == len(self.layers) - 1:
             return results
         threshold = self.threshold[exit] if self.threshold.ndim else self.threshold
-        exits = reached(rule, seen.readiness, threshold).all(-1)
+        exits = reached(rule, readiness, threshold).all(-1)
         if layer < (self.policy.min_layer or 0):
             exits = exits & False
         stay = ~(exits | (self.max_layer <= layer))
@@ -374,9 +386,11 @@ class Nest:
             stay = stay & past.stay
         with self.recorder.branch() as then:
             kept, places = self.keep(output.rows, stay, past)
+            end = None if past is None else past.end
             if self.ends is not None and exit % 2 == 0:  # a copy: every second level is enough
-                kept = trimmed(kept, np.where(stay, self.ends, 0))
-            deeper = self.level(exit + 1, kept, Past(logits, gate, seen.state, stay, places, results))
+                end = np.where(stay, self.ends, 0).max(0, keepdims=True)
+                kept = trimmed(kept, end)
+            deeper = self.level(exit + 1, kept, Past(logits, gate, seen.state, stay, places, results, end))
             then.outputs += [each.value for each in deeper]
         with self.recorder.branch() as otherwise:
             for each in results:
@@ -389,13 +403,14 @@ class Nest:
         )
         return found, layers
 
-    def results(self, seen: Step, layer: int, past: Past | None) -> tuple[Array, Array]:
+    def results(self, seen: Step, finite: Array, layer: int, past: Past | None) -> tuple[Array, Array]:
         """The logits and the layer of each row; those that have exited keep theirs."""
         logits: Array = seen.logits.astype(np.float32)
         if past is None:
-            return logits, np.full_like(seen.finite, layer, dtype=np.int64)
+            return logits, np.full_like(finite, layer, dtype=np.int64)
         if not self.policy.rule.keeps_logits:  # an exit's own are scattered already
-            logits = np.where(past.stay[:, None], logits, past.results[0])
+            stay = past.stay[:, None] if self.tokens is None else past.stay[:, None, None]
+            logits = np.where(stay, logits, past.results[0])
         return logits, np.where(past.stay, np.int64(layer), past.results[1])
 
     def keep(self, rows: Rows, stay: Array, past: Past | None) -> tuple[Rows, Array]:
@@ -407,5 +422,10 @@ class Nest:
         here = new(self.recorder, "GatherND", [stay, past.places], np.bool_, (None,))
         return {name: value[here] for name, value in rows.items()}, past.places[here]
 
-    def scatter(self, above: Array, places: Array, values: Array) -> Array:
-        return new(self.recorder, "ScatterND", [above, places, values], above.dtype, above.shape)
+    def scatter(self, above: Array, past: Past, values: Array) -> Array:
+        """Values of the rows that stay among those of all; tokens that were cut off get zeros."""
+        if self.tokens is not None and past.end is not None:
+            ends = np.arange(2 * above.ndim) == above.ndim + 1  # of the axis of tokens
+            missing = self.tokens.length - past.end
+            values = new(self.recorder, "Pad", [values, missing * ends], values.dtype, values.shape)
+        return new(self.recorder, "ScatterND", [above, past.places, values], above.dtype, above.shape)

@@ -18,7 +18,7 @@ from offramp.folder import Manifest
 from offramp.folder.manifest import GRAPH, TOKENIZER
 from offramp.model_info import CONFIG, ModelInfo
 from offramp.onnx_export.one_file import metadata, one_file, text_length
-from offramp.reports.card import CARD, policy_section, retrofit_section, summary, table, title
+from offramp.reports.card import CARD, policy_section, retrofit_section, summary, table, task_of, title
 from offramp.reports.results import RETROFIT, RetrofitResults
 from offramp.row_hashes import FILE
 
@@ -73,16 +73,21 @@ def padding_tokenizer(folder: Path, info: ModelInfo, manifest: Manifest) -> Toke
 
 
 def encoder_config(info: ModelInfo, manifest: Manifest) -> dict[str, Any]:
-    """The config of a plain classifier."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    """The config of a plain classifier or tagger."""
+    from transformers.models.auto import modeling_auto as known
 
     assert info.policy is not None
+    names = (
+        known.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
+        if info.problem.of_tokens
+        else known.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+    )
     return {
         **info.encoder,
-        "architectures": [MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[info.backbone]],
+        "architectures": [names[info.backbone]],
         "id2label": {str(index): name for index, name in enumerate(info.labels)},
         "label2id": {name: index for index, name in enumerate(info.labels)},
-        "problem_type": str(info.problem),
+        "problem_type": None if info.problem.of_tokens else str(info.problem),  # as transformers has it
         "offramp": metadata(info, manifest, info.policy),  # not every runtime shows the metadata of a graph
         "transformers.js_config": {"dtype": DTYPES[manifest.precision]},
     }
@@ -108,8 +113,8 @@ def card(folder: Path, info: ModelInfo, manifest: Manifest) -> str:
     assert info.policy is not None
     metadata = ModelCardData(
         library_name="transformers.js",
-        pipeline_tag="text-classification",
-        tags=["onnx", "early-exit", "text-classification", info.backbone],
+        pipeline_tag=task_of(info),
+        tags=["onnx", "early-exit", task_of(info), info.backbone],
     )
     parts = [f"# {title(folder.resolve())}", summary(info)]
     parts += [retrofit_section(RetrofitResults.load(folder))] if (folder / RETROFIT).is_file() else []
@@ -119,7 +124,9 @@ def card(folder: Path, info: ModelInfo, manifest: Manifest) -> str:
 
 
 def usage(info: ModelInfo, manifest: Manifest) -> str:
-    outputs = f"`logits`: float32 (rows, {len(info.labels)}); `layer`, where each row exited: int64 (rows,)"
+    shape = f"(rows, tokens, {len(info.labels)})" if info.problem.of_tokens else f"(rows, {len(info.labels)})"
+    outputs = f"`logits`: float32 {shape}; `layer`, where each row exited: int64 (rows,)"
+    program = TAGS if info.problem.of_tokens else PAIRS if info.trained_on_pairs else TEXTS
     rows = [
         ["inputs", "`input_ids`, `attention_mask`, and `token_type_ids` if the graph has it: int64 (rows, tokens)"],
         ["optional inputs", "`threshold` (float64), `max_layer` (int64): by default those of the policy"],
@@ -135,7 +142,7 @@ def usage(info: ModelInfo, manifest: Manifest) -> str:
 {table([["", ""], *rows])}
 
 ```js
-{PAIRS if info.trained_on_pairs else TEXTS}
+{program}
 ```"""
 
 
@@ -144,6 +151,11 @@ import { pipeline } from "@huggingface/transformers";
 
 const classify = await pipeline("text-classification", "./FOLDER"); // the folder of this file
 console.log(await classify("a text"));"""
+TAGS = """\
+import { pipeline } from "@huggingface/transformers";
+
+const tag = await pipeline("token-classification", "./FOLDER"); // the folder of this file
+console.log(await tag("a text", { aggregation_strategy: "simple" }));"""
 PAIRS = """\
 import { AutoModel, AutoTokenizer } from "@huggingface/transformers";
 

@@ -219,9 +219,12 @@ def advance(
     gate: Array | None,
     layer: int,
     problem: Problem,
-    lists: Lists | None = None,
+    lists: Any = None,
 ) -> Step:
-    """Step a rule over one exit; the state is None at the first. Non-finite rows are never ready."""
+    """Step a rule over one exit; the state is None at the first. Non-finite rows are never ready.
+
+    `lists` are `Lists`, or their counterpart in a graph.
+    """
     if state is None:
         check_rule(rule, logits.shape[-1], problem, gate is not None)
     finite = finite_rows(logits)
@@ -231,18 +234,25 @@ def advance(
         read = gate[:, None]
         finite &= np.isfinite(read[:, 0])
     elif rule.reads == "layer":
-        read = np.full_like(logits[:, :1], layer)
+        read = np.full_like(choices[..., 0], layer)
     else:
         read = choices
-    if state is None and isinstance(rule, Rank):
-        state = rule.start(lists or len(logits), exit)
-    elif state is None and problem.of_tokens and isinstance(rule, Agreement):
-        state = rule.start(tokens_of(lists))
-    elif state is None:
-        state = rule.start(read.shape[:2])
+    if state is None:
+        state = first_state(rule, read.shape[:2], problem, lists, exit)
     state, ready = rule.step(state, read)
     output = logits if rule.keeps_logits else problem.chosen(rule.output(state, choices))
     return Step(state, np.where(finite[:, None], ready, -np.inf), output, finite)
+
+
+def first_state(
+    rule: Rule, shape: tuple[int, ...], problem: Problem, lists: Any = None, exit: int = 0
+) -> Any:
+    """The state of a rule before an exit of so many examples and choices."""
+    if isinstance(rule, Rank):
+        return rule.start(lists or shape[0], exit)
+    if problem.of_tokens and isinstance(rule, Agreement):
+        return rule.start(tokens_of(lists))
+    return rule.start(shape)
 
 
 def of_examples(seen: Step, problem: Problem, lists: Any) -> tuple[Array, Array]:
@@ -254,7 +264,7 @@ def of_examples(seen: Step, problem: Problem, lists: Any) -> tuple[Array, Array]
     return np.where(wrong[:, None], -np.inf, lists.least(seen.readiness)), ~wrong
 
 
-def tokens_of(lists: Lists | None) -> Lists:
+def tokens_of(lists: Any) -> Any:
     if lists is None:
         raise Incompatible(
             "tokens are tagged; pass the number of tokens of each text: lists=Lists.consecutive(sizes)."

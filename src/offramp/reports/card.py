@@ -8,7 +8,7 @@ from offramp.files import SCORES, SUFFIX, read_json, write_files
 from offramp.folder.folder import is_path
 from offramp.model_info import ModelInfo
 from offramp.policy import Certificate, Policy
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, TOKENS
 from offramp.reports.results import RETROFIT, RetrofitResults, origin_lines
 from offramp.reports.table import layer_rows, percent, short, threshold_text
 from offramp.rules.rank import Rank
@@ -28,7 +28,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
-    task = "text-ranking" if ranks(info) else "text-classification"
+    task = "text-ranking" if ranks(info) else task_of(info)
     metadata = ModelCardData(
         library_name="offramp", pipeline_tag=task, tags=["early-exit", task, info.backbone]
     )
@@ -38,13 +38,19 @@ def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
     parts += [exits_section(scores)] if len(scores) > 1 else []
     parts += [policy_section(info.policy)] if info.policy else []
     parts += [curve_section(curve)] if "points" in curve else []
-    body = "\n\n".join([*parts, RANK_USAGE if ranks(info) else USAGE])
+    usage = RANK_USAGE if ranks(info) else TAG_USAGE if info.problem.of_tokens else USAGE
+    body = "\n\n".join([*parts, usage])
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
 
 
 def ranks(info: ModelInfo) -> bool:
     """Whether the policy is for the documents of a query."""
     return info.policy is not None and isinstance(info.policy.rule, Rank)
+
+
+def task_of(info: ModelInfo) -> str:
+    """The hub's name of the task of such a model."""
+    return "token-classification" if info.problem.of_tokens else "text-classification"
 
 
 def title(folder: Path) -> str:
@@ -62,16 +68,26 @@ def summary(info: ModelInfo) -> str:
         "predicts": PREDICTS[info.problem],
         "labels": ", ".join(info.labels),
     }
-    what = (
-        "A reranker with early exits: documents that cannot be among the best exit early."
-        if ranks(info)
-        else "A text classifier with early exits: each text stops at the first exit that is sure enough."
-    )
+    what = "A text classifier with early exits: each text stops at the first exit that is sure enough."
+    if ranks(info):
+        what = "A reranker with early exits: documents that cannot be among the best exit early."
+    elif info.problem.of_tokens:
+        what = "A tagger with early exits: each text stops at the first exit that is sure enough of all its words."
     return f"{what}\n\n" + table([["", ""], *rows.items()])
 
 
-PREDICTS = {SINGLE_LABEL: "one label", MULTI_LABEL: "any number of labels", REGRESSION: "a number"}
-READS = {"first": "the first token", "mean": "the mean of all tokens", "pair": "both texts of a pair"}
+PREDICTS = {
+    SINGLE_LABEL: "one label",
+    MULTI_LABEL: "any number of labels",
+    REGRESSION: "a number",
+    TOKENS: "a tag for each token",
+}
+READS = {
+    "first": "the first token",
+    "mean": "the mean of all tokens",
+    "pair": "both texts of a pair",
+    "tokens": "every token",
+}
 
 
 def classifiers(head: Mapping[str, Any]) -> str:
@@ -139,6 +155,15 @@ from offramp import Reranker
 
 reranker = Reranker.from_pretrained("FOLDER")  # the folder of this file
 print(reranker.rank("a query", ["a document", "another"]))
+```"""
+TAG_USAGE = """\
+## Use
+
+```python
+from offramp import Tagger
+
+tagger = Tagger.from_pretrained("FOLDER")  # the folder of this file
+print(tagger.tag("a text"))
 ```"""
 
 

@@ -7,10 +7,9 @@ from typing import Any, Self
 import numpy as np
 
 from offramp.errors import BadOption, BadPolicy, Incompatible
-from offramp.lists import Lists
 from offramp.numerics import finite_rows, log_softmax
 from offramp.problems import Array
-from offramp.rules.base import FITTED, PerExample, Rule, Shape, fit_exit
+from offramp.rules.base import FITTED, PerExample, Rule, fit_exit
 from offramp.trace import Trace
 
 CLIP = 20.0
@@ -126,9 +125,9 @@ class Agreement(Rule):
                 f"agreement was fitted for {len(self.coefficients)} exits and there are {exits}; calibrate it again."
             )
 
-    def start(self, examples: Shape | Lists) -> History | TagHistory:
+    def start(self, examples: Any) -> History | TagHistory:
         """The state before the first exit of so many examples, or of texts whose tokens are tagged."""
-        if isinstance(examples, Lists):
+        if not isinstance(examples, int | tuple):
             texts = np.zeros((len(examples.sizes), 1))
             return TagHistory(examples, np.full(len(examples.numbers), -1), texts, texts, texts, exits=0)
         none = np.zeros(examples)

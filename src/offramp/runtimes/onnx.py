@@ -159,17 +159,19 @@ class CompiledPolicy:
         return mine == given
 
     def decide(self, tokens: Sequence[Tokens], policy: Policy) -> tuple[Array, Array]:
-        """(rows,) the exits that these examples take, and (rows, labels) their logits."""
+        """(rows,) the exits that these examples take, and (rows, labels) their logits, or those of their tokens."""
         never = policy.rule.reads == "nothing"
         threshold = np.full(np.shape(self.policy.threshold), np.nan) if never else policy.threshold
         return self.run(tokens, threshold, policy.last_layer(tuple(self.layers.tolist())))
 
     def run(self, tokens: Sequence[Tokens], threshold: Any, max_layer: int) -> tuple[Array, Array]:
-        outputs = self.graph(
-            embedding_inputs(tokens, self.padding)
-            | {"threshold": np.asarray(threshold, np.float64), "max_layer": np.asarray(max_layer)}
-        )
-        return np.searchsorted(self.layers, outputs["layer"]), outputs["logits"]
+        inputs = embedding_inputs(tokens, self.padding)
+        options = {"threshold": np.asarray(threshold, np.float64), "max_layer": np.asarray(max_layer)}
+        outputs = self.graph(inputs | options)
+        logits = outputs["logits"]
+        if logits.ndim > 2:
+            logits = logits[inputs["attention_mask"].astype(bool)]
+        return np.searchsorted(self.layers, outputs["layer"]), logits
 
 
 def make_batch(stages: int, hidden: Array, lengths: Array, types: Array | None) -> Batch:
