@@ -81,3 +81,19 @@ class TagScheme:
         before_seam = np.append(after_seam[1:], np.zeros(len(after_seam[:1]), bool)).reshape(shape)
         codes: Array = np.where(self.outside[tags], 0, 1 + 4 * names + 2 * begins + (ends & before_seam))
         return codes
+
+
+def begin_texts(texts: Array) -> Array:
+    """(words,) which of them begin a text; `texts` (words,) are the numbers of the texts that they are of, in order.
+
+    >>> begin_texts(np.array([0, 0, 2])).tolist()
+    [True, False, True]
+    """
+    return np.append(True, texts[1:] != texts[:-1])[: len(texts)]
+
+
+def are_among(spans: Array, others: Array) -> Array:
+    """(spans,) which rows of a table of `TagScheme.spans` are also in another one of the same words."""
+    base = 1 + max(int(rows.max(initial=0)) for rows in (spans, others))
+    first, second = (rows @ [1, base, base**2] for rows in (spans, others))
+    return np.isin(first, second)

@@ -175,6 +175,13 @@ class Trace:
         """(tokens,) which of them have a label; None if they are not tagged, or without labels."""
         return None if self.labels is None or not self.problem.of_tokens else self.labels != UNLABELLED
 
+    @property
+    def text_numbers(self) -> Array:
+        """(examples,) the number of the text that each is, or is a window of."""
+        first = np.ones(len(self), bool) if self.continues is None else ~self.continues
+        numbers: Array = np.cumsum(first) - 1
+        return numbers
+
     def by_text(self, values: Array, reduce: np.ufunc = np.maximum) -> Array:
         """(texts,) from values (examples,): the largest of the windows of a text, or another reduction of them."""
         if self.continues is None or not len(values):
@@ -207,7 +214,7 @@ class Trace:
         if self.has_lists and self.lists is not None:
             return np.logical_and.reduceat(mask, self.lists.starts)
         if self.continues is not None:  # and all of its windows
-            return np.asarray(mask[~self.continues][np.cumsum(~self.continues) - 1])
+            return np.asarray(mask[~self.continues][self.text_numbers])
         return mask
 
     def without(self, other: "Trace") -> Self:

@@ -174,7 +174,7 @@ def test_columns_that_are_no_labels_of_the_model_are_ignored(
         csv.writer(file).writerows([header, *((text, "0.57", "pos")[: len(header)] for text in texts)])
     found = retrofit(run, workplace, "--json", texts="other.csv", out=f"other-{len(header)}-{header[-1]}")
     assert found.exit_code == 0, found.stderr
-    assert "the file's labels are not the model's" in found.stderr
+    assert "the file's labels are not used" in found.stderr
     assert all(not row["scores"] for row in json.loads(found.stdout)["comparison"])
 
 

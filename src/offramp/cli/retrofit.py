@@ -1,4 +1,4 @@
-"""offramp retrofit: a faster version of a fine-tuned classifier, from unlabelled texts, with a guarantee."""
+"""offramp retrofit: a faster version of a fine-tuned classifier or tagger, from texts alone, with a guarantee."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def retrofit(
-    model: Annotated[str, Argument(help="Folder or hub name of a fine-tuned classifier.")],
+    model: Annotated[str, Argument(help="Folder or hub name of a fine-tuned classifier or tagger.")],
     texts: Annotated[
         Path,
         Option(
@@ -87,8 +87,9 @@ def retrofit(
         str | None,
         Option(
             help="What the guarantee bounds: changed (default); with labels accuracy (correct predictions lost) or "
-            "accuracy_drop (those lost minus those gained). With --rank: overlap (default, documents missed) or "
-            "ndcg (against full depth's order)."
+            "accuracy_drop (those lost minus those gained). For taggers: changed (default: any span), missed (a word "
+            "in a span is now in none) or missed_share (of such words). With --rank: overlap (default, documents "
+            "missed) or ndcg (against full depth's order)."
         ),
     ] = None,
     ladder: Annotated[
@@ -109,6 +110,7 @@ def retrofit(
         offramp predict fast new.csv
         offramp serve fast
         offramp retrofit my-guard --texts logs.csv --decide "jailbreak>=0.7" --out fast-guard
+        offramp retrofit my-ner --texts logs.csv --guarantee 0.01 --risk missed --out fast-ner
         offramp retrofit my-reranker --texts candidates.csv --rank --out fast-reranker
     """
     from offramp.measuring import Guarantee
@@ -157,7 +159,7 @@ def retrofit(
             except BadLabels as error:
                 if label is not None or target.needs_labels:
                     raise
-                log(f"no scores: the file's labels are not the model's ({error})")
+                log(f"no scores: the file's labels are not used ({error})")
                 done = start()
     after = (NEXT_RANK if rank else NEXT).format(out=out)
     if done.portable is not None:

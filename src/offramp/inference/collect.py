@@ -12,6 +12,7 @@ from offramp.errors import BadData, BadOption
 from offramp.inference.runner import Runner, make_engine
 from offramp.inference.texts import BatchTokenizer, check_kind
 from offramp.inference.windows import WindowedText, WindowTokenizer
+from offramp.lists import Lists
 from offramp.problems import UNLABELLED, Array, Problem
 from offramp.row_hashes import hash_batch, hash_rows
 from offramp.runtimes import Tokens, runtime_of, text_length
@@ -172,43 +173,41 @@ def tagged(
     windows: Sequence[Tokens],
     texts: Sequence[WindowedText],
     batch: Batch,
-    found: dict[str, Array],
+    found: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """The arrays of texts whose tokens are tagged, without tokens that no one asks for.
+    """The arrays of texts whose tokens are tagged, without tokens that no one asks for."""
+    sizes = np.array([len(window.ids) for window in windows])
+    counts, words = words_of(engine, windows, texts)
+    arrays = {**found, "counts": counts, "words": words}
+    kept = counts | words
+    if "labels" in found:
+        tags = zip(texts, batch["words"], found["labels"], strict=True)
+        placed = [
+            part
+            for text, words_of_text, its_tags in tags
+            for part in text.spread(token_tags(text.offsets, words_of_text, its_tags, False), UNLABELLED)
+        ]
+        arrays["labels"] = np.concatenate(placed)
+        kept |= arrays["labels"] != UNLABELLED
+    further = [np.arange(len(text.windows)) > 0 for text in texts] or [np.zeros(len(windows), bool)]
+    return {
+        **{name: values[kept] for name, values in arrays.items()},
+        "sizes": Lists.consecutive(sizes).total(kept.astype(int)),
+        "continues": np.concatenate(further),
+    }
 
-    Rows of `input_ids` are no texts: the words of their spans are what rules take for words.
+
+def words_of(engine: Engine, windows: Sequence[Tokens], texts: Sequence[WindowedText]) -> tuple[Array, Array]:
+    """(tokens,) of all windows, which of them rules read, and which begin the words that spans are made of.
+
+    Rows of `input_ids` have no texts: their words are what rules take for words.
     """
     tokens = engine.tokens_of(windows)
     assert tokens is not None
     counts = np.ones(len(tokens.numbers), bool) if tokens.counts is None else tokens.counts
-    words, continues = counts, np.zeros(len(windows), bool)
-    labels = None
-    if texts:
-        words = np.concatenate([part for text in texts for part in text.spread(is_first(text), False)])
-        continues = np.concatenate([np.arange(len(text.windows)) > 0 for text in texts])
-    if "labels" in found:
-        tags = zip(texts, batch["words"], found.pop("labels"), strict=True)
-        labels = np.concatenate(
-            [
-                part
-                for text, words_of_text, its_tags in tags
-                for part in text.spread(token_tags(text.offsets, words_of_text, its_tags, False), UNLABELLED)
-            ]
-        )
-    kept = counts | words if labels is None else counts | words | (labels != UNLABELLED)
-    found |= {"counts": counts, "words": words} | ({} if labels is None else {"labels": labels})
-    return {
-        **{name: values[kept] for name, values in found.items()},
-        "sizes": tokens.total(kept, counted=False),
-        "continues": continues,
-    }
-
-
-def is_first(text: WindowedText) -> Array:
-    """(tokens,) of the text, which of them begin a word."""
-    first = np.zeros(len(text.offsets), bool)
-    first[text.words.first] = True
-    return first
+    if not texts:
+        return counts, counts
+    return counts, np.concatenate([part for text in texts for part in text.spread(text.is_first, False)])
 
 
 def column_names(dataset: Any) -> Sequence[str]:

@@ -38,6 +38,13 @@ class WindowedText:
     offsets: Array
     """(tokens, 2) where each of these begins and ends, in characters."""
 
+    @property
+    def is_first(self) -> Array:
+        """(tokens,) which of them begin a word."""
+        first = np.zeros(len(self.offsets), bool)
+        first[self.words.first] = True
+        return first
+
     def join(self, outputs: Sequence[Array]) -> Array:
         """(tokens, ...) of the text, from (tokens, ...) of each window, special tokens included."""
         return np.concatenate([rows[own] for rows, own in zip(outputs, self.owned, strict=True)])

@@ -1,9 +1,10 @@
 """Where a policy changes predictions: how often in each group of examples, and for which examples.
 
-Of a trace of lists, the documents of the reference's top k are counted; one that is missed has changed.
+Of a trace of lists, the documents of the reference's top k are counted; one that is missed has changed. Of one of
+taggers, texts, and spans and words by their label.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,9 +14,11 @@ import numpy as np
 from offramp.guarantees.comparison import Compared
 from offramp.guarantees.differences import Difference, GroupDifferences, by_class, by_group, largest, one_text
 from offramp.lists import Lists
+from offramp.numerics import softmax
 from offramp.policy import Decision
 from offramp.problems import Array
 from offramp.rules.rank import relevance
+from offramp.tags import are_among, begin_texts
 from offramp.trace import Trace
 
 MOST = 100
@@ -41,8 +44,15 @@ def find_changes(
     texts: Sequence[Any],
     tolerance: float | None = None,
     top_k: int | None = None,
+    spell: Callable[[int, Array], str] | None = None,
 ) -> Changes:
-    """`texts` are those of the rows of the trace; a trace of lists needs a top k."""
+    """`texts` are those of the rows of the trace; a trace of lists needs a top k.
+
+    A trace of tags needs `spell`, which shows the spans of a text, from its number and the logits of its words.
+    """
+    if trace.problem.of_tokens:
+        assert spell is not None
+        return changed_spans(trace, decision, texts, spell)
     if trace.sizes is None:
         return changed_predictions(trace, decision, texts, tolerance)
     return missed_documents(trace, decision, texts, top_k or 1)
@@ -73,6 +83,50 @@ def changed_predictions(
     return changes(groups, examples, trace, decision)
 
 
+def changed_spans(
+    trace: Trace, decision: Decision, texts: Sequence[str], spell: Callable[[int, Array], str]
+) -> Changes:
+    """Texts whose spans have changed; spans of the reference that are not among those now, by label; and words in
+    spans of the reference that are in none now, by label."""
+    words, scheme = trace.words_of_examples, trace.scheme
+    assert words is not None
+    logits = [
+        each if trace.words is None else each[trace.words]
+        for each in (trace.reference_logits, decision.logits)
+    ]
+    text_of_word = trace.text_numbers[words.numbers]
+    begins = begin_texts(text_of_word)
+    tags = [each.argmax(-1) for each in logits]
+    old, new = (scheme.spans(each, begins) for each in tags)
+    kept = are_among(old, new)
+    marked, missed = ~scheme.outside[tags[0]], scheme.outside[tags[1]]
+    names = [
+        *dict.fromkeys(label for label, out in zip(scheme.labels, scheme.outside, strict=True) if not out)
+    ]
+    label_of_tag = np.array([names.index(label) if label in names else -1 for label in scheme.labels])
+    labels = np.arange(len(names))
+    different = trace.by_text(~trace.agrees(decision.logits))
+    exits, lengths = trace.by_text(decision.exits), trace.by_text(trace.lengths, np.add)
+    sureness = np.ones(len(different))
+    np.minimum.at(sureness, text_of_word, softmax(logits[0]).max(-1))
+    groups = {
+        "exit": by_layer(different, trace, exits),
+        "label": by_group(~kept[:, None], label_of_tag[tags[0][old[:, 0]]][:, None] == labels, names),
+        "label of words": by_group(
+            missed[marked, None], label_of_tag[tags[0][marked]][:, None] == labels, names
+        ),
+        "length": by_length(different, lengths),
+        "sureness of the original": by_level(different, 100 * sureness, [100 * s for s in SURENESS], "%"),
+    }
+    examples, ends = [], np.cumsum(np.bincount(text_of_word, minlength=len(different)))
+    for row in np.flatnonzero(different)[:MOST].tolist():
+        own = slice(ends[row - 1] if row else 0, ends[row])
+        before, after = spell(row, logits[0][own]), spell(row, logits[1][own])
+        examples.append(Difference(row, before, after, None, texts[row]))
+    layers = tuple(trace.layers[exits[example.row]] for example in examples)
+    return Changes(without_empty(groups), tuple(examples), layers)
+
+
 def missed_documents(trace: Trace, decision: Decision, texts: Sequence[Any], top_k: int) -> Changes:
     lists = Lists.consecutive(trace.sizes)
     old, new = (
@@ -101,9 +155,13 @@ def changes(
     trace: Trace,
     decision: Decision,
 ) -> Changes:
-    kept = {what: tuple(group for group in parts if group.rows) for what, parts in groups.items()}
     layers = tuple(trace.layers[decision.exits[example.row]] for example in examples)
-    return Changes({what: parts for what, parts in kept.items() if parts}, examples, layers)
+    return Changes(without_empty(groups), examples, layers)
+
+
+def without_empty(groups: dict[str, tuple[GroupDifferences, ...]]) -> dict[str, tuple[GroupDifferences, ...]]:
+    kept = {what: tuple(group for group in parts if group.rows) for what, parts in groups.items()}
+    return {what: parts for what, parts in kept.items() if parts}
 
 
 def by_layer(different: Array, trace: Trace, exits: Array) -> tuple[GroupDifferences, ...]:

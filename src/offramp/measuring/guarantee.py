@@ -108,6 +108,8 @@ def target_for(problem: Problem, target: Guarantee) -> Guarantee:
             raise BadOption(f"risk={unknown[0]!r} is not for taggers; choose one of {', '.join(OF_TAGS)}")
         if target.by:
             raise BadOption("bounds by group are for single texts; give one bound for a tagger")
+        if target.tolerance is not None:
+            raise BadOption("a tolerance is for numbers, and the model tags tokens; leave it out")
         return target.with_risks(OF_TAGS)
     for risk, loss in target.losses.items():
         if loss.unit == "text":

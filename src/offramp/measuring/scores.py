@@ -16,6 +16,7 @@ from offramp.lists import Lists
 from offramp.measuring.exit_table import ExitTable, RuleOutput
 from offramp.policy import Policy
 from offramp.problems import SINGLE_LABEL, Array
+from offramp.tags import are_among, begin_texts
 from offramp.trace import Trace
 
 Interval: TypeAlias = tuple[float, float]
@@ -98,11 +99,19 @@ def count_texts(trace: Trace) -> int:
 
 def shares_that_agree(trace: Trace, table: ExitTable, predictions: Array) -> Array:
     """(thresholds,) the share of examples whose prediction is the reference's; of texts, in all of their windows."""
+    if not trace.problem.of_tokens:
+        return matches(trace, trace.reference_predictions(), table, predictions) / len(trace)
+    same = agreement_of_exits(trace, predictions)
+    shares = [trace.by_text(taken, np.logical_and).mean() for taken in predictions_taken(table, same)]
+    return np.array(shares)
+
+
+def agreement_of_exits(trace: Trace, predictions: Array) -> Array:
+    """(exits, examples) whether each exit's prediction is the reference's, in all words of a text."""
     reference, words = trace.reference_predictions(), trace.words_of_examples
     if words is None:
-        return matches(trace, reference, table, predictions) / len(trace)
-    same = np.stack([words.total(each != reference) == 0 for each in predictions])  # (exits, examples)
-    return np.array([trace.by_text(taken, np.logical_and).mean() for taken in predictions_taken(table, same)])
+        return trace.problem.agree(predictions, reference)
+    return np.stack([words.total(each != reference) == 0 for each in predictions])
 
 
 def tags_taken(trace: Trace, table: ExitTable, output: RuleOutput) -> Iterator[Array]:
@@ -118,13 +127,10 @@ def tags_taken(trace: Trace, table: ExitTable, output: RuleOutput) -> Iterator[A
 def span_counts(trace: Trace, tags: Array) -> Array:
     """(texts, 3) the spans of the labels, those of the tags (labelled tokens,), and those that are in both."""
     assert trace.labels is not None
-    texts = Lists.consecutive(trace.sizes).numbers[trace.tagged]
-    if trace.continues is not None:
-        texts = (np.cumsum(~trace.continues) - 1)[texts]
-    begins = np.append(True, texts[1:] != texts[:-1])[: len(texts)]
+    texts = trace.text_numbers[Lists.consecutive(trace.sizes).numbers[trace.tagged]]
+    begins = begin_texts(texts)
     expected, found = (trace.scheme.spans(each, begins) for each in (trace.labels[trace.tagged], tags))
-    keys = [rows @ [1, len(tags) + 1, (len(tags) + 1) ** 2] for rows in (expected, found)]
-    both = expected[np.isin(keys[0], keys[1])]
+    both = expected[are_among(expected, found)]
     number = count_texts(trace)
     return np.column_stack(
         [np.bincount(texts[rows[:, 0]], minlength=number) for rows in (expected, found, both)]

@@ -15,8 +15,19 @@ from offramp.reports.table import Block, format_table, percent, short, shortened
 from offramp.wording import count
 
 RETROFIT, FULL_DEPTH = "retrofit.json", "full depth"
-LOSSES = {"changed": "changed %", "overlap": "missed %", "ndcg": "nDCG lost %"}
+LOSSES = {
+    "changed": "changed %",
+    "missed": "with a missed word %",
+    "missed_share": "missed words %",
+    "overlap": "missed %",
+    "ndcg": "nDCG lost %",
+}
 """Headings of mean losses."""
+OF_LABELS = {
+    "label": ("spans", "changed", "spans"),
+    "label of words": ("words in spans", "missed", "words"),
+}
+"""What is counted by the labels of a tagger, and what may have become of it."""
 PARTS = {"learn": "learn from", "fit": "fit a rule on", "calibration": "calibrate on", "test": "test on"}
 PACKAGES = ("python", "torch", "transformers", "onnxruntime")
 LONGEST_TEXT = 300
@@ -204,7 +215,14 @@ def loss_text(results: RetrofitResults) -> str:
     if "changed" not in losses:
         missed, top_k = losses["overlap"], results.certificate.top_k
         return f"on {count(examples, 'test query')}, {percent(missed)}% of the top {top_k} was missed"
-    text = f"predictions changed: {share_text(round(losses['changed'] * examples), examples, 'test text')}"
+    changed = share_text(round(losses["changed"] * examples), examples, "test text")
+    if "missed" in losses:  # of a tagger
+        with_missed = share_text(round(losses["missed"] * examples), examples, "test text")
+        return (
+            f"spans changed: {changed}; a marked word is missed: {with_missed}, and on average over texts "
+            f"{percent(losses['missed_share'])}% of the marked words"
+        )
+    text = f"predictions changed: {changed}"
     if results.unseen is None or results.unseen.texts == examples:
         return text
     new = share_text(results.unseen.changed, results.unseen.texts, "distinct test text")
@@ -254,18 +272,17 @@ def origin_lines(results: RetrofitResults) -> list[str]:
 def change_blocks(results: RetrofitResults) -> list[Block]:
     """How often predictions changed in each group."""
     ranked = results.unit == "query"
-    counted, event = "texts", "changed"
+    counted, event, name = "texts", "changed", "predictions"
     if ranked:
-        counted, event = f"documents of the top {results.certificate.top_k}", "missed"
+        counted, event, name = f"documents of the top {results.certificate.top_k}", "missed", "documents"
     note = "A bound for all says nothing about a group: there, more may have changed."
-    blocks = [
-        Block(
-            f"{event.capitalize()} {'documents' if ranked else 'predictions'}, by {what}",
-            [note],
-            [[what, counted, event, "%", "95% interval"], *map(group_row, groups)],
-        )
-        for what, groups in results.changes.items()
-    ]
+    of_texts = counted, event, name
+    blocks = []
+    for what, groups in results.changes.items():
+        counted, event, name = OF_LABELS.get(what, of_texts)
+        rows = [[what, counted, event, "%", "95% interval"], *map(group_row, groups)]
+        title = f"{event.capitalize()} {name}, by {what.removesuffix(' of words')}"
+        blocks.append(Block(title, [note], rows))
     return [*blocks[:1], *(replace(block, lines=()) for block in blocks[1:])]
 
 
@@ -286,7 +303,9 @@ def example_blocks(results: RetrofitResults, changes: Changes) -> list[Block]:
     if not examples:
         return []
     shown = "" if len(examples) == total else f", {len(examples)} of {total}"
+    of_tags = "label of words" in results.changes
     what = "Documents that are missed" if results.unit == "query" else "Texts whose prediction changed"
+    what = "Texts whose spans changed" if of_tags else what
     rows = [
         [str(layer), example.old, example.new, shortened(example.text or "", LONGEST_TEXT)]
         for example, layer in zip(examples, changes.layers, strict=True)

@@ -10,6 +10,7 @@ from offramp.measuring import Curve, Point, Sweep, sweep
 from offramp.measuring.curve import parse_rule
 from offramp.measuring.exit_table import apply_rule
 from offramp.measuring.mean_curve import MeanCurve
+from offramp.measuring.scores import agreement_of_exits
 from offramp.measuring.sweep import measure_point
 from offramp.policy import Policy
 from offramp.policy.text import rule_in_text
@@ -117,12 +118,16 @@ def is_graded(rule: str) -> bool:
 
 
 def measure_readiness(trace: Trace, policy: Policy, seed: int) -> Readiness | None:
-    """Without labels, a prediction is right if full depth gives the same; None where there is nothing to count."""
+    """A prediction is right if the label is the same; without labels, and of tags, if the reference's is. None where
+    there is nothing to count."""
     if not trace.problem.has_classes or len(trace.layers) == 1:
         return None
     output = apply_rule(trace, policy, seed)
-    truth = trace.reference_predictions() if trace.labels is None else trace.labels
-    right = trace.problem.agree(output.predictions[:-1], truth).T
+    inner = output.predictions[:-1]
+    if trace.labels is None or trace.problem.of_tokens:
+        right = agreement_of_exits(trace, inner).T
+    else:
+        right = trace.problem.agree(inner, trace.labels).T
     values = policy.rule.sign * output.readiness[:, :-1]
     finite = np.isfinite(values)
     if not finite.any():

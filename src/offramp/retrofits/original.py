@@ -19,13 +19,14 @@ from offramp.model_info import CONFIG
 from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel, classifier_kind, count_positions, load_encoder
 from offramp.problems import TOKENS, Array, Problem, problem_of
+from offramp.runtimes import Tokens, attention_mask, pad, token_types
 
 BATCH = 32
 
 
 @dataclass(frozen=True)
 class Original:
-    """A fine-tuned classifier of transformers, in fp32 on the CPU, and its tokenizer."""
+    """A fine-tuned classifier or tagger of transformers, in fp32 on the CPU, and its tokenizer."""
 
     name: str
     """As people call it: the name of its folder, or its name on the hub."""
@@ -50,6 +51,30 @@ class Original:
                 found[rows] = self.model(**self.inputs([texts[row] for row in rows])).logits.float().numpy()
                 bar.update(len(rows))
         return found
+
+    @torch.no_grad()
+    def tag_logits(self, windows: Sequence[Tokens], progress: bool = False) -> list[Array]:
+        """(tokens, tags) of each window of texts, in batches of similar length."""
+        found: dict[int, Array] = {}
+        order = sorted(range(len(windows)), key=lambda index: -len(windows[index].ids))
+        with tqdm(total=len(windows), desc="original model", unit=" texts", disable=not progress) as bar:
+            for start in range(0, len(order), BATCH):
+                rows = order[start : start + BATCH]
+                logits = self.model(**self.padded([windows[row] for row in rows])).logits.float().numpy()
+                found |= {row: own[: len(windows[row].ids)] for row, own in zip(rows, logits, strict=True)}
+                bar.update(len(rows))
+        return [found[row] for row in range(len(windows))]
+
+    def padded(self, windows: Sequence[Tokens]) -> dict[str, torch.Tensor]:
+        """A batch of windows, padded on the right."""
+        lengths = np.array([len(window.ids) for window in windows])
+        arrays = {
+            "input_ids": pad([window.ids for window in windows], self.model.config.pad_token_id or 0),
+            "attention_mask": attention_mask(lengths),
+        }
+        if windows[0].types is not None:
+            arrays["token_type_ids"] = token_types(windows)
+        return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
     def inputs(self, texts: Sequence[Text]) -> dict[str, torch.Tensor]:
         """A padded batch."""

@@ -90,20 +90,22 @@ def retrofit(
     log: Log = lambda line: None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> Retrofit:
-    """Makes a fine-tuned classifier faster, and proves how many of its predictions change.
+    """Makes a fine-tuned classifier or tagger faster, and proves how many of its predictions change.
 
     Called again with the same arguments, it resumes where it was interrupted. With another guarantee, rule, precision
     or ladder it reuses the exits and their outputs; if it was finished, the new policy replaces the old one.
 
     Args:
-        model: the folder or hub name of a `...ForSequenceClassification` of a supported family.
+        model: the folder or hub name of a `...ForSequenceClassification` or `...ForTokenClassification` of a
+            supported family.
         texts: like those that the model will see, or pairs of texts; no labels are needed. For a guarantee about
             rankings, pairs of a query and a document, with about as many documents per query as in production.
         out: the folder to create; the faster model is in `out/model`, the report in `out/report`, and in
             `out/portable` the model for other libraries, if it runs in ONNX Runtime.
         guarantee: the largest share of predictions that may differ from the original's, with 95% confidence; or
             `Guarantee(0.005, risk="accuracy_drop")` where there are labels;
-            `Guarantee(0.05, risk="overlap", top_k=10)` for a cross-encoder that ranks documents.
+            `Guarantee(0.05, risk="overlap", top_k=10)` for a cross-encoder that ranks documents;
+            `Guarantee(0.01, risk="missed")` for a tagger, about words that are no longer in any span.
         labels: those of the texts, by name, or as numbers in the order of the model's outputs; to report scores, and
             for guarantees about accuracy. Nothing is trained on them.
         label_names: names for the outputs of a model that has none.
@@ -129,14 +131,17 @@ def retrofit(
     check_seed(seed)
     by_query = target.unit == "query"
     rungs = looser_targets(target, ladder)
-    texts = [*check_texts(texts, pairs=True if by_query else None)]
+    original = load_original(model)
+    tags = original.problem.of_tokens
+    texts = [*check_texts(texts, pairs=False if tags else True if by_query else None, keep_length=tags)]
     if not texts:
         raise BadData("there are no texts.")
+    if tags and labels is not None:
+        raise BadLabels("a tagger takes no labels; `offramp trace` and `curve` score it on words with tags")
     if by_query and (groups is not None or labels is not None):
         raise BadOption("a guarantee about rankings takes no groups and no labels; leave them out")
     if groups is not None and len(groups) != len(texts):
         raise BadData(f"{count(len(groups), 'group')} for {count(len(texts), 'text')}; give one for each.")
-    original = load_original(model)
     decisions = decisions_of(original, decide, label_names)
     if by_query and decide:
         raise BadOption("a guarantee about rankings takes no operating point; leave out decide=...")

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ from offramp.folder import load_model, megabytes
 from offramp.folder.folder import REFERENCE
 from offramp.folder.manifest import GRAPH
 from offramp.inference import Classifier
-from offramp.inference.collect import collect
+from offramp.inference.collect import collect, words_of
 from offramp.inference.reranker import Reranker
 from offramp.inference.runner import NEVER, Runner
+from offramp.inference.spans import Words, find_spans
+from offramp.inference.tagger import Tagger
+from offramp.inference.texts import BatchTokenizer
+from offramp.inference.windows import WindowTokenizer
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import calibrate
 from offramp.measuring.changes import Changes, find_changes
@@ -197,22 +202,31 @@ class Steps:
             found = replace(
                 found,
                 decide=self.decide,
-                reference=self.reference(part),
+                reference=self.reference(part, runner),
                 reference_name=self.original.name,
-                texts=rows.groups,
-                trained_on=np.isin(rows.groups, self.split.before(part)),
+                texts=rows.groups[found.text_numbers],
+                trained_on=np.isin(rows.groups, self.split.before(part))[found.text_numbers],
             )
             if rows.by_query:
                 found = found.grouped([text[0] for text in rows.texts])
             found.save(file)
         return Trace.load(file).decided()
 
-    def reference(self, part: str) -> Array:
-        """The original's logits."""
+    def reference(self, part: str, runner: Runner) -> Array:
+        """The original's logits, in the rows of a trace."""
         file = self.work / f"{part}.npy"
         if not file.exists():
             self.log(f"running the original model on the {part} texts")
-            logits = self.original.logits(getattr(self.split, part).texts, self.progress)
+            texts = getattr(self.split, part).texts
+            if self.tags:
+                read = self.reader(texts)
+                windows = [window for text in read for window in text.windows]
+                every = np.concatenate(self.original.tag_logits(windows, self.progress))
+                logits = every[
+                    np.logical_or(*words_of(runner.engine, windows, read))
+                ]  # as `collect` keeps them
+            else:
+                logits = self.original.logits(texts, self.progress)
             with atomic_file(file) as draft:
                 np.save(draft, logits)
         found: Array = np.load(file)
@@ -297,12 +311,27 @@ class Steps:
     def predictor(self, folder: Path, policy: Policy) -> Predict:
         if self.unit == "query":
             return Reranker.from_pretrained(folder, policy).rank_many
+        if self.tags:
+            return Tagger.from_pretrained(folder, policy).tag
         return Classifier.from_pretrained(folder, policy).predict
 
-    def predict_by_original(self, examples: Sequence[Any]) -> Array:
+    def predict_by_original(self, examples: Sequence[Any]) -> Any:
+        if self.tags:
+            return self.original.tag_logits(
+                [window for text in self.reader(examples) for window in text.windows]
+            )
         if self.unit == "query":
             examples = [(query, document) for query, documents in examples for document in documents]
         return self.original.logits(examples)
+
+    @property
+    def tags(self) -> bool:
+        return self.original.problem.of_tokens
+
+    @cached_property
+    def reader(self) -> WindowTokenizer:
+        """Of a tagger."""
+        return WindowTokenizer(BatchTokenizer(self.original.tokenizer, self.original.max_length))
 
     @property
     def unit(self) -> str:
@@ -349,7 +378,9 @@ class Steps:
         ]
         decision = policy.decide_trace(trace, target.top_k)
         assert policy.certificate is not None
-        changes = find_changes(trace, decision, self.split.test.rows, target.tolerance, target.top_k)
+        changes = find_changes(
+            trace, decision, self.split.test.rows, target.tolerance, target.top_k, self.spell(trace)
+        )
         results = RetrofitResults(
             date=str(date.today()),
             original=self.original.name,
@@ -366,7 +397,7 @@ class Steps:
             certificate=policy.certificate,
             fixed_layer=chosen.fixed_layer,
             layers=tuple(trace.layers),
-            exits=exit_shares(decision.exits, trace),
+            exits=exit_shares(trace.by_text(decision.exits), trace),
             comparison=tuple(rows),
             unseen=None
             if self.unit == "query"
@@ -377,6 +408,19 @@ class Steps:
             machine=describe_machine(),
         )
         return results, changes
+
+    def spell(self, trace: Trace) -> Callable[[int, Array], str]:
+        """A function of a test text's number and the logits of its words: its spans, in words."""
+
+        def spans(row: int, logits: Array) -> str:
+            text = self.split.test.texts[row]
+            assert isinstance(text, str)
+            [read] = self.reader([text])
+            words = Words(np.arange(len(read.words)), read.words.starts, read.words.ends)
+            found = find_spans(text, words, logits, trace.scheme)
+            return "; ".join(f"{span.label} {span.text}" for span in found) or "none"
+
+        return spans
 
     def megabytes(self, variant: Variant, runtime: str, tuned: bool) -> Megabytes:
         reference = self.reference_model(variant, runtime, tuned)
@@ -471,10 +515,11 @@ def choose_fastest(
 
 
 def exit_shares(exits: Array, trace: Trace) -> tuple[float, ...]:
-    """The share of texts that take each exit."""
+    """The share of texts that take each exit, the deepest of their windows'."""
     return tuple((np.bincount(exits, minlength=len(trace.layers)) / len(exits)).tolist())
 
 
 def measure_unseen(trace: Trace, policy: Policy, tolerance: float | None) -> Unseen:
     decision = policy.decide_trace(trace)
-    return Unseen(len(trace), int((~trace.agrees(decision.logits, tolerance)).sum()))
+    changed = trace.by_text(~trace.agrees(decision.logits, tolerance))
+    return Unseen(len(changed), int(changed.sum()))

@@ -34,7 +34,7 @@ from offramp.models.exit_model import ExitModel
 from offramp.models.heads import HeadConfig
 from offramp.problems import UNLABELLED, Array
 from offramp.row_hashes import save_hashes
-from offramp.tags import TagScheme
+from offramp.tags import TagScheme, begin_texts
 from offramp.training.data import (
     TagCollator,
     add_teacher,
@@ -349,7 +349,7 @@ def tagged_spans(task: Task, tags: Array, labels: Array, texts: Array | None) ->
     if texts is None:
         texts = np.broadcast_to(np.arange(len(labels))[:, None], labels.shape)
     texts, tags, labels = texts[known], tags[known], labels[known]
-    begins = np.append(True, texts[1:] != texts[:-1])[: len(texts)]
+    begins = begin_texts(texts)
     scheme = TagScheme(task.labels or ())
     return [scheme.spans(found, begins) for found in tags.T], scheme.spans(labels, begins)
 

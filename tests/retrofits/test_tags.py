@@ -1,0 +1,257 @@
+"""A retrofit of tiny random taggers: what it promises about texts, also about those that are read in windows."""
+
+import json
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification, TokenClassificationPipeline
+
+import offramp.training.run
+from offramp import ExitModel, Guarantee, Tagger, Trace, retrofit
+from offramp.engine import Engine
+from offramp.errors import BadData, BadLabels, BadOption
+from offramp.inference.texts import BatchTokenizer
+from offramp.inference.windows import WindowTokenizer
+from offramp.measuring import comparison
+from offramp.retrofits import steps
+from offramp.retrofits.original import load_original
+from offramp.retrofits.text_split import split_texts
+from offramp.runtimes import runtime_of
+
+TAGS = ["O", "B-A", "I-A", "B-B", "I-B"]
+WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film"]
+ROOM = 38
+"""Words that fit into a window: the model has 40 positions."""
+
+
+def make_texts(count: int = 600) -> list[str]:
+    """Every twentieth is longer than a window."""
+    draw = random.Random(0)
+    return [
+        " ".join(draw.choices(WORDS, k=draw.randint(*((45, 90) if row % 20 == 0 else (1, 6)))))
+        for row in range(count)
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_timing() -> Iterator[None]:
+    """Timing is not tested here, so it need not be exact."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "REPEATS", 1)
+        patch.setattr(comparison, "SINGLES", 3)
+        yield
+
+
+@pytest.fixture(scope="module")
+def original(
+    tiny_tagger: Callable[..., Any], tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A random tagger whose layers change little, so that early exits can tell what it says, and mostly O."""
+    names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: row for row, tag in enumerate(TAGS)}}
+    model = tiny_tagger("bert", **names)
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            layer.attention.output.dense.weight.mul_(0.02)
+            layer.output.dense.weight.mul_(0.02)
+        model.classifier.weight.mul_(8)
+        model.classifier.bias[0] += 2
+    folder: Path = tmp_path_factory.mktemp("taggers") / "my-ner"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("retrofit") / "fast-ner"
+    return retrofit(original, make_texts(), out, 0.15, runtime="torch", data="logs.csv")
+
+
+def spans_of_original(folder: Path, texts: list[str]) -> list[list[tuple[int, int, str]]]:
+    """By transformers' pipeline, where a text fits into the model's positions; else from the windows of a tagger."""
+    pipeline = TokenClassificationPipeline(
+        model=AutoModelForTokenClassification.from_pretrained(folder),
+        tokenizer=load_original(folder).tokenizer,
+        aggregation_strategy="first",
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [
+            [(each["start"], each["end"], each["entity_group"]) for each in pipeline(text)] for text in texts
+        ]
+
+
+def test_changed_texts_are_counted_against_transformers_own_spans(original: Path, done: Any) -> None:
+    test = split_texts(make_texts()).test.texts
+    fits = [text for text in test if isinstance(text, str) and len(text.split()) <= ROOM]
+    tagger = Tagger.from_pretrained(done.folder)
+    found = [[(s.start, s.end, s.label) for s in spans] for spans in tagger.tag(test)]
+    expected = dict(zip(fits, spans_of_original(original, fits), strict=True))
+    full = tagger.tag(test, policy="never")
+    for text, spans in zip(test, full, strict=True):
+        expected.setdefault(text, [(s.start, s.end, s.label) for s in spans])
+    changed = [spans != expected[text] for text, spans in zip(test, found, strict=True)]
+    assert done.results.retrofitted.losses["changed"] == pytest.approx(np.mean(changed))
+    assert 0 < np.mean(changed) <= 0.15
+    assert done.results.retrofitted.mean_layer < 4
+    assert any(spans != [] for spans in expected.values())
+    assert done.results.comparison[1].losses == {"changed": 0, "missed": 0, "missed_share": 0}
+
+
+def test_the_certificate_speaks_of_texts_and_not_of_their_windows(original: Path, done: Any) -> None:
+    certificate = Tagger.from_pretrained(done.folder).runner.policy.certificate
+    assert certificate is not None
+    assert certificate.summary == (
+        "With 95% confidence, at most 15% of texts get spans that differ from my-ner's (on data like logs.csv)."
+    )
+    split = split_texts(make_texts())
+    assert certificate.examples == len(split.calibration) == done.results.examples["calibration"]
+    trace = Trace.load(done.folder.parent / "work" / "calibration-fp32.trace")
+    assert len(trace) > len(split.calibration)  # some texts have several windows
+    card = (done.folder / "README.md").read_text()
+    assert certificate.summary in card
+    assert "pipeline_tag: token-classification" in card
+    assert "tagger.tag(" in card
+
+
+def test_the_certificate_holds_on_the_texts_that_it_counts(done: Any) -> None:
+    policy = Tagger.from_pretrained(done.folder).runner.policy
+    trace = Trace.load(done.folder.parent / "work" / "calibration-fp32.trace")
+    changed = trace.by_text(~trace.agrees(policy.decide_trace(trace).logits))
+    assert changed.mean() == policy.certificate.observed_risk  # type: ignore[union-attr]
+
+
+def test_full_depth_is_bit_equal_to_the_original(original: Path, done: Any) -> None:
+    plain = AutoModelForTokenClassification.from_pretrained(original)
+    model = ExitModel.from_pretrained(done.folder)
+    ids = torch.tensor([[2, 5, 9, 3], [2, 30, 12, 3]])
+    with torch.no_grad():
+        assert torch.equal(plain(ids).logits, model(ids).logits)
+    assert done.results.full_depth_bit_equal is True
+
+
+def test_changes_are_reported_by_label_and_with_both_lists_of_spans(original: Path, done: Any) -> None:
+    groups = done.results.changes
+    assert {group.name for group in groups["label"]} <= {"A", "B"}
+    test = split_texts(make_texts()).test.texts
+    tagger = Tagger.from_pretrained(done.folder)
+    old, new = tagger.tag(test, policy="never"), tagger.tag(test)
+    for group in groups["label"]:
+        pairs = [
+            (
+                {(s.start, s.end) for s in before if s.label == group.name},
+                {(s.start, s.end) for s in after if s.label == group.name},
+            )
+            for before, after in zip(old, new, strict=True)
+        ]
+        assert group.rows == sum(len(before) for before, _ in pairs)
+        assert group.different == sum(len(before - after) for before, after in pairs)
+    words = [
+        word
+        for before, after in zip(old, new, strict=True)
+        for span in before
+        for word in range(span.start, span.end)
+        if word == span.start and not any(s.start <= word < s.end for s in after)
+    ]
+    assert sum(group.different for group in groups["label of words"]) >= len(words)
+    report = (done.folder.parent / "report" / "report.txt").read_text()
+    assert "Changed spans, by label" in report
+    assert "Missed words, by label" in report
+    shown = json.loads((done.folder.parent / "report" / "report.json").read_text())["opening"]
+    rows = next(block["rows"] for block in shown if block["heading"].startswith("Texts whose spans changed"))
+    changed = {
+        text: (before, after)
+        for text, before, after in zip(test, old, new, strict=True)
+        if [(s.start, s.label) for s in before] != [(s.start, s.label) for s in after]
+    }
+    for _, before, after, text in rows[1:]:
+        if text in changed:
+            spell = ["; ".join(f"{s.label} {s.text}" for s in spans) or "none" for spans in changed[text]]
+            assert [before, after] == spell
+    assert len(rows) > 1
+
+
+def test_a_guarantee_about_missed_words_is_one_sided(original: Path, tmp_path: Path) -> None:
+    done = retrofit(
+        original,
+        make_texts(),
+        tmp_path / "out",
+        Guarantee(0.1, risk="missed"),
+        runtime="torch",
+        rule="agreement",
+    )
+    certificate = done.results.certificate
+    assert certificate.risk == "missed_words"
+    assert certificate.summary == (
+        "With 95% confidence, at most 10% of texts have a word that my-ner marks and that is no longer marked "
+        "(on data like the texts)."
+    )
+    losses = done.results.retrofitted.losses
+    assert losses["missed"] <= losses["changed"]
+    assert losses["missed_share"] <= losses["missed"]
+
+
+def test_an_interrupted_retrofit_resumes_with_the_same_result(
+    original: Path, done: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    arguments: Any = (original, make_texts(), tmp_path / "out", 0.15)
+    with monkeypatch.context() as broken:
+        broken.setattr(steps, "calibrate", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            retrofit(*arguments, runtime="torch", data="logs.csv")
+    monkeypatch.setattr(offramp.training.run.Training, "train_heads", interrupt)  # they are trained already
+    resumed = retrofit(*arguments, runtime="torch", data="logs.csv")
+    for name in ("policy", "exits", "certificate"):
+        assert getattr(resumed.results, name) == getattr(done.results, name)
+
+
+def test_the_original_reads_windows_as_the_engine_does(original: Path) -> None:
+    model = load_original(original)
+    exits = ExitModel.from_encoder(model.model)
+    read = WindowTokenizer(BatchTokenizer(model.tokenizer, model.max_length))(["film " * 100, "", "a b"])
+    windows = [window for text in read for window in text.windows]
+    logits, _ = Engine(runtime_of(exits)).trace(windows)
+    np.testing.assert_allclose(np.concatenate(model.tag_logits(windows)), logits[:, -1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guarantee": Guarantee(0.1, risk="overlap")}, "is not for taggers; choose one of changed, missed"),
+        ({"guarantee": Guarantee(0.1, risk="accuracy")}, "is not for taggers"),
+        ({"guarantee": Guarantee({"A": 0.1, "B": 0.1})}, "one bound for a tagger"),
+        ({"labels": [[0]] * 600}, "a tagger takes no labels"),
+        ({"decide": "B-A>=0.7"}, "is for texts, and this model tags tokens"),
+        ({"guarantee": Guarantee(0.1, tolerance=0.1)}, "a tolerance is for numbers"),
+    ],
+)
+def test_what_is_not_for_taggers_is_refused_in_one_line(
+    original: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((BadOption, BadLabels), match=message) as refusal:
+        retrofit(original, make_texts(), tmp_path / "out", **{"guarantee": 0.1, **options})
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_pairs_of_texts_are_refused(original: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="item 0 is a pair of texts"):
+        retrofit(original, [("a", "b")] * 600, tmp_path / "out")
+
+
+def test_risks_of_taggers_are_refused_for_classifiers(
+    tiny_classifier: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    tiny_classifier("bert").save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(BadOption, match="is for taggers; choose one of changed"):
+        retrofit(tmp_path / "model", make_texts(), tmp_path / "out", Guarantee(0.1, risk="missed_share"))
