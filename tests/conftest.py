@@ -32,6 +32,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from offramp import Runner, Tagger
 from offramp.guarantees import Certificate
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
@@ -141,6 +142,24 @@ def tiny_classifier() -> Callable[..., PreTrainedModel]:
 def tiny_tagger() -> Callable[..., PreTrainedModel]:
     """tiny_tagger("bert", ...) -> a random `...ForTokenClassification`."""
     return lambda model_type, **options: make(AutoModelForTokenClassification, model_type, **options)
+
+
+@pytest.fixture(scope="session")
+def plain_tagger(tiny_tagger: Callable[..., Any]) -> Any:
+    """A random model that tags tokens as O, A or B."""
+    tags = ["O", "B-A", "I-A", "B-B", "I-B"]
+    numbers = {tag: number for number, tag in enumerate(tags)}
+    return tiny_tagger("bert", id2label=dict(enumerate(tags)), label2id=numbers)
+
+
+@pytest.fixture(scope="session")
+def tagger(plain_tagger: Any, tokenizer: PreTrainedTokenizerFast) -> Tagger:
+    """The same with exits that disagree."""
+    model = ExitModel.from_encoder(plain_tagger)
+    torch.manual_seed(7)
+    for head in model.heads.classifiers[:-1]:
+        torch.nn.init.normal_(head.weight, std=0.5)
+    return Tagger(Runner(model.eval(), tokenizer, "patience:1"))
 
 
 @pytest.fixture(scope="session")

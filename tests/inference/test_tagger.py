@@ -5,18 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, TokenClassificationPipeline
+from transformers import TokenClassificationPipeline
 
 from offramp import Classifier, ExitModel, Runner, Spans, Tagger
 from offramp.errors import BadData, Incompatible
 from offramp.inference.spans import find_spans
 from offramp.inference.windows import WindowTokenizer
-from offramp.tags import TagScheme
 
-TAGS = ["O", "B-A", "I-A", "B-B", "I-B"]
 TEXTS = [
     "a good film",
     "b",
@@ -29,26 +26,14 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def plain(tiny_tagger: Callable[..., Any]) -> Any:
-    return tiny_tagger(
-        "bert", id2label=dict(enumerate(TAGS)), label2id={tag: row for row, tag in enumerate(TAGS)}
-    )
-
-
-@pytest.fixture(scope="module")
-def tagger(plain: Any, tokenizer: PreTrainedTokenizerFast) -> Tagger:
-    model = ExitModel.from_encoder(plain)
-    torch.manual_seed(7)
-    for head in model.heads.classifiers[:-1]:
-        torch.nn.init.normal_(head.weight, std=0.5)
-    return Tagger(Runner(model.eval(), tokenizer))
-
-
-def test_at_full_depth_spans_are_those_of_transformers(plain: Any, tagger: Tagger, tokenizer: Any) -> None:
+def test_at_full_depth_spans_are_those_of_transformers(
+    plain_tagger: Any, tagger: Tagger, tokenizer: Any
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pipeline = TokenClassificationPipeline(model=plain, tokenizer=tokenizer, aggregation_strategy="first")
+        pipeline = TokenClassificationPipeline(
+            model=plain_tagger, tokenizer=tokenizer, aggregation_strategy="first"
+        )
         valid = [text for text in TEXTS if "\ud83d" not in text]
         expected = [
             [
@@ -89,17 +74,17 @@ def test_texts_exit_at_their_own_layers(tagger: Tagger) -> None:
 
 
 def test_an_entity_is_found_wherever_the_original_finds_it_in_a_text_of_5000_tokens(
-    plain: Any, tagger: Tagger, tokenizer: Any
+    plain_tagger: Any, tagger: Tagger, tokenizer: Any
 ) -> None:
     """The original reads the same windows; the entity is a word that no other place has."""
-    reader, scheme = WindowTokenizer(tagger.runner.tokenizer), TagScheme(TAGS)
+    reader, scheme = WindowTokenizer(tagger.runner.tokenizer), tagger.scheme
     filler, found_somewhere = ["good", "film", "x"] * 1700, 0
     for place in range(0, 5000, 1250):
         text = " ".join([*filler[:place], "q", *filler[place:5000]])
         [read] = reader([text])
         ids = torch.tensor([list(window.ids) for window in read.windows])
         with torch.no_grad():
-            logits = plain(ids).logits.numpy()
+            logits = plain_tagger(ids).logits.numpy()
         expected = find_spans(text, read.words, read.join([*logits]), scheme)
         found = tagger.tag(text, policy="never")
         assert [(each.start, each.end, each.label) for each in found] == [
@@ -167,8 +152,8 @@ def test_a_tagger_is_not_a_classifier(tagger: Tagger) -> None:
         Classifier(tagger.runner)
 
 
-def test_logits_that_are_not_finite_give_no_spans(plain: Any, tokenizer: Any) -> None:
-    model = ExitModel.from_encoder(plain).eval()
+def test_logits_that_are_not_finite_give_no_spans(plain_tagger: Any, tokenizer: Any) -> None:
+    model = ExitModel.from_encoder(plain_tagger).eval()
     with torch.no_grad():
         model.heads.classifiers[-1].weight.fill_(float("nan"))
     spans = Tagger(Runner(model, tokenizer)).tag("a good film", policy="never")
@@ -177,12 +162,12 @@ def test_logits_that_are_not_finite_give_no_spans(plain: Any, tokenizer: Any) ->
 
 
 def test_a_tagger_is_saved_with_its_folder(
-    tagger: Tagger, tokenizer: Any, plain: Any, tmp_path: Path
+    tagger: Tagger, tokenizer: Any, plain_tagger: Any, tmp_path: Path
 ) -> None:
-    ExitModel.from_encoder(plain).save_pretrained(tmp_path / "model")
+    ExitModel.from_encoder(plain_tagger).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     loaded = Tagger.from_pretrained(tmp_path / "model", "never")
     assert loaded.tag(TEXTS) == tagger.tag(TEXTS, policy="never")
     loaded.save_pretrained(tmp_path / "copy")
     assert Tagger.from_pretrained(tmp_path / "copy").tag("a good film") == loaded.tag("a good film")
-    np.testing.assert_equal(loaded.runner.runtime.info.labels, tuple(TAGS))
+    assert loaded.runner.runtime.info.labels == tagger.runner.runtime.info.labels

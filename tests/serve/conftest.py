@@ -13,13 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 import uvicorn
 from starlette.types import ASGIApp
-from transformers import PreTrainedTokenizerFast
 
-from offramp import ExitModel, Tagger
-from offramp.inference import Classifier, Runner
+from offramp.inference import Classifier
 from offramp.policy import Policy
 from offramp.serve.app import create_app
 from offramp.serve.audit import Audit
@@ -30,7 +27,6 @@ from offramp.serve.ladder import Ladder
 from offramp.serve.network import LimitedConnection, Listener, bind
 from offramp.serve.options import ServerOptions
 
-TAGS = ["O", "B-A", "I-A", "B-B", "I-B"]
 Until = Callable[[Callable[[], bool]], None]
 
 
@@ -67,22 +63,6 @@ def logged(caplog: pytest.LogCaptureFixture, until: Until) -> Callable[[int], li
 @pytest.fixture(scope="session")
 def classifier(saved: Path) -> Classifier:
     return Classifier.from_pretrained(saved)
-
-
-@pytest.fixture(scope="session")
-def plain_tagger(tiny_tagger: Callable[..., Any]) -> Any:
-    return tiny_tagger(
-        "bert", id2label=dict(enumerate(TAGS)), label2id={tag: row for row, tag in enumerate(TAGS)}
-    )
-
-
-@pytest.fixture(scope="session")
-def tagger(plain_tagger: Any, tokenizer: PreTrainedTokenizerFast) -> Tagger:
-    model = ExitModel.from_encoder(plain_tagger)
-    torch.manual_seed(7)
-    for head in model.heads.classifiers[:-1]:
-        torch.nn.init.normal_(head.weight, std=0.5)
-    return Tagger(Runner(model.eval(), tokenizer, "patience:1"))
 
 
 @dataclass
