@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from datetime import date
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -29,7 +29,7 @@ def bench(
     """Time full depth and a policy on this machine.
 
     They take turns on the same texts, one text per call (up to 100 texts) and all of them at once. If the texts
-    have labels, both are scored too.
+    have labels, or words tags, both are scored too.
 
     \b
     Examples:
@@ -40,6 +40,7 @@ def bench(
     from offramp.inference import Classifier
     from offramp.inference.collect import collect
     from offramp.inference.runner import NEVER
+    from offramp.inference.tagger import Tagger
     from offramp.measuring.comparison import compare_speed, describe_machine, measure_contender
     from offramp.model_info import ModelInfo
     from offramp.reports.results import contender_rows
@@ -58,9 +59,10 @@ def bench(
             )
         raise BadOption(f"{model} has no stored policy; use --policy, or store one with `offramp calibrate`.")
     policies = {"full depth": NEVER, short(runner.policy): runner.policy}
+    predict: Any = Tagger(runner).tag if info.problem.of_tokens else Classifier(runner).predict
     trace = collect(runner, rows, metrics=task.metrics, progress=in_terminal())
     speeds = compare_speed(
-        {name: partial(Classifier(runner).predict, policy=each) for name, each in policies.items()},
+        {name: partial(predict, policy=each) for name, each in policies.items()},
         texts,
         repeats=repeats,
         progress=in_terminal(),
