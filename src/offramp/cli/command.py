@@ -330,4 +330,4 @@ def print_to(stream: TextIO, text: str) -> None:
     """On a terminal, control characters are shown rather than obeyed: texts and labels may come from strangers."""
     if stream.isatty():
         text = CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # as in JSON
-    print(text, file=stream)
+    print(text.encode("utf-8", "backslashreplace").decode(), file=stream)  # invalid surrogates, as in JSON

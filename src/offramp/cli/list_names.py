@@ -1,7 +1,6 @@
 """offramp list: the names that other commands accept."""
 
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -63,9 +62,8 @@ def tasks() -> dict[str, str]:
 
 
 def first_line(thing: Any) -> str:
-    """The first paragraph of the docstring of a rule's or recipe's module."""
-    document = inspect.cleandoc(sys.modules[thing.__module__].__doc__ or "")
-    return document.split("\n\n")[0].replace("\n", " ")
+    """The first paragraph of the docstring of a rule or recipe."""
+    return inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0].replace("\n", " ")
 
 
 def with_options(recipe: Callable[..., Any]) -> str:

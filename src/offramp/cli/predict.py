@@ -1,8 +1,9 @@
-"""offramp predict: classify texts from a file or stdin, to a file or stdout."""
+"""offramp predict: classify texts from a file or stdin, or find their spans, to a file or stdout."""
 
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,11 +38,13 @@ from offramp.wording import count
 
 if TYPE_CHECKING:
     from offramp.data import Task
-    from offramp.inference import Classifier, Prediction
+    from offramp.inference import Prediction
     from offramp.inference.runner import Runner
+    from offramp.inference.tagger import Spans
+    from offramp.problems import Problem
 
 STDIN = "-"
-PREDICTED = ("decision", "label", "score", "layer")
+PREDICTED, TAGGED = ("decision", "label", "score", "layer"), ("spans", "layer")
 BENCHMARKS = ("glue", "elue")
 
 
@@ -61,6 +64,10 @@ def predict(
     max_layer: MaxLayerOption = None,
     text: TextOption = None,
     text_pair: TextPairOption = None,
+    utf16: Annotated[
+        bool,
+        Option("--utf16", help="With a tagger: count offsets in units of UTF-16, as JavaScript and Java do."),
+    ] = False,
     input_format: Annotated[str, Option(help="Format of stdin: txt, csv, tsv or jsonl.")] = "txt",
     submission: Annotated[
         str | None, Option(help="Write the files that a benchmark takes, glue or elue, for --task.")
@@ -70,7 +77,7 @@ def predict(
         Path | None, Option(help="With --submission: folder of the task's files; the hub by default.")
     ] = None,
 ) -> Result:
-    """Classify texts, each with its own exit layer.
+    """Classify texts, or find their spans, each text with its own exit layer.
 
     Prints label, score, layer and text separated by tabs, or with --json one object per line; first the decision, if
     the model has an operating point. Files and --json also have the other columns of the input, such as an id; if one
@@ -78,14 +85,17 @@ def predict(
     and so on. A csv of a multi-label model has the probability of each label. For a folder of files, or a cluster,
     see predict-files.
 
+    A tagger prints spans, layer and text. In jsonl and --json, spans are objects with start, end, label, score and
+    text; in csv, the column spans has them as JSON. Texts of any length are read whole.
+
     \b
     Examples:
         echo "a gripping film" | offramp predict runs/mine
         offramp predict runs/mine new.csv --policy patience:3 --out predictions.csv
+        offramp predict my-ner logs.csv --out spans.jsonl --utf16
         offramp predict runs/mrpc --submission glue --task mrpc --data glue --out submission
     """
     from offramp.folder import find_model
-    from offramp.inference import Classifier
     from offramp.model_info import ModelInfo
 
     folder = find_model(model)
@@ -106,24 +116,35 @@ def predict(
     if out is not None:
         check_format(out)
     given = None if source is None else list(read_rows(source, text, text_pair))
-    classifier = Classifier(runtime.load(folder, policy))
+    runner = runtime.load(folder, policy)
+    info = runner.runtime.info
+    check_tagger_options(info.problem, out, utf16)
     stream = read_stdin(input_format, text, text_pair) if given is None else given
-    records = predict_records(classifier, stream, max_layer, None if given is None else len(given))
+    records = predict_records(runner, stream, max_layer, utf16, None if given is None else len(given))
     if out is not None:
-        several = classifier.runner.runtime.info.problem.multi_label
         return write_records(
-            (record for _, record in records),
-            out,
-            classifier.runner.runtime.info.labels if several else (),
-            safe_csv,
+            (record for _, record in records), out, info.labels if info.problem.multi_label else (), safe_csv
         )
-    return Result((record for _, record in records), (tsv_line(short_record(*each)) for each in records))
+    short = (short_record(row, record, info.problem.of_tokens) for row, record in records)
+    return Result((record for _, record in records), map(tsv_line, short))
+
+
+def check_tagger_options(problem: "Problem", out: Path | None, utf16: bool) -> None:
+    if utf16 and not problem.of_tokens:
+        raise BadOption("--utf16 is about the offsets of spans, which only a tagger finds; leave it out.")
+    if problem.of_tokens and out is not None and out.suffix.lower() == ".tsv":
+        raise BadOption(
+            f"{out}: in a tsv file line breaks become spaces, so offsets would not fit; write jsonl or csv."
+        )
 
 
 def predict_records(
-    classifier: "Classifier", rows: Iterable[Row], max_layer: int | None, total: int | None
+    runner: "Runner", rows: Iterable[Row], max_layer: int | None, utf16: bool, total: int | None
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
     """Each row with the record of its prediction; at the end a summary on stderr."""
+    from offramp.inference import Classifier
+    from offramp.inference.tagger import Spans, Tagger
+
     pending: deque[Row] = deque()
 
     def remember() -> Iterator[Any]:
@@ -131,15 +152,23 @@ def predict_records(
             pending.append(row)
             yield row.text
 
-    decides = not classifier.runner.runtime.info.decide.is_argmax
+    info = runner.runtime.info
+    predictions: Iterator[Prediction | Spans]
+    if info.problem.of_tokens:
+        predictions = Tagger(runner).tag(remember(), max_layer=max_layer, utf16=utf16)
+    else:
+        predictions = Classifier(runner).predict(remember(), max_layer=max_layer)
     start, done, layers = time.perf_counter(), 0, 0
-    for prediction in with_progress(classifier.predict(remember(), max_layer=max_layer), "predicting", total):
+    for prediction in with_progress(predictions, "predicting", total):
         done, layers = done + 1, layers + prediction.layer
         row = pending.popleft()
-        yield row, record(row, prediction, decides)
+        if isinstance(prediction, Spans):
+            yield row, spans_record(row, prediction)
+        else:
+            yield row, record(row, prediction, not info.decide.is_argmax)
     if done:
         rate = done / (time.perf_counter() - start)
-        mean, depth = layers / done, classifier.runner.runtime.info.exits[-1]
+        mean, depth = layers / done, info.exits[-1]
         log(f"{count(done, 'text')}, mean layer {mean:.2f} of {depth}, {rate:.0f} texts/s")
 
 
@@ -154,9 +183,17 @@ def record(row: Row, prediction: "Prediction", decides: bool) -> dict[str, Any]:
     }
 
 
-def short_record(row: Row, record: Mapping[str, Any]) -> dict[Any, Any]:
+def spans_record(row: Row, spans: "Spans") -> dict[str, Any]:
+    found = [{**asdict(span), "score": rounded(span.score)} for span in spans]
+    return {"spans": found, "layer": spans.layer, **input_columns(row, TAGGED)}
+
+
+def short_record(row: Row, record: Mapping[str, Any], tags: bool) -> dict[Any, Any]:
     """What people read: the prediction and the text."""
     texts = [row.text] if isinstance(row.text, str) else row.text
+    if tags:
+        spans = "; ".join(f"{span['label']}: {span['text']}" for span in record["spans"])
+        return {"spans": spans, "layer": record["layer"]} | dict(enumerate(texts))
     return {name: record[name] for name in PREDICTED if name in record} | dict(enumerate(texts))
 
 

@@ -133,7 +133,9 @@ def write_records(
     """Writes a file in the format of its suffix; a table has a column for each of the labels. In a `safe` table, no
     spreadsheet takes a text for a formula."""
     to_line, number = LINES[out.suffix.lower()], 0
-    with atomic_file(out) as draft, draft.open("w", encoding="utf-8", newline="") as file:
+    # a lone surrogate of the input is not UTF-8; the escape that replaces it is what JSON has for it
+    codec: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
+    with atomic_file(out) as draft, draft.open("w", newline="", **codec) as file:
         for number, each in enumerate(records, 1):
             if to_line is not json_line:
                 each |= {f"probability_{name}": each[PROBABILITIES][name] for name in labels}
@@ -170,11 +172,15 @@ def tsv_line(record: Mapping[str, Any]) -> str:
 
 
 def cells(record: Mapping[str, Any]) -> list[str]:
-    """All values but the probabilities; multiple labels, which are a tuple, are joined by commas."""
-    values = [value for key, value in record.items() if key != PROBABILITIES]
-    return [
-        ",".join(each) if isinstance(each, tuple) else "" if each is None else str(each) for each in values
-    ]
+    """All values but the probabilities."""
+    return [cell(value) for key, value in record.items() if key != PROBABILITIES]
+
+
+def cell(value: Any) -> str:
+    """Multiple labels, which are a tuple, are joined by commas; lists, such as spans, are JSON."""
+    if isinstance(value, list):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return ",".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
 
 
 LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {

@@ -26,6 +26,7 @@ from offramp.cpus import available_cpus
 from offramp.errors import BadData, BadOption, OfframpError, RunFailed
 from offramp.files import check_free, write_files
 from offramp.folder import is_exported
+from offramp.inference.classifier import Classifier
 from offramp.inference.runner import Runner
 from offramp.inference.texts import check_kind
 from offramp.policy import Policy
@@ -104,6 +105,7 @@ def predict(
     check_kind(
         texts.columns.text_pair is not None, runner.runtime.info.trained_on_pairs, f"a row of {source}"
     )
+    Classifier(runner)  # refuses a tagger
     policy, used = runner.policy, runner.resolve_policy(runner.policy, max_layer)
     del runner
     local_workers = max(1, available_cpus() // threads)

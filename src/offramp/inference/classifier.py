@@ -28,7 +28,7 @@ class Classifier:
 
     def __init__(self, runner: Runner) -> None:
         if runner.runtime.info.problem.of_tokens:
-            raise Incompatible("the model tags tokens; use Tagger.")
+            raise Incompatible("the model tags tokens; use Tagger, or `offramp predict`.")
         self.runner = runner
 
     @classmethod

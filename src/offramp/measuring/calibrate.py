@@ -160,11 +160,11 @@ class Calibration:
 
 def check_held_out(trace: Trace, allow_training_rows: bool, proves_unseen: bool) -> None:
     """On its training texts a model is surer, and its exits agree more, than on any others."""
-    known = 0 if trace.trained_on is None else int(trace.trained_on.sum())
+    rows, known = (0, 0) if trace.trained_on is None else (len(trace.trained_on), int(trace.trained_on.sum()))
     if not known or (allow_training_rows and proves_unseen):
         return
-    message = f"the model was trained on {known} of the {len(trace.logits)} rows of the trace"
-    if allow_training_rows or known <= TRAINING_SHARE * len(trace.logits):
+    message = f"the model was trained on {known} of the {rows} rows of the trace"
+    if allow_training_rows or known <= TRAINING_SHARE * rows:
         warn(message)
     else:
         raise BadOption(f"{message}; calibrate on others, or pass allow_training_rows=True.")

@@ -298,7 +298,9 @@ def check_rule(rule: Rule, outputs: int, problem: Problem, has_gate: bool) -> No
 
 def check_reranker(outputs: int, problem: Problem) -> None:
     """Refuse a model whose outputs are not the relevance of a document."""
-    if problem.of_tokens or outputs > (1 if problem.multi_label else 2):
+    if problem.of_tokens:
+        raise Incompatible("the model tags tokens; use Tagger, or `offramp predict`.")
+    if outputs > (1 if problem.multi_label else 2):
         raise Incompatible(
             f"the model has {outputs} labels; reranking needs one output, or two classes of which one is right."
         )

@@ -44,8 +44,8 @@ def report(
     `opening` is shown first. The policy that is `shipped` is marked, and its rule is
     measured as it was fitted, first of all rules.
 
-    The default rules depend on the kind of problem. The oracle is left out of regression and where there are no
-    labels, and agreement where scikit-learn is not installed.
+    The default rules depend on the kind of problem. The oracle is left out of regression, of tagging and where
+    there are no labels, and agreement where scikit-learn is not installed.
 
     *Example*
 
@@ -57,7 +57,7 @@ def report(
 
     def rules_for(trace: Trace) -> list[str]:
         chosen = rules_by_problem(trace) if rules is None else rules
-        has_oracle = trace.labels is not None and trace.problem.has_classes
+        has_oracle = trace.labels is not None and trace.problem.has_classes and not trace.problem.of_tokens
         return [rule for rule in chosen if has_oracle or not needs_labels(rule)]
 
     options |= {"bootstrap": bootstrap, "padded_to": padded_to}

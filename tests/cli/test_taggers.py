@@ -1,0 +1,165 @@
+"""Taggers on the command line: train, predict, trace, curve, calibrate, and what they refuse."""
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from offramp import Tagger
+
+Run = Callable[..., Result]
+Ask = Callable[..., Any]
+TAGS = {"good": "B-QUALITY", "bad": "B-QUALITY", "film": "B-THING", "plot": "I-THING"}
+
+
+def write_conll(file: Path, texts: int, seed: int) -> Path:
+    draw = random.Random(seed)
+    words = [draw.choices(["a", "very", "not", *TAGS], k=draw.randint(6, 12)) for _ in range(texts)]
+    file.write_text("\n\n".join("\n".join(f"{word} {TAGS.get(word, 'O')}" for word in row) for row in words))
+    return file
+
+
+@pytest.fixture(scope="module")
+def tagging(tmp_path_factory: pytest.TempPathFactory, save_encoder: Callable[..., Path], run: Run) -> Path:
+    """A folder with CoNLL files, the run `ner` and `test.trace`."""
+    home = tmp_path_factory.mktemp("tagging")
+    encoder = save_encoder(home / "encoder", initializer_range=0.3)
+    train, dev = write_conll(home / "train.conll", 60, 0), write_conll(home / "dev.conll", 40, 1)
+    write_conll(home / "test.conll", 120, 2)
+    quick = ["--epochs", 20, "--learning-rate", 1e-2, "--batch-size", 8, "--exits", "0-4"]
+    flags = ["--train", train, "--validation", dev, "--recipe", "elasticbert", "--out", home / "ner"]
+    done = run("train", encoder, *flags, *quick, "--argument", "report_to=none")
+    assert done.exit_code == 0, done.output
+    assert "entity_f1" in done.stdout
+    done = run("trace", home / "ner", "--data", home / "test.conll", "--out", home / "test.trace")
+    assert done.exit_code == 0, done.output
+    return home
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    file = tmp_path / "texts.jsonl"
+    texts = [
+        "a good film",
+        "\U0001f642 bad plot\nnot good",
+        "",
+        "   ",
+        "\x1b[31m good \x00 film",
+        "good " * 100,
+    ]
+    file.write_text("\n".join(json.dumps({"id": row, "text": text}) for row, text in enumerate(texts)))
+    return file
+
+
+def test_predictions_of_a_tagger_are_its_spans_layer_and_the_columns_of_the_input(
+    tagging: Path, texts: Path, tmp_path: Path, run: Run
+) -> None:
+    assert run("predict", tagging / "ner", texts, "--out", tmp_path / "out.jsonl").exit_code == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    tagger = Tagger.from_pretrained(tagging / "ner")
+    assert any(row["spans"] for row in rows)
+    for number, row in enumerate(rows):
+        assert [*row] == ["spans", "layer", "id", "text"]
+        assert row["id"] == number
+        expected = tagger.tag(row["text"])
+        assert row["layer"] == expected.layer
+        found = [(span["start"], span["end"], span["label"], span["text"]) for span in row["spans"]]
+        assert found == [(span.start, span.end, span.label, span.text) for span in expected]
+        assert all(row["text"][span["start"] : span["end"]] == span["text"] for span in row["spans"])
+    assert max(span["end"] for span in rows[-1]["spans"]) == 499  # of 100 words, read in windows
+    assert rows[2]["spans"] == rows[3]["spans"] == []
+
+
+def test_a_csv_file_of_spans_has_them_as_json(tagging: Path, texts: Path, tmp_path: Path, run: Run) -> None:
+    assert run("predict", tagging / "ner", texts, "--out", tmp_path / "out.csv").exit_code == 0
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    for row in rows:
+        for span in json.loads(row["spans"]):
+            assert row["text"][span["start"] : span["end"]] == span["text"]
+    refused = run("predict", tagging / "ner", texts, "--out", tmp_path / "out.tsv")
+    assert "offsets would not fit; write jsonl or csv" in refused.stderr
+
+
+def test_offsets_count_units_of_utf16_on_request(tagging: Path, ask: Ask, run: Run) -> None:
+    text = "\U0001f642 good"
+    spans = {
+        flag: run("predict", tagging / "ner", "--policy", "never", "--json", *flag, stdin=text).stdout
+        for flag in ((), ("--utf16",))
+    }
+    plain, units = (json.loads(line)["spans"][-1] for line in spans.values())
+    assert (units["start"], units["end"]) == (plain["start"] + 1, plain["end"] + 1)
+    assert text.encode("utf-16-le")[2 * units["start"] : 2 * units["end"]].decode("utf-16-le") == "good"
+
+
+def test_people_read_spans_layer_and_text(tagging: Path, run: Run) -> None:
+    shown = run("predict", tagging / "ner", "--policy", "never", stdin="a good film\nvery")
+    first, second = shown.stdout.splitlines()
+    assert first == "QUALITY: good; THING: film\t4\ta good film"
+    assert second == "\t4\tvery"
+
+
+def test_an_invalid_surrogate_is_written_as_it_was_read(tagging: Path, tmp_path: Path, run: Run) -> None:
+    (tmp_path / "in.jsonl").write_text(r'{"text": "good \ud83d film"}')
+    assert (
+        run("predict", tagging / "ner", tmp_path / "in.jsonl", "--out", tmp_path / "o.jsonl").exit_code == 0
+    )
+    (line,) = (tmp_path / "o.jsonl").read_text(encoding="utf-8").splitlines()
+    row = json.loads(line)
+    assert len(row["text"]) == len("good ? film")
+    for span in row["spans"]:
+        assert row["text"][span["start"] : span["end"]].replace("\ud83d", "\ufffd") == span["text"]
+
+
+def test_traces_of_taggers_are_measured_and_calibrated(tagging: Path, run: Run, ask: Ask) -> None:
+    curve = run("curve", tagging / "test.trace")
+    assert curve.exit_code == 0, curve.stderr
+    assert "entity_f1" in curve.stdout
+    for risk, claim in (
+        ("changed", "at most 30% of texts"),
+        ("missed", "have a word that full depth marks and that is no longer marked"),
+    ):
+        flags = ["--guarantee", 0.3, "--risk", risk, "--rule", "entropy"]
+        done = run("calibrate", tagging / "ner", tagging / "test.trace", *flags)
+        assert done.exit_code == 0, done.stderr
+        assert claim in done.stdout
+        assert claim in run("info", tagging / "ner").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["predict-files", "{model}", "{folder}/train.conll", "--out", "{folder}/out"], "offramp predict"),
+        (["rerank", "{model}", "{csv}"], "offramp predict"),
+        (["predict", "{films}", "{csv}", "--utf16"], "only a tagger finds"),
+        (
+            ["trace", "{films}", "--data", "{folder}/test.conll", "--out", "{folder}/x.trace"],
+            "as text, expected a string",
+        ),
+    ],
+)
+def test_the_wrong_kind_of_model_gets_one_line_that_names_what_to_do(
+    command: list[str], message: str, tagging: Path, trained: Path, tmp_path: Path, run: Run
+) -> None:
+    (tmp_path / "lists.csv").write_text("query,text\ngood,a good film\ngood,bad plot\n")
+    names = {
+        "model": tagging / "ner",
+        "films": trained / "films",
+        "folder": tagging,
+        "csv": tmp_path / "lists.csv",
+    }
+    refused = run(*(part.format(**names) for part in command))
+    assert refused.exit_code == 1
+    assert message in refused.stderr
+    assert refused.stderr.count("offramp: ") == 1
+
+
+def test_every_rule_and_recipe_is_listed_with_its_own_description(ask: Ask) -> None:
+    for kind in ("rules", "recipes"):
+        lines = ask("list", kind)[kind]
+        assert len({line.partition(" Options:")[0] for line in lines.values()}) == len(lines)
