@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 import offramp.training.run
 from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, Runner, retrofit
-from offramp.errors import CertificateMismatch, NoSafeThreshold, OutputExists
+from offramp.errors import BadData, CertificateMismatch, NoSafeThreshold, OutputExists
 from offramp.measuring.comparison import Speed
 from offramp.reports.results import RetrofitResults
 from offramp.retrofits import steps
@@ -603,3 +603,87 @@ def test_an_operating_point_of_an_unknown_label_is_refused_before_any_work(
     with pytest.raises(OfframpError, match="unknown label 'yse'; did you mean yes"):
         retrofit(original, make_texts(seed=3), tmp_path / "out", 0.1, decide="yse>=0.6", runtime="torch")
     assert not (tmp_path / "out").exists()
+
+
+LANGUAGES = ["de" if number % 2 else "en" for number in range(TEXTS)]
+BOTH = {"missed": 0.4, "false_alarm": 0.3}
+
+
+def test_several_risks_are_certified_together_in_every_language(original: Path, tmp_path: Path) -> None:
+    texts, target = make_texts(seed=3), Guarantee(BOTH, by="language")
+    done = retrofit(
+        original, texts, tmp_path / "out", target, decide="yes>=0.2", categories=LANGUAGES, runtime="torch"
+    )
+    proof = Classifier.from_pretrained(done.folder).runner.policy.certificate
+    assert proof is not None
+    bounds = {(bound.risk, bound.group): bound for bound in proof.bounds}
+    assert bounds.keys() == {(risk, language) for risk in BOTH for language in ("de", "en")}
+    assert all(bound.epsilon == BOTH[bound.risk] for bound in proof.bounds)
+    part = split_texts(texts, categories=LANGUAGES).calibration
+    before = original_decisions(original, part.texts)
+    now = Classifier.from_pretrained(done.folder).predict(part.texts)
+    for (risk, language), bound in bounds.items():
+        rows = [
+            row
+            for row, said_yes in enumerate(before)
+            if part.categories[row] == language and said_yes == (risk == "missed")
+        ]
+        assert bound.examples == len(rows)
+        assert bound.observed_risk == pytest.approx(
+            np.mean([now[row].decision != before[row] for row in rows])
+        )
+    assert "in every language (de, en)" in proof.summary
+    assert {group.name for group in done.results.changes["language"]} == {"de", "en"}
+    assert {"changed", *BOTH} == done.results.retrofitted.losses.keys()
+    assert "missed, % of yes" in done.results.table()
+
+
+def original_decisions(folder: Path, texts: list[str]) -> list[bool]:
+    """By transformers' own pipeline, at yes>=0.2."""
+    from transformers import pipeline
+
+    scores = pipeline("text-classification", str(folder), device="cpu", top_k=None)
+    return [{each["label"]: each["score"] for each in scores([text])[0]}["yes"] >= 0.2 for text in texts]
+
+
+def test_a_language_with_too_few_texts_is_named_before_any_work(original: Path, tmp_path: Path) -> None:
+    languages = ["fr" if number < 20 else each for number, each in enumerate(LANGUAGES)]
+    with pytest.raises(BadData, match=r"\d+ texts of the language 'fr' \(needed: 15, about 43 in all\)"):
+        retrofit(
+            original,
+            make_texts(),
+            tmp_path / "out",
+            Guarantee(0.25, by="language"),
+            categories=languages,
+            runtime="torch",
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_few_yes_to_prove_what_is_missed_are_found_before_training(
+    original: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(BadData, match=r"\d+ texts that the original says yes to \(needed: \d+, about"):
+        retrofit(
+            original,
+            make_texts(seed=3),
+            tmp_path / "out",
+            Guarantee(0.1, risk="missed"),
+            decide="yes>=0.99",
+            runtime="torch",
+        )
+    assert not (tmp_path / "out/work/training").exists()
+
+
+def test_a_bound_at_every_exit_has_a_threshold_for_each(original: Path, tmp_path: Path) -> None:
+    texts = make_texts(1500, seed=4)
+    done = retrofit(
+        original, texts, tmp_path / "out", Guarantee(0.35, by="exit"), rule="entropy", runtime="torch"
+    )
+    policy = Classifier.from_pretrained(done.folder).runner.policy
+    assert policy.certificate is not None
+    assert isinstance(policy.threshold, tuple)
+    exits = [bound.group for bound in policy.certificate.bounds]
+    taken = Classifier.from_pretrained(done.folder).predict(split_texts(texts).calibration.texts)
+    assert {f"layer {each.layer}" for each in taken} <= {*exits}
+    assert "at every exit taken (layer" in done.results.certificate.summary

@@ -9,8 +9,8 @@ from typer import Argument, Option
 from offramp.cli.command import Result, log
 from offramp.cli.options import TextOption, TextPairOption
 from offramp.cli.progress import in_terminal, training_progress
-from offramp.cli.rows import read_groups, read_labels, read_lists, read_rows
-from offramp.cli.targets import DEFAULT_RULES_HELP, parse_bounds
+from offramp.cli.rows import read_column, read_labels, read_lists, read_rows
+from offramp.cli.targets import BY_HELP, DEFAULT_RULES_HELP, RISK_HELP, parse_bounds
 from offramp.errors import BadLabels, BadOption
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ def retrofit(
     guarantee: Annotated[
         str | None,
         Option(
-            help="The largest share of predictions that may change, by default 0.02; or one per class: "
-            "spam=0.01,ham=0.02, or a json or yaml file of them. With --rank, the largest mean loss per query, by "
-            "default 0.05."
+            help="The largest share of predictions that may change, by default 0.02; or several bounds, proven "
+            "together: missed=0.02,false_alarm=0.05; or one per class: spam=0.01,ham=0.02; or a json or yaml file of "
+            "them. With --rank, the largest mean loss per query, by default 0.05."
         ),
     ] = None,
     delta: Annotated[float, Option(help="The probability that the guarantee does not hold.")] = 0.05,
     tolerance: Annotated[
-        float | None, Option(help="For regression: predictions this close count as equal.")
+        float | None, Option(help="For numbers and --risk score: those this close count as equal.")
     ] = None,
     text: TextOption = None,
     text_pair: TextPairOption = None,
@@ -86,12 +86,12 @@ def retrofit(
     risk: Annotated[
         str | None,
         Option(
-            help="What the guarantee bounds: changed (default); with labels accuracy (correct predictions lost) or "
-            "accuracy_drop (those lost minus those gained). For taggers: changed (default: any span), missed (a word "
-            "in a span is now in none) or missed_share (of such words). With --rank: overlap (default, documents "
-            "missed) or ndcg (against full depth's order)."
+            help=f"What the guarantee bounds: {RISK_HELP}. For taggers: changed (default: any span), missed (a "
+            "word in a span is now in none) or missed_share (of such words). With --rank: overlap (default, "
+            "documents missed) or ndcg (against full depth's order)."
         ),
     ] = None,
+    by: Annotated[str | None, Option(help=f"With a guarantee: {BY_HELP}")] = None,
     ladder: Annotated[
         list[float] | None,
         Option(help="A larger bound, for a policy to use under load: OUT/rung-1.json; repeatable."),
@@ -113,6 +113,7 @@ def retrofit(
         offramp retrofit my-ner --texts logs.csv --guarantee 0.01 --risk missed --out fast-ner
         offramp retrofit my-reranker --texts candidates.csv --rank --out fast-reranker
     """
+    from offramp.guarantees.certificate import BY_CLASS, BY_EXIT
     from offramp.measuring import Guarantee
     from offramp.retrofits import retrofit as run
 
@@ -136,6 +137,7 @@ def retrofit(
             "label": label,
             "labels": labels,
             "group": group,
+            "by": by,
             "decide": decide,
         }
         for flag, value in classifier_flags.items():
@@ -147,9 +149,15 @@ def retrofit(
             done = run(model, pairs, out, ranked, **options, callbacks=callbacks)
     else:
         names = [name.strip() for name in labels.split(",")] if labels else None
-        target = Guarantee(parse_bounds(guarantee or "0.02"), delta, risk or "changed", tolerance)
+        bounds = parse_bounds(guarantee or "0.02")
+        target = Guarantee(bounds, delta, risk or "changed", tolerance, by=by or "")
         rows = [*read_rows(texts, text, text_pair)]
-        options |= {"label_names": names, "decide": decide, "groups": read_groups(rows, texts, group)}
+        options |= {
+            "label_names": names,
+            "decide": decide,
+            "groups": read_column(rows, texts, group, "--group"),
+        }
+        options["categories"] = read_column(rows, texts, None if by in (BY_EXIT, BY_CLASS) else by, "--by")
         with training_progress() as callbacks:
             start = partial(
                 run, model, [row.text for row in rows], out, target, **options, callbacks=callbacks

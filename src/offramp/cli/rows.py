@@ -86,11 +86,11 @@ def read_labels(
     return [f"{cell:.15g}" if isinstance(cell, int | float) else cell for cell in cells]
 
 
-def read_groups(rows: Sequence[Row], source: Path, column: str | None) -> list[Any] | None:
-    """The cells of the column of groups; None without one."""
+def read_column(rows: Sequence[Row], source: Path, column: str | None, flag: str) -> list[Any] | None:
+    """The cells of the column that a flag names; None without one."""
     names = [*rows[0].columns] if rows else []
     if column is not None and column not in names:
-        raise BadOption(f"--group {column}: {source} has the columns {', '.join(names)}.")
+        raise BadOption(f"{flag} {column}: {source} has the columns {', '.join(names)}.")
     return None if column is None else [row.columns[column] for row in rows]
 
 

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 DEFAULT_RULES_HELP = (
     "By default agreement, entropy and layer are tried, with 3 or more classes confidence and margin too."
 )
+RISK_HELP = (
+    "changed (default); of yes or no, missed and false_alarm (shares of the original's yes and no), missed_of_all, "
+    "false_alarm_of_all; score (one moves by more than --tolerance); with labels accuracy (correct predictions lost) "
+    "or accuracy_drop (those lost minus those gained)"
+)
+BY_HELP = "it holds within each group: exit, class, or a column of the texts, such as language."
 FILES_OF_BOUNDS = (".json", ".yaml", ".yml")
 TARGETS = ("guarantee", "max_loss", "min_speedup", "budget", "policy")
 
@@ -33,8 +39,8 @@ class TargetOptions:
     guarantee: Annotated[
         str | None,
         Option(
-            help="Upper bound on the risk, such as 0.02; or one per class: spam=0.01,ham=0.02, or a json or yaml "
-            "file of them."
+            help="Upper bound on the risk, such as 0.02; or several, proven together: missed=0.02,false_alarm=0.05; "
+            "or one per class: spam=0.01,ham=0.02; or a json or yaml file of them."
         ),
     ] = None
     max_loss: Annotated[
@@ -52,11 +58,9 @@ class TargetOptions:
     ] = 0.05
     risk: Annotated[
         str | None,
-        Option(
-            help="With --guarantee: changed (default); with labels accuracy (correct predictions lost) or "
-            "accuracy_drop (those lost minus those gained)."
-        ),
+        Option(help=f"With --guarantee: {RISK_HELP}."),
     ] = None
+    by: Annotated[str | None, Option(help=f"With --guarantee: {BY_HELP}")] = None
     decide: Annotated[
         str | None,
         Option(
@@ -69,7 +73,8 @@ class TargetOptions:
         Option(help="With --min-speedup: macs (default) or layers. With --budget: layers (default) or macs."),
     ] = None
     tolerance: Annotated[
-        float | None, Option(help="With --guarantee, for regression: predictions this close count as equal.")
+        float | None,
+        Option(help="With --guarantee, for numbers and --risk score: those this close count as equal."),
     ] = None
     rule: Annotated[
         list[str] | None,
@@ -90,7 +95,7 @@ class TargetOptions:
 
         if self.guarantee is not None:
             bounds = parse_bounds(self.guarantee)
-            return Guarantee(bounds, self.delta, self.risk or "changed", self.tolerance)
+            return Guarantee(bounds, self.delta, self.risk or "changed", self.tolerance, by=self.by or "")
         if self.max_loss is not None:
             return MaxLoss(self.max_loss)
         if self.min_speedup is not None:
@@ -110,7 +115,7 @@ class TargetOptions:
         """The target and its options by name; None for a policy."""
         if self.policy is not None:
             return None
-        named = {name: getattr(self, name) for name in [*self.given(), "risk", "cost"]}
+        named = {name: getattr(self, name) for name in [*self.given(), "risk", "by", "cost"]}
         return {name: value for name, value in named.items() if value is not None}
 
     def check(self) -> None:
@@ -120,7 +125,7 @@ class TargetOptions:
 
 
 def parse_bounds(text: str) -> float | dict[str, float]:
-    """One bound, or one per class.
+    """One bound, or one per risk or class.
 
     >>> parse_bounds("0.02"), parse_bounds("spam=0.01,ham=0.02")
     (0.02, {'spam': 0.01, 'ham': 0.02})
@@ -134,8 +139,8 @@ def parse_bounds(text: str) -> float | dict[str, float]:
         numbers = {label: float(value) for label, _, value in parts}
     except (OSError, AttributeError, TypeError, ValueError, yaml.YAMLError):
         raise BadOption(
-            f"--guarantee {text}: expected a number such as 0.02, CLASS=0.02,..., or a json or yaml file with a "
-            "bound for each class, whose names may then have commas."
+            f"--guarantee {text}: expected a number such as 0.02, RISK=0.02,... or CLASS=0.02,..., or a json or yaml "
+            "file with a bound for each class, whose names may then have commas."
         ) from None
     return numbers[""] if list(numbers) == [""] else numbers
 

@@ -1,7 +1,7 @@
 """offramp trace: the logits of every exit for a dataset, saved as one file."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -10,9 +10,6 @@ from offramp.cli.data import ColumnOptions, DataOptions, collect_trace
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
 from offramp.errors import BadOption
 from offramp.wording import count
-
-if TYPE_CHECKING:
-    pass
 
 
 def trace(
@@ -25,6 +22,10 @@ def trace(
     batch_tokens: Annotated[
         int | None,
         Option(min=1, help="Tokens per batch, including padding; by default what suits the runtime."),
+    ] = None,
+    by: Annotated[
+        str | None,
+        Option(help="Column of a file, such as language, within whose values a guarantee is to hold."),
     ] = None,
     checkpoints: Annotated[
         bool, Option("--checkpoints", help="One trace of each checkpoint of a training run.")
@@ -51,6 +52,8 @@ def trace(
     records, lines = [], []
     for file, folder in models.items():
         collected = collect_trace(folder, data, columns, runtime, batch_tokens)
+        if by is not None:
+            collected = collected.categorized(by, cells_of(data, by))
         collected.save(file)
         records.append(
             {
@@ -65,6 +68,18 @@ def trace(
         kind = "labelled example" if collected.labels is not None else "unlabelled example"
         lines.append(f"{file}: {count(len(collected), kind)}, {count(len(collected.layers), 'exit')}")
     return Result({"traces": records} if checkpoints else records[0], "\n".join(lines))
+
+
+def cells_of(data: DataOptions, column: str) -> list[Any]:
+    """The cells of another column of a file."""
+    from offramp.data.files import read_file
+
+    if data.data is None or data.task:
+        raise BadOption("--by is for a file; name it with --data.")
+    file = read_file(data.data)
+    if column not in file.column_names:
+        raise BadOption(f"--by {column}: {data.data} has the columns {', '.join(file.column_names)}.")
+    return [cells[file.column_names.index(column)] for _, cells in file.records]
 
 
 def find_checkpoints(run: Path, out: Path) -> dict[Path, Path]:

@@ -106,6 +106,10 @@ class Guarantee:
         bound = self.epsilon[risk] if isinstance(self.epsilon, Mapping) else self.epsilon
         return dict.fromkeys(groups, bound)
 
+    def bounds_by_group(self, risk: str) -> dict[str, float]:
+        """The bound on a risk, by group where groups have bounds of their own."""
+        return self.bounds_of(risk, self.epsilon if self.has_group_bounds else [""])  # type: ignore[arg-type]
+
     def with_risks(self, names: Mapping[str, str]) -> Self:
         """The guarantee with other names of its risks."""
         risks = [names.get(risk, risk) for risk in self.risks]

@@ -74,6 +74,9 @@ def changed_predictions(
         "class": by_class(compared, names),
         "length": by_length(different, trace.lengths),
     }
+    if trace.categories is not None:
+        members = trace.categories[:, None] == np.arange(len(trace.category_names))
+        groups[trace.category_column] = by_group(different[:, None], members, trace.category_names)
     if problem.has_classes:
         _, sureness = problem.named(logits[0], scores[0], names or [*map(str, range(logits[0].shape[-1]))])
         groups["sureness of the original"] = by_level(

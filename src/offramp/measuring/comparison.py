@@ -16,8 +16,8 @@ import numpy as np
 
 from offramp.cpus import available_cpus
 from offramp.guarantees import Guarantee
-from offramp.guarantees.losses import LOSSES, OF_TAGS
-from offramp.measuring.exit_table import reference_of
+from offramp.guarantees.losses import OF_TAGS
+from offramp.measuring.exit_table import mean_losses
 from offramp.measuring.rankings import Rankings
 from offramp.measuring.scores import score
 from offramp.policy import Policy
@@ -93,13 +93,12 @@ def measure_contender(
         logits, mean_layer = decision.logits, float(np.asarray(trace.layers)[decision.exits].mean())
     assert logits is not None, "a policy or a reference"
     if trace.problem.of_tokens:
-        predictions, reference = trace.decode(logits), reference_of(trace)
-        losses = {
-            risk: float(trace.by_text(LOSSES[loss].values(predictions, reference)).mean())
-            for risk, loss in OF_TAGS.items()
-        }
+        every = Guarantee(0.5, risk=",".join(OF_TAGS.values()))
+        named = mean_losses(trace, logits, every)
+        losses = {risk: named[loss] for risk, loss in OF_TAGS.items()}
     elif not trace.has_lists:
-        losses = {"changed": float(np.mean(~trace.agrees(logits, tolerance)))}
+        risks = dict.fromkeys(["changed", *(target.risks if target else ())])
+        losses = mean_losses(trace, logits, Guarantee(0.5, risk=",".join(risks), tolerance=tolerance))
     else:
         rankings = Rankings(trace, top_k)
         losses = {risk: float(rankings.losses(logits, risk).mean()) for risk in ("overlap", "ndcg")}

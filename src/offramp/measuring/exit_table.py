@@ -118,6 +118,16 @@ def losses_on(trace: Trace, logits: Array, target: Guarantee) -> dict[str, Array
     return losses
 
 
+def mean_losses(trace: Trace, logits: Array, target: Guarantee) -> dict[str, float]:
+    """By risk, the mean loss of the examples that count; 0 if none do."""
+    reference, means = reference_of(trace, target.tolerance), {}
+    for risk, losses in losses_on(trace, logits, target).items():
+        among = target.losses[risk].among
+        counted = trace.by_text(losses) if among is None else losses[among(reference)]
+        means[risk] = float(counted.mean()) if len(counted) else 0.0
+    return means
+
+
 def default_tolerance(trace: Trace) -> float:
     """In regression, a tenth of the standard deviation of the predictions, with two digits."""
     values = trace.logits[:, -1]

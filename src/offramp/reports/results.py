@@ -17,12 +17,20 @@ from offramp.wording import count
 RETROFIT, FULL_DEPTH = "retrofit.json", "full depth"
 LOSSES = {
     "changed": "changed %",
-    "missed": "with a missed word %",
-    "missed_share": "missed words %",
+    "missed": "missed, % of yes",
+    "false_alarm": "false alarms, % of no",
+    "missed_of_all": "missed, % of all",
+    "false_alarm_of_all": "false alarms, % of all",
+    "score": "score moved %",
+    "accuracy": "accuracy lost %",
+    "label_accuracy": "accuracy lost, % of labels",
+    "accuracy_drop": "accuracy lost, net %",
     "overlap": "missed %",
     "ndcg": "nDCG lost %",
 }
 """Headings of mean losses."""
+TAG_LOSSES = {"missed": "with a missed word %", "missed_share": "missed words %"}
+"""Those of taggers."""
 OF_LABELS = {
     "label": ("spans", "changed", "spans"),
     "label of words": ("words in spans", "missed", "words"),
@@ -216,7 +224,7 @@ def loss_text(results: RetrofitResults) -> str:
         missed, top_k = losses["overlap"], results.certificate.top_k
         return f"on {count(examples, 'test query')}, {percent(missed)}% of the top {top_k} was missed"
     changed = share_text(round(losses["changed"] * examples), examples, "test text")
-    if "missed" in losses:  # of a tagger
+    if "missed_share" in losses:  # of a tagger
         with_missed = share_text(round(losses["missed"] * examples), examples, "test text")
         return (
             f"spans changed: {changed}; a marked word is missed: {with_missed}, and on average over texts "
@@ -335,11 +343,12 @@ def contender_rows(
     def of(field: str) -> list[float]:
         return [getattr(each.milliseconds, field) for each in contenders]
 
+    headings = LOSSES | (TAG_LOSSES if "missed_share" in contenders[0].losses else {})
     return [
         ["", *(each.name for each in contenders)],
         *(row(name, (100 * each.scores[name] for each in contenders), 1) for name in contenders[0].scores),
         *(
-            row(LOSSES[risk], (100 * each.losses[risk] for each in contenders), 1)
+            row(headings[risk], (100 * each.losses[risk] for each in contenders), 1)
             for risk in contenders[0].losses
         ),
         row("mean layer", (each.mean_layer for each in contenders), 2),

@@ -23,7 +23,7 @@ from transformers import TrainerCallback
 from offramp.data.checks import label_numbers
 from offramp.errors import BadData, BadLabels, BadOption, MissingExtra, NoSafeThreshold, install_hint
 from offramp.files import write_files
-from offramp.guarantees.certificate import BY_CLASS
+from offramp.guarantees.certificate import BY_CLASS, BY_EXIT
 from offramp.guarantees.operating_point import Decisions, OperatingPoint
 from offramp.inference.collect import read_labels
 from offramp.inference.texts import Text, check_texts
@@ -78,6 +78,7 @@ def retrofit(
     label_names: Sequence[str] | None = None,
     decide: str = "",
     groups: Sequence[Any] | None = None,
+    categories: Sequence[Any] | None = None,
     tune: bool = False,
     epochs: float = 2,
     runtime: str | None = None,
@@ -113,6 +114,8 @@ def retrofit(
             stored with the model, and the guarantee is then about these decisions. By default the most likely label.
         groups: the conversation, customer or other source of each text, if texts of one source are alike: they stay
             together in the split, and count as one text where distinct texts must prove the guarantee.
+        categories: the language or other category of each text, for a guarantee within each, which names it:
+            `Guarantee(0.02, by="language")`.
         tune: train the backbone too, with the original as teacher, instead of the exits alone.
         epochs: of tuning.
         runtime: "onnx" or "torch"; by default ONNX Runtime if it is installed.
@@ -142,6 +145,12 @@ def retrofit(
         raise BadOption("a guarantee about rankings takes no groups and no labels; leave them out")
     if groups is not None and len(groups) != len(texts):
         raise BadData(f"{count(len(groups), 'group')} for {count(len(texts), 'text')}; give one for each.")
+    if (categories is None) != (target.by in ("", BY_EXIT, BY_CLASS)):
+        raise BadOption(
+            f"by={target.by!r} and categories=... belong together: the name of the categories, and one for each text"
+        )
+    if categories is not None and len(categories) != len(texts):
+        raise BadData(f"{len(categories)} categories for {count(len(texts), 'text')}; give one for each.")
     decisions = decisions_of(original, decide, label_names)
     if by_query and decide:
         raise BadOption("a guarantee about rankings takes no operating point; leave out decide=...")
@@ -150,6 +159,8 @@ def retrofit(
         outputs = label_names or names_in_order(original.model.config)
         named = [*decisions.thresholds] if isinstance(decisions, Decisions) else outputs
         target = with_bounds_of(target, class_names(decisions, named))
+    elif categories is not None:
+        target = with_bounds_of(target, sorted({*map(str, categories)}))
     if by_query:
         check_reranker(original.model.config.num_labels or 1, decisions)
     known = None
@@ -158,12 +169,19 @@ def retrofit(
     if target.needs_labels and known is None:
         raise BadOption(f"risk={target.risk!r} needs labels, a correct one for each text")
     rules = rules_for(original, rule, by_query, decisions)
-    split = split_texts(texts, known, groups, by_query)
-    check_enough(split, target, len(rules), len(precisions) * (1 + len(rungs)))
+    split = split_texts(texts, known, groups, by_query, categories)
+    choices = len(precisions) * (1 + len(rungs))
+    check_enough(split, target, len(rules), choices)
     home = Path(out)
     asked = json.loads(
         json.dumps(
-            {"guarantee": asdict(target), "rules": rules, "ladder": [*ladder], "precisions": precisions}
+            {
+                "guarantee": asdict(target),
+                "categories": categories and hash_texts([*map(str, categories)], None),
+                "rules": rules,
+                "ladder": [*ladder],
+                "precisions": precisions,
+            }
         )
     )
     settings = {
@@ -191,13 +209,23 @@ def retrofit(
                 f"{calibration} to calibrate on and {test} to test on"
             )
             steps = Steps(
-                home / WORK, original, split, decide, data or "the texts", seed, progress, log, callbacks
+                home / WORK,
+                original,
+                split,
+                decide,
+                target.by if categories is not None else "",
+                data or "the texts",
+                seed,
+                progress,
+                log,
+                callbacks,
             )
+            steps.check_groups(target, target.delta / (len(rules) * choices), label_names)
             exits = steps.train_exits(label_names, tune, epochs)
             variants = [steps.variant(exits, runtime, each) for each in precisions]
             search: dict[str, Any] = {
                 "rules": rules if rule else None,
-                "choices": len(variants) * (1 + len(rungs)),
+                "choices": choices,
             }
             try:
                 with attempt.paid() as spent:

@@ -20,6 +20,7 @@ from offramp.files import SCORES, atomic_file, atomic_folder, replace_folder, re
 from offramp.folder import load_model, megabytes
 from offramp.folder.folder import REFERENCE
 from offramp.folder.manifest import GRAPH
+from offramp.guarantees.certificate import BY_CLASS, BY_EXIT
 from offramp.inference import Classifier
 from offramp.inference.collect import collect, words_of
 from offramp.inference.reranker import Reranker
@@ -39,9 +40,11 @@ from offramp.measuring.comparison import (
     describe_machine,
     measure_contender,
 )
+from offramp.measuring.guarantee import parts_of
 from offramp.measuring.targets import Candidate
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import backbone_for
+from offramp.models.config import names_in_order
 from offramp.models.exit_model import ExitModel
 from offramp.models.heads import HeadConfig
 from offramp.policy import Policy
@@ -50,7 +53,7 @@ from offramp.reports import report
 from offramp.reports.results import FULL_DEPTH, RETROFIT, Megabytes, RetrofitResults, Unseen, full_depth_name
 from offramp.reports.stored_policy import store_policy
 from offramp.retrofits.original import Original, is_bit_equal
-from offramp.retrofits.text_split import TextSet, TextSplit
+from offramp.retrofits.text_split import TextSet, TextSplit, check_parts
 from offramp.trace import Trace
 from offramp.training import train
 from offramp.training.recipes import frozen, mixed
@@ -121,6 +124,8 @@ class Steps:
     split: TextSplit
     decide: str
     """The operating point."""
+    categories: str
+    """What the categories of texts are called, such as "language", if there are any."""
     data: str
     seed: int
     progress: bool
@@ -167,6 +172,28 @@ class Steps:
         )
         return done.folder
 
+    def check_groups(self, target: Guarantee, delta: float, label_names: Sequence[str] | None) -> None:
+        """If groups depend on the original's predictions, too few texts in one are an error before any training."""
+        if target.by != BY_CLASS and all(loss.among is None for loss in target.losses.values()):
+            return
+        rows, logits = self.split.calibration, self.reference("calibration")
+        trace = Trace(
+            logits[:, None],
+            (self.original.model.config.num_hidden_layers,),
+            labels=rows.labels,
+            lengths=np.ones(len(rows)),
+            ids=np.arange(len(rows)),
+            decide=self.decide,
+            reference=logits,
+            texts=rows.groups,
+            trained_on=np.isin(rows.groups, self.split.before("calibration")),
+            problem=self.original.problem,
+            label_names=tuple(label_names or names_in_order(self.original.model.config)),
+        )
+        trace = self.categorized(trace, "calibration").decided()
+        target = replace(target, by="" if target.by == BY_EXIT else target.by)
+        check_parts(parts_of(trace, target), target, delta, len(rows) / sum(self.split.sizes().values()))
+
     def has_pairs(self) -> bool:
         """Whether the texts are pairs and their tokens have types, so that heads can read the two texts apart."""
         types = self.original.tokenizer("a", "b").get("token_type_ids", [])
@@ -210,15 +237,20 @@ class Steps:
             if rows.by_query:
                 found = found.grouped([text[0] for text in rows.texts])
             found.save(file)
-        return Trace.load(file).decided()
+        return self.categorized(Trace.load(file), part).decided()
 
-    def reference(self, part: str, runner: Runner) -> Array:
-        """The original's logits, in the rows of a trace."""
+    def categorized(self, trace: Trace, part: str) -> Trace:
+        categories = getattr(self.split, part).categories
+        return trace if categories is None else trace.categorized(self.categories, categories.tolist())
+
+    def reference(self, part: str, runner: Runner | None = None) -> Array:
+        """The original's logits, in the rows of a trace; those of a tagger's are known to the runner."""
         file = self.work / f"{part}.npy"
         if not file.exists():
             self.log(f"running the original model on the {part} texts")
             texts = getattr(self.split, part).texts
             if self.tags:
+                assert runner is not None
                 read = self.reader(texts)
                 windows = [window for text in read for window in text.windows]
                 every = np.concatenate(self.original.tag_logits(windows, self.progress))

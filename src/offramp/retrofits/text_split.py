@@ -1,7 +1,7 @@
 """Splitting the texts of a retrofit into those to learn from, to fit a rule on, to calibrate on and to test on."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import ceil
@@ -14,6 +14,7 @@ from offramp.errors import BadData
 from offramp.files import digest
 from offramp.guarantees import LOSSES, Guarantee
 from offramp.guarantees.bounds import BOUNDS
+from offramp.guarantees.testing import Part
 from offramp.inference.texts import Text
 from offramp.problems import Array
 from offramp.row_hashes import hash_rows, split_rows
@@ -32,6 +33,8 @@ class TextSet:
     """A hash of each text, or of its group."""
     by_query: bool = False
     """Whether the pairs of a query, which are a group, are one example."""
+    categories: Array | None = None
+    """(texts,) the name of the category of each, within which a guarantee is to hold."""
 
     @property
     def examples(self) -> Sequence[Any]:
@@ -76,6 +79,15 @@ class TextSplit:
         names = [*vars(self)]
         return np.concatenate([getattr(self, name).groups for name in names[: names.index(part)]])
 
+    def categories(self) -> set[str]:
+        """The names of all categories."""
+        return {
+            str(name)
+            for part in vars(self).values()
+            if part.categories is not None
+            for name in part.categories
+        }
+
     def unseen(self, part: str) -> int:
         """The number of distinct texts of a part that are not among those used before."""
         return len(np.setdiff1d(getattr(self, part).groups, self.before(part)))
@@ -86,6 +98,7 @@ def split_texts(
     labels: Array | None = None,
     groups: Sequence[Any] | None = None,
     by_query: bool = False,
+    categories: Sequence[Any] | None = None,
 ) -> TextSplit:
     """A random split that is the same for the same texts. Rows of a group stay together; those of a text do not:
     if frequent texts could only be learned from, they would never be tested. With `by_query`, pairs of a query are a
@@ -96,9 +109,15 @@ def split_texts(
     keys = hash_rows(texts) if groups is None else hash_rows(map(str, groups))
     test, calibration, fit, learn = split_rows(keys, [TEST, CALIBRATION, FIT], together=groups is not None)
 
+    names = None if categories is None else np.array([*map(str, categories)])
+
     def part(rows: Array) -> TextSet:
         return TextSet(
-            [texts[row] for row in rows], None if labels is None else labels[rows], keys[rows], by_query
+            [texts[row] for row in rows],
+            None if labels is None else labels[rows],
+            keys[rows],
+            by_query,
+            None if names is None else names[rows],
         )
 
     return TextSplit(part(learn), part(fit), part(calibration), part(test))
@@ -106,13 +125,18 @@ def split_texts(
 
 def check_enough(split: TextSplit, target: Guarantee, rules: int, precisions: int) -> None:
     """Too few texts to prove the guarantee, even without errors, are an error."""
-    bounds = target.epsilon.values() if isinstance(target.epsilon, Mapping) else [target.epsilon]
     delta, most = target.delta / (rules * precisions), CALIBRATION[1]  # they share it
     by_query = split.calibration.by_query
-    needed_for = BOUNDS[LOSSES[target.risks[0]].bound].examples_needed
     units = "queries" if by_query else "texts"
-    proof = sum(needed_for([0.0], bound, delta) or most for bound in bounds)
-    wanted = f"a bound of {min(bounds):g} takes {proof} distinct {units} to calibrate on"
+    smallest = {risk: min(target.bounds_by_group(risk).values()) for risk in target.risks}
+    proof = max(
+        sum(
+            BOUNDS[loss.bound].examples_needed([0.0], bound, delta) or most
+            for bound in target.bounds_by_group(risk).values()
+        )
+        for risk, loss in target.losses.items()
+    )
+    wanted = f"a bound of {min(smallest.values()):g} takes {proof} distinct {units} to calibrate on"
     if proof > most:
         raise BadData(f"{wanted}, and at most {most} are used. Allow a larger bound.")
     total, unseen = sum(split.sizes().values()), split.unseen("calibration")
@@ -125,6 +149,47 @@ def check_enough(split: TextSplit, target: Guarantee, rules: int, precisions: in
             f"not enough {units} ({total}): {wanted}, so {needed} in all, and more if predictions change{distinct}. "
             f"Add {units}, or allow a larger bound."
         )
+    part = split.calibration
+    if part.categories is not None:
+        new = first_of_each(part.groups) & ~np.isin(part.groups, split.before("calibration"))
+        names = sorted(split.categories())
+        check_parts(
+            [
+                Part(risk, bound, new & (part.categories == name), name)
+                for risk in target.risks
+                for name, bound in target.bounds_of(risk, names).items()
+            ],
+            target,
+            delta,
+            len(part) / total,
+        )
+
+
+def check_parts(parts: Sequence[Part], target: Guarantee, delta: float, share: float) -> None:
+    """Groups with too few texts to prove their bounds are an error; `share` is that of the calibration texts."""
+    lacking = []
+    for part in [part for part in parts if part.unseen] or parts:
+        loss, examples = LOSSES[part.risk], int(part.rows.sum())
+        needed = BOUNDS[loss.bound].examples_needed([0.0], part.epsilon, delta)
+        if needed is None or examples < needed:
+            where = f" of the {target.by} {part.group!r}" if part.group else ""
+            what = loss.examples.format(reference="the original").removeprefix(loss.units)
+            in_all = (
+                "no number is enough" if needed is None else f"{needed}, about {ceil(needed / share)} in all"
+            )
+            lacking.append(f"{examples} texts{what}{where} (needed: {in_all})")
+    if lacking:
+        raise BadData(
+            f"not enough distinct calibration texts to prove the guarantee: {'; '.join(lacking)}. Add "
+            "such texts, leave the group out of the file, or allow a larger bound."
+        )
+
+
+def first_of_each(keys: Array) -> Array:
+    """A mask of the first row with each key."""
+    mask = np.zeros(len(keys), bool)
+    mask[np.unique(keys, return_index=True)[1]] = True
+    return mask
 
 
 def repeated_share(split: TextSplit) -> float:
