@@ -4,10 +4,10 @@
 
 A plain transformers tagger is fine-tuned on 3,500 texts of the Broad Twitter Corpus (BTC, a folder of CoNLL files);
 `offramp retrofit` gets others without labels, once with a guarantee about changed texts and once about missed words,
-each as if it were the only one. All are scored on 1,500 further texts. Rivals, in ONNX
-Runtime, scales from the same texts: the tagger at full depth, and the encoder cut at --cut layers and fine-tuned on the
-same rows. With --tune there are retrofits that train the backbone too. Contenders are timed in turns. Finished steps in
---out are reused. Writes tagging.json and prints Markdown.
+each as if it were the only one. All are scored on 1,500 further texts. Rivals, in ONNX Runtime, scales from the same
+texts: the tagger at full depth, and the encoder cut at --cut layers, fine-tuned on the same rows. With --tune, also
+retrofits that train the backbone. Contenders are timed in turns. Finished steps in --out are reused. Writes
+tagging.json and prints Markdown.
 """
 
 import argparse

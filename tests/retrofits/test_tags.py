@@ -214,6 +214,15 @@ def test_an_interrupted_retrofit_resumes_with_the_same_result(
         assert getattr(resumed.results, name) == getattr(done.results, name)
 
 
+def test_a_tuned_tagger_is_compared_with_the_original(original: Path, tmp_path: Path) -> None:
+    done = retrofit(original, make_texts(300), tmp_path / "out", 0.3, runtime="torch", tune=True, epochs=1)
+    full = done.results.comparison[1]  # the original without exits; the tuned model differs from it
+    assert (full.name, full.losses["changed"]) == ("fp32, full depth", 0)
+    assert done.results.full_depth_bit_equal is None
+    assert (done.folder / "reference").is_dir()
+    assert done.results.certificate.reference == "my-ner"
+
+
 def test_the_original_reads_windows_as_the_engine_does(original: Path) -> None:
     model = load_original(original)
     exits = ExitModel.from_encoder(model.model)

@@ -18,10 +18,11 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForTokenClassification, PreTrainedTokenizerFast
 
 from offramp import Task, train
-from offramp.errors import BadData, Incompatible
+from offramp.errors import BadData
+from offramp.models.exit_model import ExitModel
 from offramp.problems import UNLABELLED
 from offramp.training import features
-from offramp.training.data import TagCollator, tokenize_words
+from offramp.training.data import TagCollator, add_teacher, tokenize_words
 from offramp.training.features import WordSample
 from offramp.words import token_tags
 
@@ -190,13 +191,6 @@ def test_heads_learn_from_no_more_words_than_fit(
     assert not [*tmp_path.glob("phase-2/*.npy")]
 
 
-def test_mixed_is_refused_for_taggers(
-    tiny_encoder: Callable[..., Any], subwords: Any, tmp_path: Path
-) -> None:
-    with pytest.raises(Incompatible, match="choose 'joint' or 'frozen'"):
-        train(tiny_encoder("bert", layers=1), task(10), "mixed", options(tmp_path), tokenizer=subwords)
-
-
 def test_texts_for_tags_that_are_no_lists_are_refused() -> None:
     rows = datasets.Dataset.from_dict({"text": ["a b", "c"], "label": [["O"], ["B-X"]]})
     with pytest.raises(BadData, match="expected a list of its words"):
@@ -209,3 +203,42 @@ def test_a_trained_tagger_is_read_as_one_by_transformers(
     trained = train(tiny_encoder("bert", layers=1), task(40), "final", options(tmp_path), tokenizer=subwords)
     model = AutoModelForTokenClassification.from_pretrained(trained.folder, trust_remote_code=False)
     assert [model.config.id2label[row] for row in range(3)] == TAGS
+
+
+def test_a_tagger_teaches_every_token_of_texts_without_labels(
+    tiny_tagger: Callable[..., Any], subwords: Any, tmp_path: Path
+) -> None:
+    model = ExitModel.from_encoder(tiny_tagger("bert", layers=2, id2label=dict(enumerate(TAGS)), label2id={}))
+    texts = datasets.Dataset.from_dict({"text": [" ".join(words) for words in tagged(30)["tokens"]]})
+    rows = tokenize_words(texts, subwords, 12)  # some texts are several rows
+    taught = add_teacher(model, rows, TagCollator(subwords), tmp_path / "teacher.npy", 7, progress=False)
+    assert len(taught) > len(texts)
+    taught = taught.remove_columns(["words", "length"])
+    for row in taught.select(range(0, len(taught), 3)):
+        with torch.no_grad():
+            alone = model(input_ids=torch.tensor([row["input_ids"]])).logits[0]
+        torch.testing.assert_close(torch.tensor(row["teacher"]), alone, atol=1e-5, rtol=1e-5)
+    batch = TagCollator(subwords)([taught[row] for row in (0, 5, 9)])
+    assert batch["teacher"].shape == (*batch["input_ids"].shape, 3)
+
+
+def test_the_backbone_of_a_tagger_is_tuned_with_the_original_as_teacher(
+    tiny_tagger: Callable[..., Any], subwords: Any, tmp_path: Path
+) -> None:
+    plain = tiny_tagger("bert", layers=2, id2label=dict(enumerate(TAGS)), label2id={})
+    model = ExitModel.from_encoder(plain)
+    texts = datasets.Dataset.from_dict({"text": [" ".join(words) for words in tagged(200)["tokens"]]})
+    run = train(
+        model,
+        texts,
+        "mixed:fine_tune=false,head_epochs=20",
+        options(tmp_path / "run", num_train_epochs=10, **FAST),
+        tokenizer=subwords,
+    )
+    inputs = dict(subwords(texts["text"][:40], padding=True, return_tensors="pt"))
+    inputs.pop("token_type_ids", None)
+    with torch.no_grad():
+        found, expected = run.model(**inputs), plain(**inputs).logits
+    same = found.exit_logits.argmax(-1) == expected.argmax(-1)[..., None]
+    assert same[inputs["attention_mask"].bool()].float().mean(0).min() > 0.8
+    assert not torch.equal(found.logits, expected)

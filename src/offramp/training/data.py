@@ -14,6 +14,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 from offramp.data import Task
 from offramp.errors import BadOption
 from offramp.files import atomic_file
+from offramp.lists import Lists
 from offramp.models.exit_model import ExitModel
 from offramp.problems import UNLABELLED, Array
 from offramp.row_hashes import hash_batch
@@ -146,15 +147,27 @@ def missing_like(rows: Any) -> Callable[[int], Any]:
 def add_teacher(
     model: ExitModel, rows: Any, collator: Any, file: Path, batch_size: int, progress: bool
 ) -> Any:
-    """The rows with a column `teacher`: the logits of the model's last exit, computed once and stored in a file."""
+    """The rows with a column `teacher`: the logits of the model's last exit, computed once and stored in a file; of
+    rows whose tokens are tagged, those of all tokens."""
+    tags = model.config.problem.of_tokens
+    ends = np.cumsum(rows["length"]) if tags else np.arange(1, len(rows) + 1)
     if not file.exists():
-        logits = np.empty((len(rows), len(model.config.label_names)), np.float32)
+        logits = np.empty((int(ends[-1]), len(model.config.label_names)), np.float32)
         nn.Module.eval(model)
         for chosen in batches(rows, batch_size, "teacher", progress):
-            logits[chosen] = model(**model_inputs(rows, chosen, collator, model.device)).logits.float().cpu()
+            inputs = model_inputs(rows, chosen, collator, model.device)
+            found = model(**inputs).logits.float().cpu()
+            if tags:
+                found = found[
+                    inputs["attention_mask"].bool().cpu()
+                ]  # (tokens, tags) of the rows, in their order
+                chosen = Lists.consecutive(rows["length"]).rows(chosen)
+            logits[chosen] = found
         with atomic_file(file) as draft:
             np.save(draft, logits)
-    return rows.add_column("teacher", list(np.load(file)))
+    known = np.load(file)
+    teacher = [[*part] for part in np.split(known, ends[:-1])] if tags else [*known]
+    return rows.add_column("teacher", teacher)
 
 
 def batches(rows: Any, size: int, what: str, progress: bool) -> Iterator[Array]:
@@ -175,16 +188,21 @@ def model_inputs(rows: Any, chosen: Any, collator: Any, device: Any) -> dict[str
 
 
 class TagCollator(DataCollatorWithPadding):
-    """Pads the tags of tokens too."""
+    """Pads what each token has too: its tag, and its teacher's logits."""
 
     def __call__(self, features: Any) -> dict[str, Any]:
-        if isinstance(features, Mapping) or "labels" not in features[0]:
+        if isinstance(features, Mapping):
             return super().__call__(features)
-        tags = [tag for each in features for tag in each["labels"]]
-        batch = super().__call__([{**each, "labels": 0} for each in features])
-        labels = torch.full_like(batch["input_ids"], UNLABELLED)
-        labels[batch["attention_mask"].bool()] = torch.tensor(tags)
-        batch["labels"] = labels
+        of_tokens = [name for name in ("labels", "teacher") if name in features[0]]
+        batch = super().__call__(
+            [{name: value for name, value in each.items() if name not in of_tokens} for each in features]
+        )
+        real = batch["attention_mask"].bool()
+        for name in of_tokens:
+            values = torch.cat([torch.as_tensor(each[name]) for each in features])
+            padded = values.new_full((*real.shape, *values.shape[1:]), UNLABELLED)
+            padded[real] = values
+            batch[name] = padded
         return batch
 
 

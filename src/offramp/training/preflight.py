@@ -42,8 +42,6 @@ def check(
         raise BadOption(f"{task.name} has no train split")
     check_outputs(model, task)
     check_arguments(task, args, early_stopping)
-    if task.problem.of_tokens and any(phase.frozen_teacher for phase in recipe.phases):
-        raise Incompatible(f"{recipe.name} has a teacher of texts, not of tokens; choose 'joint' or 'frozen'")
     for phase in recipe.phases:
         trainable_parameters(model, phase.trainable)
         check_loss(model, phase, recipe.needs)
