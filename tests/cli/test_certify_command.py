@@ -303,7 +303,7 @@ def test_a_model_and_its_export_are_compared_until_there_is_a_verdict(
     made = ask("certify", saved, exported, "--texts", texts, "--stop-early", "--guarantee", 0.05)
     assert made["verdict"] == "proven"
     assert made["examined"] < 200
-    assert made["claims"][0]["certificate"]["bound"] == "sequential betting"
+    assert made["claims"][0]["certificate"]["bounds"][0]["bound"] == "sequential betting"
 
 
 def test_labels_of_the_texts_are_used_by_the_risks_that_need_them(
@@ -372,3 +372,18 @@ def test_a_server_that_does_not_answer_is_bad_input(texts: Path, run: Run) -> No
     done = run("certify", "http://127.0.0.1:9", "http://127.0.0.1:9", "--texts", texts)
     assert done.exit_code == 2
     assert "http://127.0.0.1:9/predict: no server answers" in done.stderr
+
+
+def test_a_claim_may_be_about_every_value_of_a_column(run: Run, tmp_path: Path) -> None:
+    rows = [(number, "ham" if number % 3 else "spam", "de" if number % 2 else "en") for number in range(400)]
+    for name in ("old", "new"):
+        lines = [f"{number},{label},{language}" for number, label, language in rows]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,label,language", *lines]), encoding="utf-8")
+    files = tmp_path / "old.csv", tmp_path / "new.csv"
+    shown = run("certify", *files, "--guarantee", 0.05, "--by", "language")
+    assert shown.exit_code == 0, shown.stderr
+    assert "where the language is de" in shown.stdout
+    assert "where the language is en" in shown.stdout
+    small = run("certify", *files, "--guarantee", 0.01, "--by", "language")
+    assert small.exit_code == 2
+    assert "200 rows of the language 'de' cannot prove" in small.stderr

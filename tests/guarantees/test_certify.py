@@ -304,3 +304,44 @@ def test_decisions_about_several_labels_are_compared_row_by_row() -> None:
     assert made.proven
     assert made.claims[0].evidence[0].observed == 3 / 400
     assert (made.differences[0].old, made.differences[0].new) == ("none", "rude")
+
+
+def test_a_bound_holds_in_every_group_or_is_not_proven() -> None:
+    old = np.array(["ham", "spam"] * 500)
+    languages = np.array(["de"] * 800 + ["en"] * 200)
+    new = old.copy()
+    new[-20:] = "ham"  # a tenth of the English ones, a percent of all
+    assert certify(old, new, 0.05).proven
+    made = certify(old, new, 0.05, by="language", categories=languages)
+    assert [(claim.group, claim.verdict) for claim in made.claims] == [("de", "proven"), ("en", "undecided")]
+    assert not made.proven
+    (proof,) = (claim.certificate for claim in made.claims if claim.certificate)
+    assert "where the language is de" in proof.summary
+    assert "separately among those whose language is 'de'" in proof.promise
+    by_class = certify(old, new, 0.03, by="class")
+    assert [(claim.group, claim.evidence[0].examples) for claim in by_class.claims] == [
+        ("ham", 500),
+        ("spam", 500),
+    ]
+    assert [claim.evidence[0].observed for claim in by_class.claims] == [0, 10 / 500]
+
+
+def test_decisions_are_yes_or_no_in_the_groups_of_a_class() -> None:
+    old, new = np.linspace(0, 1, 1000), np.linspace(0, 1, 1000) ** 1.02
+    made = certify(old, new, 0.05, decide="spam>=0.3", label_names=["spam"], by="class")
+    assert [claim.group for claim in made.claims] == ["spam", "not spam"]
+    lost = np.mean((new < 0.3)[old >= 0.3])
+    assert made.claims[0].evidence[0].observed == pytest.approx(lost)
+    early = certify(old, new, 0.05, decide="spam>=0.3", label_names=["spam"], by="class", stop_early=True)
+    assert early.proven
+
+
+def test_every_group_that_is_too_small_is_named() -> None:
+    old = np.array(["ham"] * 300)
+    languages = ["de"] * 250 + ["en"] * 30 + ["fr"] * 20
+    with pytest.raises(
+        BadData, match=r"30 rows of the language 'en' .* takes 149; 20 rows of the language 'fr'"
+    ):
+        certify(old, old, 0.02, by="language", categories=languages)
+    with pytest.raises(BadOption, match="name of the categories"):
+        certify(old, old, 0.02, by="language")

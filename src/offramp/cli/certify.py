@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from offramp.cli.command import BadInput, Result
 from offramp.cli.options import RuntimeOptions, TextOption, TextPairOption, check_writable
-from offramp.cli.rows import Row, read_labels, read_rows
+from offramp.cli.rows import Row, read_column, read_labels, read_rows
 from offramp.errors import BadData, BadLabels, BadOption, CannotLoad, Incompatible, UnknownName
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class ClaimOptions:
             "accuracy, accuracy_drop."
         ),
     ] = "changed"
+    by: Annotated[
+        str,
+        Option(help="It holds within each group: class (that OLD predicts), or a column, such as language."),
+    ] = ""
     decide: Annotated[
         str, Option(help="Operating point, such as 'spam>=0.3'; the most likely label by default.")
     ] = ""
@@ -62,6 +66,7 @@ class ClaimOptions:
         """The keyword arguments of `certify`."""
         return {
             "guarantee": self.bounds(),
+            "by": self.by,
             "decide": self.decide,
             "tolerance": self.tolerance,
             "delta": self.delta,
@@ -69,6 +74,11 @@ class ClaimOptions:
             "finite": self.finite,
             "seed": self.seed,
         }
+
+    @property
+    def category(self) -> str | None:
+        """The column of groups, if they are not classes."""
+        return self.by if self.by not in ("", "class") else None
 
     def bounds(self) -> dict[str, float]:
         """By risk."""
@@ -190,6 +200,7 @@ def certify_files(
             label,
             scores=tuple(thresholds) if thresholds or compares_scores else None,
             numbers=claim.tolerance is not None,
+            category=claim.category,
         ),
         [name.strip() for name in labels.split(",")] if labels else (),
     )
@@ -200,6 +211,7 @@ def certify_files(
         label_names=pair.label_names,
         labels=pair.labels,
         texts=pair.texts,
+        categories=pair.categories,
         names=(old.name, new.name) if old.name != new.name else (str(old), str(new)),
     )
 
@@ -247,6 +259,7 @@ def certify_models(
         if claim.needs_labels()
         else None,
         texts=inputs,
+        categories=read_column(rows, texts, claim.category, "--by"),
         names=(old, new),
         data=texts.name,
     )

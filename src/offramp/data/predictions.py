@@ -35,6 +35,8 @@ class Columns:
     """Read the scores of these labels, or all there are if none is named; None: read predictions."""
     numbers: bool = False
     """The predictions are numbers, not labels."""
+    category: str | None = None
+    """The categories of rows, in either file."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class PredictionPair:
     texts: list[Any] | None
     labels: Array | None
     """The correct ones."""
+    categories: list[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,18 +82,34 @@ def read_pair(old: Path, new: Path, columns: Columns, label_names: Sequence[str]
     texts = [read_texts(table, columns) for table in (first, second)]
     check_same_texts(first, second, texts)
     labels = read_labels(first, second, columns)
+    old_values, new_values, names = read_values(first, second, columns, label_names)
+    categories = read_categories(first, second, columns.category)
+    return PredictionPair(old_values, new_values, names, texts[0] or texts[1], labels, categories)
+
+
+def read_values(
+    old: Table, new: Table, columns: Columns, label_names: Sequence[str]
+) -> tuple[Array, Array, tuple[str, ...]]:
+    """The predictions of both, and the names of labels."""
     if columns.scores is not None:
-        names, values = read_scores(first, second, columns.scores)
-        return PredictionPair(*values, tuple(label_names) or names, texts[0] or texts[1], labels)
-    column = prediction_column(first, second, columns)
+        names, (old_scores, new_scores) = read_scores(old, new, columns.scores)
+        return old_scores, new_scores, tuple(label_names) or names
+    column = prediction_column(old, new, columns)
     if columns.numbers:
-        old_numbers, new_numbers = (numbers(table, table.cells(column), column) for table in (first, second))
-        return PredictionPair(old_numbers, new_numbers, (), texts[0] or texts[1], labels)
-    old_labels, new_labels = ([label_text(cell) for cell in table.cells(column)] for table in (first, second))
-    known = tuple(label_names) or shared_labels(first, second, old_labels, new_labels)
-    check_labels(first, old_labels, known, "not one of the labels")
-    check_labels(second, new_labels, known, "not one of the labels")
-    return PredictionPair(np.array(old_labels), np.array(new_labels), known, texts[0] or texts[1], labels)
+        return numbers(old, old.cells(column), column), numbers(new, new.cells(column), column), ()
+    old_labels, new_labels = ([label_text(cell) for cell in table.cells(column)] for table in (old, new))
+    known = tuple(label_names) or shared_labels(old, new, old_labels, new_labels)
+    check_labels(old, old_labels, known, "not one of the labels")
+    check_labels(new, new_labels, known, "not one of the labels")
+    return np.array(old_labels), np.array(new_labels), known
+
+
+def read_categories(old: Table, new: Table, column: str | None) -> list[Any] | None:
+    if column is None:
+        return None
+    table = old if column in old.names else new
+    require_column(table, column)
+    return table.cells(column)
 
 
 def read_table(path: Path) -> Table:
@@ -184,7 +203,7 @@ def prediction_column(old: Table, new: Table, columns: Columns) -> str:
         require_column(new, columns.prediction)
         return columns.prediction
     usual = (SCORE,) if columns.numbers else PREDICTIONS
-    taken = (columns.id, columns.label, *IDS)
+    taken = (columns.id, columns.label, columns.category, *IDS)
     both = [name for name in old.names if name in new.names and name not in taken]
     candidates = [name for name in usual if name in both] or both
     if len(candidates) != 1 and not (candidates and candidates[0] in usual):

@@ -287,6 +287,8 @@ class Certificate:
                 f"{share} (of {name})" if name else share for share, name in zip(shares, groups, strict=True)
             ]
             return self.words(first.loss.summary, ", ".join(each)) + within
+        if len(groups) == 1 and self.by != BY_EXIT:
+            return f"{self.words(first.loss.summary, shares[0])}{within}, where the {self.by} is {groups[0]}"
         named = ", ".join(groups) if len(groups) <= MOST_NAMES else f"{len(groups)} in all"
         every = "at every exit taken" if self.by == BY_EXIT else f"in every {self.by}"
         return f"{self.words(first.loss.summary, shares[0])}{within}, {every} ({named})"

@@ -8,8 +8,8 @@ import numpy as np
 
 from offramp.errors import BadData, BadOption
 from offramp.guarantees.bounds import BOUNDS, Bound
-from offramp.guarantees.certificate import Certificate, ProvenBound, are_fractions
-from offramp.guarantees.comparison import Compared, Comparison, Predicted, common_labels
+from offramp.guarantees.certificate import BY_CLASS, Certificate, ProvenBound, are_fractions
+from offramp.guarantees.comparison import Compared, Comparison, Key, Predicted, common_labels
 from offramp.guarantees.differences import Difference, GroupDifferences, by_class, largest
 from offramp.guarantees.losses import LOSSES, RISKS
 from offramp.guarantees.operating_point import OperatingPoint
@@ -56,6 +56,8 @@ class Claim:
     """On all rows, and on distinct texts if some are repeated: a claim is proven if both prove it."""
     certificate: Certificate | None
     """If it is proven."""
+    group: str = ""
+    """The class or category that it is about; empty: all rows."""
 
     @property
     def provable(self) -> float:
@@ -125,6 +127,8 @@ def certify(
     labels: Any = None,
     tolerance: float | None = None,
     texts: Sequence[Any] | None = None,
+    by: str = "",
+    categories: Sequence[Any] | None = None,
     stop_early: bool = False,
     finite: bool = False,
     seed: int = 0,
@@ -152,6 +156,9 @@ def certify(
         labels: the correct ones, for the risks that need them.
         tolerance: for numbers and for the risk "score": differences up to this do not count.
         texts: of the rows. If some are repeated, the claim must hold on all rows and on distinct texts.
+        by: the groups within each of which the guarantee is to hold: "class", those that `old` predicts, or for
+            risks with labels those of the labels; or what the categories are called, such as "language".
+        categories: the category of each row.
         stop_early: examine the rows in random order until there is a verdict.
         finite: with `stop_early`, the claim is about these rows alone and not about others like them.
         seed: of the random order.
@@ -161,7 +168,11 @@ def certify(
     bounds = guarantee if isinstance(guarantee, Mapping) else {risk: guarantee}
     old, new = (side if isinstance(side, Predicted) else np.asarray(side) for side in (old, new))
     check_options(bounds, delta, tolerance, labels is not None, stop_early, finite)
-    check_lengths({names[0]: old, names[1]: new, "labels": labels, "texts": texts})
+    if finite and by:
+        raise BadOption(f"by={by!r} makes claims about some of the rows, so finite=True does not apply")
+    if (categories is None) != (by in ("", BY_CLASS)):
+        raise BadOption(f"by={by!r}: pass 'class', or the name of the categories with categories=...")
+    check_lengths({names[0]: old, names[1]: new, "labels": labels, "texts": texts, "categories": categories})
     comparison = Comparison(
         old,
         new,
@@ -171,6 +182,8 @@ def certify(
         tuple(label_names) or common_labels(old, new, names),
         None if labels is None else np.asarray(labels),
         tolerance,
+        by,
+        None if categories is None else np.array([*map(str, categories)]),
     )
     samples, repeated = {ROWS: np.arange(len(old))}, None
     if texts is not None:
@@ -178,7 +191,8 @@ def certify(
         repeated = len(old) - len(distinct)
         if repeated and not finite:
             samples[DISTINCT] = distinct
-    trial = Trial(comparison, bounds, delta, samples, len(old) if finite else None)
+    by_group = {(risk, group): bound for risk, bound in bounds.items() for group in comparison.group_names}
+    trial = Trial(comparison, by_group, delta, samples, len(old) if finite else None)
     if stop_early:
         evidence, compared = trial.examine_until_decided(seed)
     else:
@@ -251,24 +265,33 @@ class Trial:
     """The claims, and the samples of rows that test them."""
 
     comparison: Comparison
-    bounds: Mapping[str, float]
+    bounds: Mapping[Key, float]
     delta: float
     samples: Mapping[str, Array]
     population: int | None
 
-    def examine_all(self) -> tuple[dict[str, list[Evidence]], Compared]:
+    def examine_all(self) -> tuple[dict[Key, list[Evidence]], Compared]:
         compared = self.comparison.compare(self.samples[ROWS])
+        self.check_enough(
+            {
+                (key, sample): (int(np.isfinite(compared.losses[key][rows]).sum()), self.bound(key, compared))
+                for key in self.bounds
+                for sample, rows in self.samples.items()
+            }
+        )
         evidence = {
-            risk: [self.weigh(risk, compared, name, rows) for name, rows in self.samples.items()]
-            for risk in self.bounds
+            key: [self.weigh(key, compared, name, rows) for name, rows in self.samples.items()]
+            for key in self.bounds
         }
         return evidence, compared
 
-    def weigh(self, risk: str, compared: Compared, sample: str, rows: Array) -> Evidence:
-        losses, epsilon = compared.losses[risk][rows], self.bounds[risk]
+    def bound(self, key: Key, compared: Compared) -> Bound:
+        return BOUNDS[self.comparison.loss(key[0], compared.problem).bound]
+
+    def weigh(self, key: Key, compared: Compared, sample: str, rows: Array) -> Evidence:
+        losses, epsilon = compared.losses[key][rows], self.bounds[key]
         losses = losses[np.isfinite(losses)]
-        bound = BOUNDS[self.comparison.loss(risk, compared.problem).bound]
-        self.check_enough(risk, sample, len(losses), bound.examples_needed([0.0], epsilon, self.delta))
+        bound = self.bound(key, compared)
         verdict = UNDECIDED
         if bound.p_value(losses, epsilon) <= self.delta:
             verdict = PROVEN
@@ -284,56 +307,69 @@ class Trial:
             more_rows(bound, losses, epsilon, self.delta) if verdict == UNDECIDED else 0,
         )
 
-    def check_enough(self, risk: str, sample: str, examples: int, needed: int | None) -> None:
-        """So few rows that they could not prove the claim even without a difference are an error."""
-        if needed is None or examples < needed:
-            unit = LOSSES[risk].examples.format(reference=self.comparison.names[0])
-            unit = sample if unit == "examples" else f"{unit} ({sample})"
-            raise BadData(
-                f"{examples} {unit} cannot prove {risk} of at most {self.bounds[risk]:g} with confidence "
-                f"{1 - self.delta:g}: even without a difference it takes {needed or 'more than a billion'}"
+    def check_enough(self, tests: Mapping[tuple[Key, str], tuple[int, Bound | int | None]]) -> None:
+        """So few rows that they could not prove a claim even without a difference are an error."""
+        lacking = []
+        for (key, sample), (examples, bound) in tests.items():
+            needed = (
+                bound.examples_needed([0.0], self.bounds[key], self.delta)
+                if isinstance(bound, Bound)
+                else bound
             )
+            if needed is None or examples < needed:
+                lacking.append(
+                    f"{examples} {self.unit(key, sample)} cannot prove {key[0]} of at most {self.bounds[key]:g} with "
+                    f"confidence {1 - self.delta:g}: even without a difference it takes "
+                    f"{needed or 'more than a billion'}"
+                )
+        if lacking:
+            raise BadData("; ".join(lacking))
 
-    def examine_until_decided(self, seed: int) -> tuple[dict[str, list[Evidence]], Compared]:
+    def unit(self, key: Key, sample: str) -> str:
+        """What is counted, in words."""
+        unit = LOSSES[key[0]].examples.format(reference=self.comparison.names[0])
+        unit = sample if unit == "examples" else f"{unit} ({sample})"
+        return f"{unit} of the {self.comparison.by} {key[1]!r}" if key[1] else unit
+
+    def examine_until_decided(self, seed: int) -> tuple[dict[Key, list[Evidence]], Compared]:
         """Each sample in a random order of its own, until every claim is decided or one cannot be proven."""
         rng = np.random.default_rng(seed)
         orders = {name: rng.permutation(rows) for name, rows in self.samples.items()}
-        tests = {(risk, name): self.sequential_test(risk, name) for risk in self.bounds for name in orders}
+        tests = {(key, name): self.sequential_test(key, name) for key in self.bounds for name in orders}
         seen = dict.fromkeys(orders, 0)
         while open_samples := [
             name
             for name, order in orders.items()
-            if seen[name] < len(order) and any(tests[risk, name].verdict is None for risk in self.bounds)
+            if seen[name] < len(order) and any(tests[key, name].verdict is None for key in self.bounds)
         ]:
             for name in open_samples:
                 part = orders[name][seen[name] :][: max(CHUNK, seen[name] // 8)]
                 seen[name] += len(part)
-                for risk, losses in self.comparison.compare(part).losses.items():
-                    test = tests[risk, name]
+                for key, losses in self.comparison.compare(part).losses.items():
+                    test = tests[key, name]
                     test.add(losses[np.isfinite(losses)])
                     test.give_up((len(orders[name]) - seen[name]) * len(test.losses) / seen[name])
             if any(test.verdict in (REFUTED, HOPELESS) for test in tests.values()):
                 break
         examined = np.unique(np.concatenate([order[: seen[name]] for name, order in orders.items()]))
         evidence = {
-            risk: [self.weigh_early(risk, name, tests[risk, name]) for name in orders] for risk in self.bounds
+            key: [self.weigh_early(key, name, tests[key, name]) for name in orders] for key in self.bounds
         }
         return evidence, self.comparison.compare(examined)
 
-    def sequential_test(self, risk: str, sample: str) -> SequentialTest:
-        lowest, epsilon = BOUNDS[LOSSES[risk].bound].lowest, self.bounds[risk]
+    def sequential_test(self, key: Key, sample: str) -> SequentialTest:
+        lowest, epsilon = BOUNDS[LOSSES[key[0]].bound].lowest, self.bounds[key]
         if self.population is None:
             needed = fewest_examples(epsilon, self.delta, lowest)
-            self.check_enough(risk, sample, len(self.samples[sample]), needed)
+            self.check_enough({(key, sample): (len(self.samples[sample]), needed)})
         return SequentialTest(epsilon, self.delta, lowest, self.population)
 
-    def weigh_early(self, risk: str, sample: str, test: SequentialTest) -> Evidence:
+    def weigh_early(self, key: Key, sample: str, test: SequentialTest) -> Evidence:
         """The rows up to the verdict; the bounds hold whenever it came."""
         verdict = test.verdict or UNDECIDED
         if not len(test.losses):
-            unit = LOSSES[risk].examples.format(reference=self.comparison.names[0])
-            raise BadData(f"there are no {unit}, so nothing can be proven about them")
-        bound = BOUNDS[LOSSES[risk].bound]
+            raise BadData(f"there are no {self.unit(key, sample)}, so nothing can be proven about them")
+        bound = BOUNDS[LOSSES[key[0]].bound]
         return Evidence(
             sample,
             len(test.losses),
@@ -343,22 +379,24 @@ class Trial:
             verdict,
             0
             if verdict in (PROVEN, REFUTED)
-            else more_rows(bound, test.losses, self.bounds[risk], self.delta),
+            else more_rows(bound, test.losses, self.bounds[key], self.delta),
         )
 
     def conclude(
-        self, evidence: Mapping[str, Sequence[Evidence]], problem: Problem, data: str, early: bool
+        self, evidence: Mapping[Key, Sequence[Evidence]], problem: Problem, data: str, early: bool
     ) -> tuple[Claim, ...]:
-        return tuple(self.claim(risk, parts, problem, data, early) for risk, parts in evidence.items())
+        return tuple(self.claim(key, parts, problem, data, early) for key, parts in evidence.items())
 
     def claim(
-        self, risk: str, evidence: Sequence[Evidence], problem: Problem, data: str, early: bool
+        self, key: Key, evidence: Sequence[Evidence], problem: Problem, data: str, early: bool
     ) -> Claim:
+        risk, group = key
         comparison, loss = self.comparison, self.comparison.loss(risk, problem)
         scores = loss.compares == "scores"
         bound = ProvenBound(
             risk=next(name for name, each in LOSSES.items() if each is loss),
-            epsilon=self.bounds[risk],
+            epsilon=self.bounds[key],
+            group=group,
             examples=evidence[0].examples,
             observed_risk=evidence[0].observed,
             bound="sequential betting" if early else loss.bound,
@@ -370,6 +408,7 @@ class Trial:
             (bound,),
             self.delta,
             evidence[0].examples,
+            by=comparison.by,
             unseen=bound.unseen,
             reference=comparison.names[0],
             data=data,
@@ -378,7 +417,7 @@ class Trial:
         )
         verdict = worst(each.verdict for each in evidence)
         certificate = proof if verdict == PROVEN else None
-        return Claim(risk, self.bounds[risk], proof.claim, verdict, tuple(evidence), certificate)
+        return Claim(risk, self.bounds[key], proof.claim, verdict, tuple(evidence), certificate, group)
 
 
 def more_rows(bound: Bound, losses: Array, epsilon: float, delta: float) -> int | None:

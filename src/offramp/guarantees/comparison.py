@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,12 @@ import numpy as np
 from offramp.errors import BadData, BadOption
 from offramp.guarantees.losses import LOSSES, Loss, Reference
 from offramp.guarantees.operating_point import OperatingPoint
+from offramp.guarantees.testing import class_members, class_names
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, Problem
 from offramp.wording import count
+
+Key = tuple[str, str]
+"""A risk, and a group of rows, or an empty name for all rows."""
 
 
 class Predicted:
@@ -43,8 +48,8 @@ class Compared:
     """The meaning of the decisions."""
     scores: tuple[Array, Array] | None
     """None if there are only labels."""
-    losses: Mapping[str, Array]
-    """(rows,) by risk; NaN for rows that do not count."""
+    losses: Mapping[Key, Array]
+    """(rows,) by risk and group; NaN for rows that do not count."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,10 @@ class Comparison:
     labels: Array | None
     """The correct ones."""
     tolerance: float | None
+    by: str = ""
+    """What groups of rows are: "class", or what categories are called; empty: there are none."""
+    categories: Array | None = None
+    """(rows,) the name of the category of each."""
 
     def compare(self, rows: Array) -> Compared:
         sides = zip((self.old, self.new), self.names, strict=True)
@@ -74,11 +83,38 @@ class Comparison:
         labels = None if self.labels is None else self.correct(self.labels[rows], rows, problem)
         reference = Reference(decisions[0], labels, problem, self.tolerance)
         scores = (old, new) if is_scores(old) else None
-        losses = {
-            risk: self.losses(self.loss(risk, problem), decisions[1], reference, scores)
-            for risk in self.risks
-        }
+        losses = {}
+        for risk in self.risks:
+            loss = self.loss(risk, problem)
+            of_all = self.losses(loss, decisions[1], reference, scores)
+            for group, members in self.groups(rows, reference, loss).items():
+                losses[risk, group] = np.where(members, of_all, np.nan)
         return Compared(rows, decisions, problem, scores, losses)
+
+    def groups(self, rows: Array, reference: Reference, loss: Loss) -> dict[str, Array]:
+        """(rows,) the members of each."""
+        if not self.by:
+            return {"": np.ones(len(rows), bool)}
+        if self.categories is not None:
+            return {name: self.categories[rows] == name for name in self.group_names}
+        classes = np.asarray(reference.labels if loss.needs_labels else reference.predictions)
+        if not self.point.is_argmax and not reference.problem.multi_label:
+            return dict(zip(self.group_names, (classes == 1, classes == 0), strict=True))
+        return class_members(reference.problem, self.group_names, classes)
+
+    @cached_property
+    def group_names(self) -> list[str]:
+        if not self.by:
+            return [""]
+        if self.categories is not None:
+            return [*map(str, np.unique(self.categories))]
+        some = np.asarray(self.old[np.arange(1)])
+        problem = self.problem(some)
+        if problem == REGRESSION:
+            raise BadOption("by='class' is for classes, and these are numbers")
+        if self.point.is_argmax:
+            return class_names(problem, self.label_names or [*map(str, range(some.shape[-1]))])
+        return class_names(MULTI_LABEL, [*self.point.thresholds])
 
     def losses(
         self, loss: Loss, decisions: Array, reference: Reference, scores: tuple[Array, Array] | None

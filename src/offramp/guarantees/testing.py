@@ -22,7 +22,7 @@ import numpy as np
 
 from offramp.guarantees.bounds import BOUNDS
 from offramp.guarantees.losses import LOSSES
-from offramp.problems import Array
+from offramp.problems import Array, Problem
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,20 @@ class PartResult:
     @property
     def p_value(self) -> float:
         return BOUNDS[self.bound].p_value(self.losses, self.part.epsilon)
+
+
+def class_names(problem: Problem, names: Sequence[str]) -> list[str]:
+    """The classes that examples can have; where they have several labels, or yes and no, also that of none."""
+    if not problem.multi_label:
+        return [*names]
+    return [*names, f"not {names[0]}" if len(names) == 1 else "no label"]
+
+
+def class_members(problem: Problem, names: Sequence[str], classes: Array) -> dict[str, Array]:
+    """(examples,) the members of each of `class_names`."""
+    if not problem.multi_label:
+        return {name: classes == index for index, name in enumerate(names)}
+    return dict(zip(names, [*(classes.T == 1), (classes == 0).all(-1)], strict=True))
 
 
 def first_failure(sequence: Iterable[Sequence[PartResult]], delta: float) -> int:

@@ -22,7 +22,14 @@ from offramp.guarantees.certificate import (
     ProvenBound,
 )
 from offramp.guarantees.losses import LOSSES, OF_TAGS, RISKS, Loss
-from offramp.guarantees.testing import Part, PartResult, first_failure, results_of
+from offramp.guarantees.testing import (
+    Part,
+    PartResult,
+    class_members,
+    class_names,
+    first_failure,
+    results_of,
+)
 from offramp.lists import Lists
 from offramp.measuring.by_exit import exits_tested, policies_by_exit
 from offramp.measuring.exit_table import build_exit_table, losses_on, reference_of
@@ -319,27 +326,13 @@ def groups_of(trace: Trace, by: str, loss: Loss) -> dict[str, Array]:
         return {"": np.ones(len(trace), bool)}
     if by == BY_CLASS:
         classes = trace.labels if loss.needs_labels else trace.reference_predictions()
-        return dict(zip(classes_of(trace), members_of(trace, np.asarray(classes)), strict=True))
+        return class_members(trace.problem, classes_of(trace), np.asarray(classes))
     categories = np.asarray(trace.categories)
     return {name: categories == index for index, name in enumerate(trace.category_names)}
 
 
 def classes_of(trace: Trace) -> list[str]:
     return class_names(trace.problem, trace.label_names or [*map(str, range(trace.logits.shape[-1]))])
-
-
-def class_names(problem: Problem, names: Sequence[str]) -> list[str]:
-    """The classes that examples can have; where they have several labels, or yes and no, also that of none."""
-    if not problem.multi_label:
-        return [*names]
-    return [*names, f"not {names[0]}" if len(names) == 1 else "no label"]
-
-
-def members_of(trace: Trace, classes: Array) -> list[Array]:
-    """(examples,) the members of each of `class_names`."""
-    if not trace.problem.multi_label:
-        return [classes == index for index in range(trace.logits.shape[-1])]
-    return [*(classes.T == 1), (classes == 0).all(-1)]
 
 
 def no_safe_threshold(target: Guarantee, tested: Sequence[Tested], delta: float) -> NoSafeThreshold:

@@ -124,7 +124,7 @@ def rounded_down(bound: float) -> str:
 def certification_badge(made: Certification) -> str:
     """Markdown of an image that shields.io draws, with the claims as its text."""
     left = "certified" if made.proven else "not certified"
-    right = ", ".join(f"{claim.risk} ≤ {percent(claim.epsilon)}" for claim in made.claims)
+    right = ", ".join(dict.fromkeys(f"{claim.risk} ≤ {percent(claim.epsilon)}" for claim in made.claims))
     pieces = "-".join(quote(part.replace("-", "--").replace("_", "__"), safe="") for part in (left, right))
     claims = "; ".join(claim.claim for claim in made.claims).replace("[", "(").replace("]", ")")
     return f"![{left}: {claims}](https://img.shields.io/badge/{pieces}-{COLOURS[made.verdict]})"

@@ -25,12 +25,13 @@ from offramp.errors import BadData, BadLabels, BadOption, MissingExtra, NoSafeTh
 from offramp.files import write_files
 from offramp.guarantees.certificate import BY_CLASS, BY_EXIT
 from offramp.guarantees.operating_point import Decisions, OperatingPoint
+from offramp.guarantees.testing import class_names
 from offramp.inference.collect import read_labels
 from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import rules_of
 from offramp.measuring.curve import parse_rule
-from offramp.measuring.guarantee import class_names, target_for, with_bounds_of
+from offramp.measuring.guarantee import target_for, with_bounds_of
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
 from offramp.policy.decide import check_reranker, check_rule
