@@ -460,6 +460,20 @@ def test_one_graph_and_stages_decide_the_same_for_one_text_and_for_many(
     np.testing.assert_array_equal(Engine(whole).trace(texts)[0], Engine(stages).trace(texts)[0])
 
 
+def test_a_graph_that_returns_other_logits_than_the_exits_runs_its_own_policy_only(
+    exported: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder, texts, own = exported("bert"), tokens([5, 9, 14]), Policy.parse("ensemble:0.6")
+    store_policy(folder, own)
+    write_portable(folder, tmp_path / "portable")
+    stages, whole = OnnxRuntime(folder, threads=1), CompiledRuntime(tmp_path / "portable", threads=1)
+    found, expected = (Engine(runtime).run(texts, own) for runtime in (whole, stages))
+    np.testing.assert_array_equal(found.exits, expected.exits)
+    np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-6)
+    with pytest.raises(Incompatible, match=r"runs no other; use the exported folder"):
+        Engine(whole).run(texts, Policy.parse("never"))
+
+
 def count_calls(compiled: CompiledPolicy) -> list[int]:
     """Filled with the number of texts of each call."""
     calls: list[int] = []

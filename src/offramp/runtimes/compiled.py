@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from offramp.errors import Incompatible
 from offramp.folder import Manifest
 from offramp.model_info import ModelInfo
 from offramp.problems import Array
@@ -34,6 +35,11 @@ class CompiledRuntime:
         return tokens
 
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:
+        if not self.compiled.policy.rule.keeps_logits:
+            raise Incompatible(
+                f"the graph of a portable folder returns what its policy {self.compiled.policy} makes of the logits, "
+                "and runs no other; use the exported folder that it was made from."
+            )
         threshold = np.full(np.shape(self.compiled.policy.threshold), np.nan)
         _, logits = self.compiled.run(batch, threshold, self.info.exits[exit])
         return batch, logits, None
