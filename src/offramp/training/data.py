@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -192,7 +192,7 @@ class TagCollator(DataCollatorWithPadding):
 
     def __call__(self, features: Any) -> dict[str, Any]:
         if isinstance(features, Mapping):
-            return super().__call__(features)
+            return super().__call__(cast(Any, features))
         of_tokens = [name for name in ("labels", "teacher") if name in features[0]]
         batch = super().__call__(
             [{name: value for name, value in each.items() if name not in of_tokens} for each in features]
