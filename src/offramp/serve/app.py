@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
@@ -26,7 +26,7 @@ from offramp.errors import Draining, Overloaded
 from offramp.inference.texts import check_texts
 from offramp.policy import Policy
 from offramp.serve.batcher import STOPPED, Batcher, Reply
-from offramp.serve.error_responses import HANDLERS, error_models, error_response, use_shape
+from offramp.serve.error_responses import HANDLERS, error_models, use_shape
 from offramp.serve.gate import Gate
 from offramp.serve.keys import Keys
 from offramp.serve.ladder import sync_broken
@@ -35,7 +35,7 @@ from offramp.serve.metrics import Metrics
 from offramp.serve.network import ANY, Bodies, CheckedHeads
 from offramp.serve.options import ServerOptions
 from offramp.serve.protocols import CLASSIFY, TAG, Route, open_inference, shape_of, tei
-from offramp.serve.protocols.base import Body, Call, ServedModel, WorkerState
+from offramp.serve.protocols.base import Body, Call, ServedModel, WorkerState, ready_response
 from offramp.serve.schema import Health, Ready
 from offramp.serve.telemetry import RequestTrace
 
@@ -168,9 +168,7 @@ class Endpoints:
             )
 
     async def ready(self, request: Request) -> Response:
-        if fault := self.model.fault:
-            return error_response(request, 503, fault)
-        return JSONResponse({"ready": True})
+        return ready_response(self.model, request)
 
     def info(self) -> Response:
         """The model, its policies with their certificates, the audit, and the limits; and the fields of TEI."""

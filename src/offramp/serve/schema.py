@@ -34,10 +34,14 @@ class MalformedJson(OfframpError):
     """The body of a request is not JSON."""
 
 
-class ExitOptions(BaseModel):
-    """Where texts may exit."""
+class Json(BaseModel):
+    """Fields have exactly their types. Unknown ones are ignored, as by other servers."""
 
     model_config = ConfigDict(strict=True)
+
+
+class ExitOptions(Json):
+    """Where texts may exit."""
 
     policy: str | None = Field(
         default=None, description="Replaces the server's policy; one of those that /info lists as allowed."

@@ -9,7 +9,9 @@ from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 import numpy as np
+from fastapi import Request as HttpRequest
 from fastapi import Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from pydantic_core import to_json
 
@@ -20,7 +22,7 @@ from offramp.inference.tagger import Spans
 from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Problem
 from offramp.serve.batcher import Batcher, Reply, Request
-from offramp.serve.error_responses import ErrorShape
+from offramp.serve.error_responses import ErrorShape, error_response
 from offramp.serve.schema import ExitOptions, parse_json, validate
 from offramp.serve.telemetry import RequestTrace
 
@@ -188,3 +190,9 @@ def in_utf16(reply: Reply, texts: Sequence[str]) -> Reply:
     """With the offsets of spans in units of UTF-16."""
     found = zip(texts, reply.predictions, strict=True)
     return replace(reply, predictions=[spans.in_utf16(text) for text, spans in found])
+
+
+def ready_response(model: ServedModel, request: HttpRequest, **content: Any) -> Response:
+    if fault := model.fault:
+        return error_response(request, 503, fault)
+    return JSONResponse({**content, "ready": True})

@@ -6,32 +6,25 @@ Its text classification shares paths with text-embeddings-inference, see `tei`.
 from typing import Any
 
 from fastapi import Response
-from pydantic import BaseModel, ConfigDict
 
 from offramp.errors import BadOption
 from offramp.inference.tagger import Spans
 from offramp.serve.batcher import Reply
 from offramp.serve.protocols import tei
 from offramp.serve.protocols.base import Body, Call, Operation, ServedModel, check_finite, json_response
-from offramp.serve.schema import validate
+from offramp.serve.schema import Json, validate
 from offramp.tags import OUTSIDE
 
 
-class Parameters(BaseModel):
+class Parameters(Json):
     """Those that the API documents. Only what gives the same spans is accepted."""
-
-    model_config = ConfigDict(strict=True)
 
     aggregation_strategy: str | None = None
     ignore_labels: list[str] | None = None
     stride: int | None = None
 
 
-class TokenClassification(BaseModel):
-    """Unknown fields are ignored, as there."""
-
-    model_config = ConfigDict(strict=True)
-
+class TokenClassification(Json):
     inputs: Any
     parameters: Parameters | None = None
 

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from pydantic_core import to_json
 
 import offramp
 from offramp.errors import BadData, BadOption
 from offramp.inference.texts import clean, describe
 from offramp.serve.batcher import Reply
-from offramp.serve.error_responses import Failure, error_response, use_shape
+from offramp.serve.error_responses import Failure, use_shape
 from offramp.serve.protocols.base import (
     Body,
     Call,
@@ -30,8 +30,9 @@ from offramp.serve.protocols.base import (
     check_finite,
     exit_headers,
     in_utf16,
+    ready_response,
 )
-from offramp.serve.schema import ExitOptions, parse_json, validate
+from offramp.serve.schema import ExitOptions, Json, parse_json, validate
 
 VERSION = "1"
 JSON_LENGTH = "inference-header-content-length"
@@ -42,18 +43,14 @@ MEDIA_TYPES = ("application/json", "application/octet-stream", "")
 DTYPES = {"FP32": "<f4", "INT32": "<i4"}
 
 
-class TensorParameters(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class TensorParameters(Json):
     binary_data: bool = False
     """Whether to send an output as bytes."""
     binary_data_size: int | None = Field(default=None, ge=0)
     """The size of an input that is sent as bytes."""
 
 
-class InputTensor(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class InputTensor(Json):
     name: str
     shape: list[int]
     datatype: str
@@ -61,9 +58,7 @@ class InputTensor(BaseModel):
     parameters: TensorParameters = TensorParameters()
 
 
-class RequestedOutput(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class RequestedOutput(Json):
     name: str
     parameters: TensorParameters = TensorParameters()
 
@@ -76,9 +71,7 @@ class Parameters(ExitOptions):
     """As in our own /tag."""
 
 
-class InferRequest(BaseModel):
-    model_config = ConfigDict(strict=True)
-
+class InferRequest(Json):
     id: str | None = None
     parameters: Parameters = Parameters()
     inputs: list[InputTensor]
@@ -261,30 +254,24 @@ def probes(model: ServedModel) -> APIRouter:
     """Open to all: /v2/health/live, /v2/health/ready and /v2/models/M/ready."""
     router = APIRouter(dependencies=[Depends(use_errors)], include_in_schema=False)
 
-    def get(*paths: str) -> Callable[[Callable[..., Any]], None]:
-        def add(endpoint: Callable[..., Any]) -> None:
-            for path in paths:
-                router.api_route(path, methods=["GET", "HEAD"])(endpoint)
-
-        return add
-
-    @get("/v2/health/live")
     async def live() -> Response:
         return JSONResponse({"live": True})
 
-    @get("/v2/health/ready")
     async def ready(request: Request) -> Response:
-        if fault := model.fault:
-            return error_response(request, 503, fault)
-        return JSONResponse({"ready": True})
+        return ready_response(model, request)
 
-    @get("/v2/models/{name}/ready", "/v2/models/{name}/versions/{version}/ready")
     async def model_ready(request: Request) -> Response:
         check_path(model, request.path_params)
-        if fault := model.fault:
-            return error_response(request, 503, fault)
-        return JSONResponse({"name": model.name, "ready": True})
+        return ready_response(model, request, name=model.name)
 
+    endpoints: dict[str, Callable[..., Any]] = {
+        "/v2/health/live": live,
+        "/v2/health/ready": ready,
+        "/v2/models/{name}/ready": model_ready,
+        "/v2/models/{name}/versions/{version}/ready": model_ready,
+    }
+    for path, endpoint in endpoints.items():
+        router.add_api_route(path, endpoint, methods=["GET", "HEAD"])
     return router
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from offramp.errors import BadData, BadOption
 from offramp.inference.reranker import make_pairs
@@ -18,7 +18,7 @@ from offramp.serve.error_responses import Failure
 from offramp.serve.protocols.base import Body, Call, Operation, ServedModel, check_finite, json_response
 from offramp.serve.protocols.vllm import errors as vllm_errors
 from offramp.serve.protocols.vllm import usage
-from offramp.serve.schema import validate
+from offramp.serve.schema import Json, validate
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,7 @@ def sigmoid(logit: float) -> float:
     return 0.5 * (1 + math.tanh(0.5 * logit))
 
 
-class RerankRequest(BaseModel):
-    """Unknown fields are ignored, as there."""
-
-    model_config = ConfigDict(strict=True)
-
+class RerankRequest(Json):
     model: str | None = None
     query: Any
     documents: list[Any]

@@ -8,7 +8,7 @@ With a field `parameters`, /predict is that of the Hugging Face Inference API, w
 from typing import Any, Literal
 
 from fastapi import HTTPException, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 import offramp
 from offramp.errors import BadData, BadOption, Incompatible, NotFinite, RunFailed, TooLarge
@@ -26,7 +26,7 @@ from offramp.serve.protocols.base import (
     json_response,
 )
 from offramp.serve.protocols.rerank import RankedText, rerank
-from offramp.serve.schema import MalformedJson, validate
+from offramp.serve.schema import Json, MalformedJson, validate
 
 TEI = "text-embeddings-inference"
 STATUS: dict[type[Exception] | type[None], int] = {
@@ -46,20 +46,16 @@ ERROR_TYPES = {
 }
 
 
-class Options(BaseModel):
-    """What /predict and /rerank share. Unknown fields are ignored, as there."""
-
-    model_config = ConfigDict(strict=True)
+class Options(Json):
+    """What /predict and /rerank share."""
 
     raw_scores: bool = False
     truncate: bool | None = None
     truncation_direction: Literal["Left", "Right", "left", "right"] | None = None
 
 
-class Parameters(BaseModel):
+class Parameters(Json):
     """The parameters of the Hugging Face Inference API."""
-
-    model_config = ConfigDict(strict=True)
 
     function_to_apply: Activation | None = None
     top_k: int | None = Field(default=None, ge=1)

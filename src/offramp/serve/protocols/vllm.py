@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from fastapi import Response
-from pydantic import BaseModel, ConfigDict
 
 from offramp.errors import BadOption
 from offramp.serve.batcher import Reply
@@ -20,14 +19,10 @@ from offramp.serve.protocols.base import (
     check_finite,
     json_response,
 )
-from offramp.serve.schema import validate
+from offramp.serve.schema import Json, validate
 
 
-class ClassifyRequest(BaseModel):
-    """Unknown fields are ignored, as there."""
-
-    model_config = ConfigDict(strict=True)
-
+class ClassifyRequest(Json):
     model: str | None = None
     input: Any
     truncate_prompt_tokens: int | None = None
