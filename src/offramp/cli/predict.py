@@ -153,7 +153,7 @@ def predict_records(
             yield row.text
 
     info = runner.runtime.info
-    predictions: Iterator[Prediction | Spans]
+    predictions: Iterator[Any]
     if info.problem.of_tokens:
         predictions = Tagger(runner).tag(remember(), max_layer=max_layer, utf16=utf16)
     else:
