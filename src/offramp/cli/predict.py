@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,11 +154,10 @@ def predict_records(
             yield row.text
 
     info = runner.runtime.info
-    predictions: Iterator[Any]
-    if info.problem.of_tokens:
-        predictions = Tagger(runner).tag(remember(), max_layer=max_layer, utf16=utf16)
-    else:
-        predictions = Classifier(runner).predict(remember(), max_layer=max_layer)
+    predict: Any = (
+        partial(Tagger(runner).tag, utf16=utf16) if info.problem.of_tokens else Classifier(runner).predict
+    )
+    predictions = predict(remember(), max_layer=max_layer)
     start, done, layers = time.perf_counter(), 0, 0
     for prediction in with_progress(predictions, "predicting", total):
         done, layers = done + 1, layers + prediction.layer
