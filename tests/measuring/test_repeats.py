@@ -9,6 +9,7 @@ from scipy.stats import binom
 
 from offramp import Guarantee, calibrate
 from offramp.errors import BadOption, NoSafeThreshold
+from offramp.measuring.calibrate import Rules
 from offramp.problems import Array
 from offramp.trace import Trace
 
@@ -47,7 +48,7 @@ def everything_three_times(rng: np.random.Generator) -> Array:
 
 
 def share_of_false_certificates(
-    draw: Draw, rule: str, risk: Callable[[Array], float], population: Trace = POPULATION
+    draw: Draw, rule: Rules, risk: Callable[[Array], float], population: Trace = POPULATION
 ) -> tuple[float, float]:
     """Of the draws, how many give a certificate that is false, and how many give one at all."""
     false = certified = 0
@@ -67,9 +68,9 @@ MOST = binom.ppf(0.99, DRAWS, DELTA) / DRAWS
 """What chance allows if exactly DELTA of certificates are false."""
 
 
-@pytest.mark.parametrize("rule", ["entropy", "agreement"])
+@pytest.mark.parametrize("rule", ["entropy", "agreement", None], ids=str)
 @pytest.mark.parametrize("draw", [no_repeats, bursts, everything_three_times])
-def test_a_certificate_is_true_of_new_texts_in_all_but_delta_of_the_draws(draw: Draw, rule: str) -> None:
+def test_a_certificate_is_true_of_new_texts_in_all_but_delta_of_the_draws(draw: Draw, rule: Rules) -> None:
     false, certified = share_of_false_certificates(draw, rule, np.mean)
     assert false <= MOST
     assert certified > 0.5

@@ -77,8 +77,8 @@ def test_pairs_of_a_query_stay_together(pairs: list[tuple[str, str]]) -> None:
     split = split_texts(pairs, by_query=True)
     parts = [{text[0] for text in part.texts} for part in vars(split).values()]
     assert sum(map(len, parts)) == len({query for query, _ in pairs}) == len(set.union(*parts))
-    assert [len(part) for part in parts[1:]] == [9, 31, 9]
-    assert [*split.sizes().values()] == [41, 9, 31, 9]
+    assert [len(part) for part in parts[1:]] == [9, 36, 4]
+    assert [*split.sizes().values()] == [41, 9, 36, 4]
     assert sum(map(len, vars(split).values())) == len(pairs)
 
 

@@ -74,8 +74,9 @@ def calibrate(
             rankings, and the rule is by default `rank`.
         rule: a name, or a policy or its text, whose threshold is replaced; None tries those of agreement, entropy,
             confidence, margin and layer that work for this problem. Of several rules the best for the target is
-            chosen; a guarantee pays for that choice by splitting delta among them, other targets warn. A policy whose
-            rule is already fitted keeps its fit, but not with a guarantee, because it may be to these examples.
+            chosen; a guarantee pays for that choice by splitting delta among them, of which agreement gets 80%; other
+            targets warn. A policy whose rule is already fitted keeps its fit, but not with a guarantee, because it
+            may be to these examples.
         target: what to reach.
         fit_on: other examples for a rule that learns, so that all of the trace can calibrate its threshold.
         chosen_on: the trace, or the name of the data, that the rule and its options were chosen on; a warning says

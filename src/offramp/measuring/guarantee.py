@@ -38,6 +38,7 @@ from offramp.measuring.targets import NO_EARLY_EXIT, Candidate
 from offramp.policy import Decision, Policy, fold
 from offramp.policy.text import class_indices, round_threshold
 from offramp.problems import Array, Problem
+from offramp.rules.agreement import Agreement
 from offramp.rules.base import Rule
 from offramp.rules.rank import Rank
 from offramp.trace import Trace
@@ -49,6 +50,8 @@ LOG_ODDS = -6.0, 14.0
 RANK_GRID_SIZE = 60
 UNLIKELY = 0.0005, 0.25
 """The range of a grid of probabilities below which a document is dropped."""
+AGREEMENT_SHARE = 0.8
+"""Of delta, beside other rules: `agreement` mostly exits earliest, and another share would only make it later."""
 LARGEST_LEAD = 25.0
 """The lead of the top logit at the safest end of the grid: a probability of 1 - 1e-11."""
 
@@ -69,13 +72,32 @@ def certify(
     results one is chosen: all of them share delta. `spent` is the delta of earlier attempts, which
     the certificates state too.
     """
+    shares = shares_of_delta([candidate.policy.rule for candidate in candidates])
+    levels = [target.delta * share / choices for share in shares]
     tried = len(candidates) * choices
-    tested = [prove(candidate, target, tried, chosen_on, spent) for candidate in candidates]
+    tested = [
+        prove(candidate, target, level, tried, chosen_on, spent)
+        for candidate, level in zip(candidates, levels, strict=True)
+    ]
     proven = [each.candidate for each in tested if each.candidate.policy.certificate is not None]
     if not proven:
-        raise no_safe_threshold(target, tested, target.delta / tried)
+        raise no_safe_threshold(target, tested, levels)
     full_depth = [each.full_depth for each in tested if each.full_depth is not None]
     return [*sorted(proven, key=lambda candidate: candidate.mean_layer), *full_depth]
+
+
+def shares_of_delta(rules: Sequence[Rule]) -> list[float]:
+    """The share of each rule, fixed before the data are seen.
+
+    >>> [round(share, 2) for share in shares_of_delta([Agreement(), Rank(), Rank()])]
+    [0.8, 0.1, 0.1]
+    """
+    learned = [isinstance(rule, Agreement) for rule in rules]
+    number = sum(learned)
+    if number in (0, len(rules)):
+        return [1 / len(rules)] * len(rules)
+    most, rest = AGREEMENT_SHARE / number, (1 - AGREEMENT_SHARE) / (len(rules) - number)
+    return [most if each else rest for each in learned]
 
 
 def check_target(trace: Trace, target: Guarantee) -> Guarantee:
@@ -161,7 +183,9 @@ class Tested:
     """If the rule is a fixed layer, and full depth is proven."""
 
 
-def prove(candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | None, spent: float) -> Tested:
+def prove(
+    candidate: Candidate, target: Guarantee, level: float, tried: int, chosen_on: str | None, spent: float
+) -> Tested:
     """Fixed-sequence testing of one rule along its grid of thresholds.
 
     The threshold is the loosest that is proven, with a certificate; otherwise the safest that saves anything, which
@@ -169,7 +193,7 @@ def prove(candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | 
     """
     trace = candidate.trace
     if target.by == BY_EXIT and candidate.fit_on is not None:
-        trials = try_by_exit(candidate, target, target.delta / tried)
+        trials = try_by_exit(candidate, target, level)
     elif trace.has_lists:
         trials = try_on_lists(candidate, target)
     else:
@@ -203,7 +227,7 @@ def prove(candidate: Candidate, target: Guarantee, tried: int, chosen_on: str | 
             tested = replace(tested, policy=replace(tested.policy, certificate=certificate))
         return Tested(tested, results)
 
-    passed = first_failure(map(test, grid), target.delta / tried)
+    passed = first_failure(map(test, grid), level)
     proven = next(filter(saves, grid[:passed][::-1]), None)
     if proven is None:
         return at(next(filter(saves, grid), 0), is_proven=False)
@@ -335,17 +359,21 @@ def classes_of(trace: Trace) -> list[str]:
     return class_names(trace.problem, trace.label_names or [*map(str, range(trace.logits.shape[-1]))])
 
 
-def no_safe_threshold(target: Guarantee, tested: Sequence[Tested], delta: float) -> NoSafeThreshold:
+def no_safe_threshold(
+    target: Guarantee, tested: Sequence[Tested], levels: Sequence[float]
+) -> NoSafeThreshold:
     """Why nothing was proven, and how many examples would have been enough."""
     weakest = [
-        (max(each.results, key=lambda result: result.p_value), each.candidate.fitted_on)
-        for each in tested
+        (max(each.results, key=lambda result: result.p_value), level, each.candidate.fitted_on)
+        for each, level in zip(tested, levels, strict=True)
         if each.candidate.mean_layer < each.candidate.trace.layers[-1]
     ]
     if not weakest:
-        return NoSafeThreshold(NO_EARLY_EXIT if target.by != BY_EXIT else too_few_by_exit(target, delta))
-    nearest, fitted_on = min(weakest, key=lambda item: item[0].p_value)
-    return too_risky(target, nearest, delta, fitted_on, tested[0].candidate.trace.reference_name)
+        return NoSafeThreshold(
+            NO_EARLY_EXIT if target.by != BY_EXIT else too_few_by_exit(target, max(levels))
+        )
+    nearest, level, fitted_on = min(weakest, key=lambda item: item[0].p_value / item[1])
+    return too_risky(target, nearest, level, fitted_on, tested[0].candidate.trace.reference_name)
 
 
 def too_few_by_exit(target: Guarantee, delta: float) -> str:

@@ -31,7 +31,7 @@ from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import rules_of
 from offramp.measuring.curve import parse_rule
-from offramp.measuring.guarantee import target_for, with_bounds_of
+from offramp.measuring.guarantee import shares_of_delta, target_for, with_bounds_of
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
 from offramp.policy.decide import check_reranker, check_rule
@@ -172,7 +172,8 @@ def retrofit(
     rules = rules_for(original, rule, by_query, decisions)
     split = split_texts(texts, known, groups, by_query, categories)
     choices = len(precisions) * (1 + len(rungs))
-    check_enough(split, target, len(rules), choices)
+    level = target.delta * max(shares_of_delta([parse_rule(each).rule for each in rules])) / choices
+    check_enough(split, target, level)
     home = Path(out)
     asked = json.loads(
         json.dumps(
@@ -221,7 +222,7 @@ def retrofit(
                 log,
                 callbacks,
             )
-            steps.check_groups(target, target.delta / (len(rules) * choices), label_names)
+            steps.check_groups(target, level, label_names)
             exits = steps.train_exits(label_names, tune, epochs)
             variants = [steps.variant(exits, runtime, each) for each in precisions]
             search: dict[str, Any] = {
