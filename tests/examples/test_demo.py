@@ -10,7 +10,7 @@ import pytest
 
 from offramp import Classifier
 
-QUICK = demo.Settings(train=100, epochs=1, learning_rate=5e-3, guarantee=0.3)
+QUICK = demo.Settings(train=100, held_out=60, epochs=1, learning_rate=5e-3, guarantee=0.3, replacement=0.6)
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +51,20 @@ def test_the_demo_compares_plain_transformers_onnx_int8_and_offramp(done: Any) -
 
 
 def test_texts_of_the_retrofit_were_not_used_for_fine_tuning(inputs: dict[str, Path], done: Any) -> None:
-    labelled, others = demo.split(inputs["sentences"], QUICK)
-    assert len(labelled) == 100
-    assert len(others) == 300
-    assert sum(done.results.examples.values()) == 300
-    assert (labelled, others) == demo.split(inputs["sentences"], QUICK)
+    labelled, others, held_out = demo.split(inputs["sentences"], QUICK)
+    assert [len(labelled), len(others), len(held_out)] == [100, 240, 60]
+    assert len({*labelled, *others, *held_out}) == 400
+    assert sum(done.results.examples.values()) == 240
+    assert (labelled, others, held_out) == demo.split(inputs["sentences"], QUICK)
+
+
+def test_the_last_line_says_whether_one_model_may_replace_the_other(
+    inputs: dict[str, Path], done: Any
+) -> None:
+    assert demo.certify(inputs["out"], QUICK) == (
+        "proven: With 95% confidence, at most 60% of predictions differ from my-classifier "
+        "(on data like held-out.csv)."
+    )
 
 
 def test_a_second_run_reuses_the_first(
