@@ -1,6 +1,8 @@
 """offramp certify: files, models, verdicts as exit codes, and rows that cannot be compared."""
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import yaml
 from onnx import TensorProto, helper, numpy_helper
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from typer.testing import Result
@@ -212,7 +215,7 @@ BAD_OPTIONS = {
     "an unknown risk": (["--risk", "mised"], "did you mean missed"),
     "no number": (["--guarantee", "low"], "--guarantee low: expected a number"),
     "no operating point": (["--risk", "missed"], "pass --decide"),
-    "no labels": (["--risk", "accuracy"], "needs the correct labels"),
+    "no labels": (["--risk", "accuracy"], "name it with --label"),
     "a column that is not there": (["--column", "colour"], "no column named 'colour'"),
     "finite alone": (["--finite"], "needs --stop-early"),
 }
@@ -313,6 +316,29 @@ def test_labels_of_the_texts_are_used_by_the_risks_that_need_them(
     assert ask("certify", saved, exported, *options)["verdict"] == "proven"
     at = ["--decide", "red>=0.4", "--risk", "changed"]
     assert ask("certify", saved, exported, "--texts", texts, *at)["decision"] == "red>=0.4"
+
+
+def test_the_ci_example_of_the_docs_fails_for_a_bad_model(
+    classifier_folder: Path,
+    saved: Path,
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/certify.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert example.count("\n") == 12
+    steps = yaml.safe_load(example)["jobs"]["certify"]["steps"]
+    (command,) = (shlex.split(step["run"]) for step in steps if step.get("run", "").startswith("offramp"))
+    monkeypatch.chdir(tmp_path)
+    shutil.copyfile(texts, "held-out.csv")
+    shutil.copytree(classifier_folder, "production")
+    for candidate, code in ((classifier_folder, 0), (saved, 3)):
+        shutil.rmtree("candidate", ignore_errors=True)
+        shutil.copytree(candidate, "candidate")
+        assert run(*command[1:]).exit_code == code
+        assert Path(steps[-1]["with"]["path"]).exists()
 
 
 def test_models_of_different_labels_cannot_be_compared(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from offramp.problems import Array
 
 NOT_PROVEN = 3
+NO_LABELS = "a risk that compares with the correct labels needs their column; name it with --label"
 FILES = (".csv", ".tsv", ".jsonl", ".parquet")
 SIDE_HELP = (
     "A file of predictions, a model (a folder, a hub name or an .onnx file), or the address of a server."
@@ -187,6 +188,8 @@ def certify_files(
         raise BadOption(
             f"{old} and {new}: expected two files of predictions ({', '.join(FILES)}); models need --texts FILE."
         )
+    if claim.needs_labels() and label is None:
+        raise BadOption(NO_LABELS)
     thresholds = [name for name, value in claim.point.thresholds.items() if value is not None]
     compares_scores = "score" in claim.bounds()
     pair = read_pair(
@@ -212,8 +215,14 @@ def certify_files(
         labels=pair.labels,
         texts=pair.texts,
         categories=pair.categories,
-        names=(old.name, new.name) if old.name != new.name else (str(old), str(new)),
+        names=names_of(str(old), str(new)),
     )
+
+
+def names_of(old: str, new: str) -> tuple[str, str]:
+    """What the two sides are called: files and folders without their path, if that tells them apart."""
+    one, other = (Path(side).name if Path(side).exists() else side for side in (old, new))
+    return (one, other) if one != other else (old, new)
 
 
 def certify_models(
@@ -260,7 +269,7 @@ def certify_models(
         else None,
         texts=inputs,
         categories=read_column(rows, texts, claim.category, "--by"),
-        names=(old, new),
+        names=names_of(old, new),
         data=texts.name,
     )
 
@@ -272,9 +281,11 @@ def correct_labels(
     text_pair: str | None,
     label: str | None,
     predictor: "Predictor",
-) -> list[Any] | None:
+) -> list[Any]:
     cells = read_labels(rows, source, text, text_pair, label)
-    if cells is None or (predictor.problem.has_classes and not predictor.problem.multi_label):
+    if cells is None:
+        raise BadOption(NO_LABELS)
+    if predictor.problem.has_classes and not predictor.problem.multi_label:
         return cells
     try:
         if not predictor.problem.has_classes:

@@ -1,0 +1,183 @@
+"""Verdicts of `offramp certify` about pairs of models, beside what is true; and how many rows a verdict takes.
+
+    python benchmarks/certify.py pairs RUN GLUE
+    python benchmarks/certify.py rows
+
+`pairs` compares a classifier of SST-2 with itself in int8, in int8 with dynamic scales (ONNX Runtime's
+`quantize_dynamic`), with its retrained cut, a smaller model, and the retrofitted ones, tuned and with exits. RUN is
+the folder of `benchmarks/retrofit.py`; what can be exported is exported there, and models that are not there are left
+out. Each pair is certified on phrases of the train file that no model has seen, and the true rate is counted on other
+such phrases. `rows` simulates streams of independent rows. Both print Markdown.
+"""
+
+import argparse
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from recipes import SST2
+from scipy.stats import binom, binomtest
+from shared import export_full_depth, log, markdown, read_sst2
+
+from offramp import Policy, certify
+from offramp.cli.options import RuntimeOptions
+from offramp.cli.predictors import load_predictor, match_labels
+from offramp.guarantees.certify import Certification
+from offramp.retrofits.original import load_original
+
+ORIGINAL = "gte-sst2"
+BOUNDS = 0.05, 0.02, 0.01
+POWER = 0.9
+CHUNK = 1000
+"""Texts that are scored at once."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", choices=["pairs", "rows"])
+    parser.add_argument("run", type=Path, nargs="?", help="folder of benchmarks/retrofit.py")
+    parser.add_argument("glue", type=Path, nargs="?", help="folder of the GLUE tasks")
+    parser.add_argument("--guarantee", type=float, default=0.02)
+    parser.add_argument("--rows", type=int, default=4000, help="phrases to certify on")
+    parser.add_argument("--others", type=int, default=20_000, help="phrases that tell the true rate")
+    parser.add_argument("--retrofitted", type=int, default=24_000, help="--texts of benchmarks/retrofit.py")
+    parser.add_argument("--streams", type=int, default=500)
+    options = parser.parse_args()
+    if options.study == "rows":
+        print(study_rows(options.streams))
+        return
+    texts = unseen_phrases(options.glue, options.retrofitted)[: options.rows + options.others]
+    print(study_pairs(options.run, texts, options.rows, options.guarantee))
+
+
+def unseen_phrases(glue: Path, retrofitted: int) -> list[str]:
+    """Distinct phrases that the models were neither trained nor calibrated on, in random order."""
+    phrases = read_sst2(glue / "SST-2" / "train.tsv")["text"]
+    order = [phrases[row] for row in np.random.default_rng(0).permutation(len(phrases))]
+    seen = {*order[: SST2["train"]], *order[-retrofitted:]}
+    return [*dict.fromkeys(phrase for phrase in order if phrase not in seen)]
+
+
+def study_pairs(run: Path, texts: list[str], rows: int, guarantee: float) -> str:
+    models = dict(find_models(run, texts[-400:]))
+    runtime = RuntimeOptions()
+    original = load_predictor(str(run / ORIGINAL), runtime, texts[0])
+    old, table = scores(original, ORIGINAL, texts), []
+    for name, path in models.items():
+        predictor = load_predictor(str(path), runtime, texts[0])
+        new = scores(predictor, name, texts)[:, match_labels(original, predictor)]
+        options: dict[str, Any] = {"label_names": original.labels, "texts": texts[:rows]}
+        made, early = (
+            certify(old[:rows], new[:rows], guarantee, stop_early=early, **options) for early in (False, True)
+        )
+        changed = old.argmax(-1)[rows:] != new.argmax(-1)[rows:]
+        table.append(
+            [name, *verdict(made), f"{early.verdict}, {early.claims[0].evidence[0].examples}", rate(changed)]
+        )
+    header = (
+        f"{guarantee:.0%} on {rows} phrases, observed, smallest provable bound, with --stop-early after rows, "
+        f"rate on {len(texts) - rows} others"
+    )
+    return markdown([f"{ORIGINAL} in fp32 to", *header.split(", ")], table)
+
+
+def find_models(run: Path, sample: list[str]) -> Iterator[tuple[str, Path]]:
+    """Name and path of what may replace the original."""
+    original = load_original(run / ORIGINAL)
+    plain = export_full_depth(original, run / f"{ORIGINAL}-fp32", "fp32", sample)
+    yield "int8", export_full_depth(original, run / f"{ORIGINAL}-int8", "int8", sample)
+    yield "int8, dynamic scales", dynamic(plain, run / ORIGINAL, run / f"{ORIGINAL}-dynamic")
+    others = {
+        "6 layers, retrained": "cut-6",
+        "8 layers, retrained": "cut-8",
+        "all-MiniLM-L6-v2": "small",
+        "tuned, with exits": "tuned/model",
+        "exits": "fast/model",
+    }
+    for name, folder in others.items():
+        if (run / folder / "config.json").exists():
+            yield name, run / folder
+        else:
+            log(f"{run / folder} is not there; left out")
+
+
+def dynamic(plain: Path, original: Path, folder: Path) -> Path:
+    """The original in int8 as ONNX Runtime quantizes it by default, in one file."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    from offramp.onnx_export.one_file import one_file
+
+    file = folder / "model.onnx"
+    if not file.exists():
+        folder.mkdir(exist_ok=True)
+        for name in ("config.json", "tokenizer.json"):
+            shutil.copyfile(original / name, folder / name)
+        draft = folder / "draft.onnx"
+        quantize_dynamic(one_file(plain, Policy.parse("never")), draft, weight_type=QuantType.QInt8)
+        draft.rename(file)
+    return file
+
+
+def scores(predictor: Any, name: str, texts: list[str]) -> Any:
+    """(texts, labels)"""
+    log(f"{name}: {len(texts)} phrases")
+    parts = [predictor.score(texts[start : start + CHUNK]) for start in range(0, len(texts), CHUNK)]
+    return np.concatenate(parts)
+
+
+def verdict(made: Certification) -> list[str]:
+    (claim,) = made.claims
+    evidence = claim.evidence[0]
+    return [claim.verdict, f"{100 * evidence.observed:.2f}%", f"{100 * claim.provable:.2f}%"]
+
+
+def rate(changed: Any) -> str:
+    found: Any = binomtest(int(changed.sum()), len(changed)).proportion_ci()
+    return f"{100 * changed.mean():.2f}% ({100 * found.low:.2f} to {100 * found.high:.2f})"
+
+
+def study_rows(streams: int, longest: int = 12_000) -> str:
+    """The rows of a verdict with `stop_early`, and those of a sample of a fixed size."""
+    table = []
+    for bound in BOUNDS:
+        for share in (0.0, 0.25, 0.5, 1.0, 2.0):
+            rates = np.random.default_rng(0).random((streams, longest))
+            found = [one_stream(losses, bound) for losses in rates < share * bound]
+            used = np.array([rows for rows, _ in found])
+            verdicts = [name for _, name in found]
+            fixed = rows_needed(bound, share * bound) if share < 1 else None
+            table.append(
+                [
+                    f"{bound:.0%}",
+                    f"{100 * share * bound:g}%",
+                    *(f"{value:.0f}" for value in (np.median(used), used.mean(), np.quantile(used, 0.9))),
+                    *(f"{100 * verdicts.count(name) / streams:.1f}%" for name in ("proven", "refuted")),
+                    str(fixed or ""),
+                ]
+            )
+    columns = "bound, true rate, rows: median, mean, 90%, proven, refuted, rows without --stop-early"
+    return markdown(columns.split(", "), table)
+
+
+def one_stream(changed: Any, bound: float) -> tuple[int, str]:
+    """The rows examined, and the verdict."""
+    old = np.zeros(len(changed), int)
+    made = certify(old, changed.astype(int), bound, stop_early=True, label_names=["0", "1"])
+    return made.claims[0].evidence[0].examples, made.verdict
+
+
+def rows_needed(bound: float, rate: float, delta: float = 0.05) -> int:
+    """The smallest sample that proves the bound with the probability POWER."""
+    rows = np.arange(1, 20_000)
+    allowed = binom.ppf(delta, rows, bound)
+    allowed -= binom.cdf(allowed, rows, bound) > delta  # the most changes that prove it, or -1
+    enough = binom.cdf(allowed, rows, rate) >= POWER
+    return int(rows[np.flatnonzero(~enough)[-1] + 1])
+
+
+if __name__ == "__main__":
+    main()
