@@ -152,7 +152,9 @@ def main() -> None:
             }
         )
     every_layer = {
-        name: layer_scores(options.out / "fast" / "work" / name, rows.texts, rows.labels, reference)
+        name: layer_scores(
+            options.out / "fast" / "work" / f"{name}-every-exit", rows.texts, rows.labels, reference
+        )
         for name in ("fp32", "int8")
     }
     record = {

@@ -53,12 +53,16 @@ class Engine:
         word_starts: Array | None = None,
     ) -> None:
         self.runtime = runtime
-        self.compiled: Any = getattr(runtime, "compiled", None)  # only some runtimes have one
         self.word_starts = word_starts
         self.window = window
         self.batch_tokens = runtime.batch_tokens if batch_tokens is None else batch_tokens
         if self.window < 1 or self.batch_tokens < 1:
             raise BadOption(f"window={window} and batch_tokens={batch_tokens} must be at least 1.")
+
+    @property
+    def compiled(self) -> Any:
+        """A policy in one graph, which only some runtimes have."""
+        return getattr(self.runtime, "compiled", None)
 
     def run(
         self,

@@ -30,6 +30,7 @@ from offramp.models.backbones import BACKBONES
 from offramp.models.exit_model import ExitModel
 from offramp.numerics import softmax
 from offramp.onnx_export import export, exporter
+from offramp.onnx_export.fewer_exits import leave_out_exits
 from offramp.onnx_export.one_file import check_size, one_file
 from offramp.onnx_export.portable import encoder_config, write_portable
 from offramp.policy import Certificate, Policy
@@ -222,6 +223,23 @@ def test_a_stage_of_several_layers_is_one_branch(
     assert runtime.info.exits == (0, 2, 4)
     assert runtime.manifest.branches == (0, 1, 2)
     np.testing.assert_allclose(all_logits(runtime, tokens([5, 3])), truth(model, tokens([5, 3])), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "precision"),
+    [("bert", "fp32"), ("bert", "int8"), ("albert", "fp32"), ("modernbert", "int8")],
+)
+@pytest.mark.parametrize("kept", [(0, 3), (1, 2, 3), (3,)])
+def test_leaving_out_exits_changes_no_bit_of_the_others(
+    exported: Callable[..., Path], tmp_path: Path, backbone: str, precision: str, kept: tuple[int, ...]
+) -> None:
+    folder = exported(backbone, precision)
+    leave_out_exits(folder, tmp_path / "fewer", kept)
+    before, after = OnnxRuntime(folder), OnnxRuntime(tmp_path / "fewer")
+    texts = tokens([5, 1, 9])
+    assert after.info.exits == tuple(before.info.exits[exit] for exit in kept)
+    np.testing.assert_array_equal(all_logits(after, texts), all_logits(before, texts)[:, kept])
+    assert after.fingerprint() != before.fingerprint()
 
 
 def test_the_model_is_not_changed(tiny_encoder: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> None:

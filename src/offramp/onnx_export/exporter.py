@@ -19,14 +19,14 @@ import offramp
 from offramp.errors import BadData, Incompatible, NoSampleTexts
 from offramp.files import atomic_folder
 from offramp.folder import Manifest, find_model, load_model
-from offramp.folder.manifest import EMBEDDING, STAGES, TOKENIZER, WEIGHTS
+from offramp.folder.manifest import EMBEDDING, STAGES, TOKENIZER
 from offramp.inference.texts import BatchTokenizer, Text, check_texts
 from offramp.model_info import CONFIG
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export.graphs import graphs, join
 from offramp.onnx_export.int8 import Arrays, observe, quantize
 from offramp.onnx_export.sample import PAIRS, SENTENCES
-from offramp.onnx_export.weights import WeightsFile
+from offramp.onnx_export.weights import write_graphs
 from offramp.policy import Policy
 from offramp.row_hashes import load_hashes, save_hashes
 from offramp.runtimes import Tokens
@@ -78,7 +78,7 @@ def export(
     tags = plain.config.problem.of_tokens
     sample = sample_tokens(batch_tokenizer, texts, tags) if precision == "int8" else None
     with atomic_folder(Path(path)) as folder:
-        branches = write_graphs(plain, folder, sample)
+        branches = write_stages(plain, folder, sample)
         plain.config.to_json_file(folder / CONFIG, use_diff=False)
         batch_tokenizer.rust.save(str(folder / TOKENIZER))
         if hashes is not None:
@@ -128,7 +128,7 @@ def sample_tokens(
     return found[: max(1, int((total <= SAMPLE_TOKENS).sum()))]
 
 
-def write_graphs(model: ExitModel, folder: Path, sample: Sequence[Tokens] | None) -> tuple[int, ...]:
+def write_stages(model: ExitModel, folder: Path, sample: Sequence[Tokens] | None) -> tuple[int, ...]:
     """Writes the graphs, in int8 if there is a sample, and returns the branch of each stage."""
     # one text at a time: padding must not affect the scales
     inputs: Sequence[Arrays] = [embedding_inputs([example], padding=0) for example in sample or ()]
@@ -142,11 +142,7 @@ def write_graphs(model: ExitModel, folder: Path, sample: Sequence[Tokens] | None
         found.append(graph)
     embedding, *stages = found
     joined, branches = join(stages)
-    with (folder / WEIGHTS).open("wb") as file:
-        weights = WeightsFile(file)
-        for name, model_proto in ((EMBEDDING, embedding), (STAGES, joined)):
-            weights.move_from(model_proto.graph)
-            (folder / name).write_bytes(model_proto.SerializeToString())
+    write_graphs(folder, {EMBEDDING: embedding, STAGES: joined})
     return branches
 
 

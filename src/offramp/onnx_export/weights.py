@@ -1,14 +1,26 @@
 """One file for the weights of all graphs; weights that graphs share, as ALBERT's layers do, are stored once."""
 
 import hashlib
+from collections.abc import Mapping
 from io import BufferedWriter
 from pathlib import Path
 
-from onnx import GraphProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 from onnx.external_data_helper import set_external_data
+
+from offramp.folder.manifest import WEIGHTS
 
 SMALLEST = 1024  # bytes; smaller tensors stay in the graph
 ALIGNMENT = 4096  # so that a runtime can map the file into memory
+
+
+def write_graphs(folder: Path, graphs: Mapping[str, ModelProto]) -> None:
+    """Writes graphs by the name of their file, and the weights of all."""
+    with (folder / WEIGHTS).open("wb") as file:
+        weights = WeightsFile(file)
+        for name, model in graphs.items():
+            weights.move_from(model.graph)
+            (folder / name).write_bytes(model.SerializeToString())
 
 
 class WeightsFile:

@@ -224,7 +224,7 @@ def retrofit(
             )
             steps.check_groups(target, level, label_names)
             exits = steps.train_exits(label_names, tune, epochs)
-            variants = [steps.variant(exits, runtime, each) for each in precisions]
+            variants = [steps.variant(exits, runtime, each, target, tune) for each in precisions]
             search: dict[str, Any] = {
                 "rules": rules if rule else None,
                 "choices": choices,

@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
@@ -17,7 +18,7 @@ from transformers import TrainerCallback, set_seed
 from offramp.data.checks import has_default_names
 from offramp.errors import Incompatible, NoSafeThreshold
 from offramp.files import SCORES, atomic_file, atomic_folder, replace_folder, replaced_folder, write_files
-from offramp.folder import load_model, megabytes
+from offramp.folder import is_exported, load_model, megabytes
 from offramp.folder.folder import REFERENCE
 from offramp.folder.manifest import GRAPH
 from offramp.guarantees.certificate import BY_CLASS, BY_EXIT
@@ -41,6 +42,7 @@ from offramp.measuring.comparison import (
     measure_contender,
 )
 from offramp.measuring.guarantee import parts_of
+from offramp.measuring.paying_exits import ExitCost, paying_exits
 from offramp.measuring.targets import Candidate
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import backbone_for
@@ -54,6 +56,7 @@ from offramp.reports.results import FULL_DEPTH, RETROFIT, Megabytes, RetrofitRes
 from offramp.reports.stored_policy import store_policy
 from offramp.retrofits.original import Original, is_bit_equal
 from offramp.retrofits.text_split import TextSet, TextSplit, check_parts
+from offramp.rules.agreement import Agreement
 from offramp.trace import Trace
 from offramp.training import train
 from offramp.training.recipes import frozen, mixed
@@ -70,8 +73,11 @@ SAME_BITS = 256
 """Texts on which full depth is compared with the original bit by bit."""
 TIMED_QUERIES = 10
 """The number of queries that are timed."""
-CHOICE_SECONDS, TEST_SECONDS = 10, 20
-"""The most time that is spent on timing, for the choice of a precision and for the comparison."""
+EXIT_SECONDS, CHOICE_SECONDS, TEST_SECONDS = 3, 8, 16
+"""The most time that is spent on timing: what exits cost, in each precision; for the choice of a policy; and for the
+comparison."""
+FEWEST_TO_TELL = 200
+"""Of fewer texts, nothing is concluded about which exits pay."""
 
 Log = Callable[[str], None]
 
@@ -200,17 +206,61 @@ class Steps:
         reads_types = backbone_for(self.original.model.config.model_type).has_token_types
         return isinstance(self.split.learn.texts[0], tuple) and reads_types and 1 in types
 
-    def variant(self, exits: Path, runtime: str, precision: str) -> Variant:
+    def variant(self, exits: Path, runtime: str, precision: str, target: Guarantee, tuned: bool) -> Variant:
         """The model in one precision, and its trace."""
         folder = exits
         if runtime == "onnx":
-            folder = self.work / precision
+            folder, every = self.work / precision, self.work / f"{precision}-every-exit"
             if not folder.exists():
                 from offramp.onnx_export import export
 
-                self.log(f"exporting in {precision}")
-                export(exits, folder, precision, texts=self.split.learn.texts)
+                if not every.exists():
+                    self.log(f"exporting in {precision}")
+                    export(exits, every, precision, texts=self.split.learn.texts)
+                self.leave_out_exits(every, folder, precision, target, tuned)
         return Variant(precision, folder, self.trace(folder, precision, "calibration"))
+
+    def leave_out_exits(
+        self, every: Path, folder: Path, precision: str, target: Guarantee, tuned: bool
+    ) -> None:
+        """Writes the model without the exits that cost more time than they save on the texts to fit a rule on."""
+        from offramp.onnx_export.fewer_exits import leave_out_exits
+
+        layers = ModelInfo.read(every).exits
+        kept: Sequence[int] = range(len(layers))
+        # without exits, and without a rule, a model that was not tuned is the original
+        last = self.work / (f"{precision}-last-exit" if tuned else f"plain-{precision}")
+        if not last.exists():
+            leave_out_exits(every, last, kept[-1:])
+        texts = self.unit == "text" and not self.tags
+        if texts and len(kept) > 1 and len(self.split.fit) >= FEWEST_TO_TELL:
+            trace = self.trace(every, every.name, "fit")
+            bounds = [*target.epsilon.values()] if isinstance(target.epsilon, Mapping) else [target.epsilon]
+            kept = paying_exits(trace, min(bounds), self.exit_costs(every, last), target.tolerance)
+            if left_out := [layer for exit, layer in enumerate(layers) if exit not in kept]:
+                self.log(
+                    f"{precision}: exits at layers {', '.join(str(layers[exit]) for exit in kept)} stay; those at "
+                    f"{', '.join(map(str, left_out))} would take more time than they save"
+                )
+        leave_out_exits(every, folder, kept)
+
+    def exit_costs(self, every: Path, last: Path) -> list[ExitCost]:
+        """What a layer and an exit cost, for one text and in batches, if no text exits early."""
+        layers = ModelInfo.read(every).exits
+        self.log(f"timing the exits in {every.name} for at most {EXIT_SECONDS} s")
+        features = 7 if self.original.problem.has_classes else 5
+        never_sure = Policy(Agreement(coefficients=((0.0,) * features,) * len(layers)), 0.9)
+        speeds = self.compare_speed(
+            {"every": self.predictor(every, never_sure), "last": self.predictor(last, NEVER)},
+            self.split.learn,
+            EXIT_SECONDS,
+        )
+        return [
+            ExitCost(layer=bare / layers[-1], exit=max(0.0, whole - bare) / (len(layers) - 1))
+            for whole, bare in zip(
+                *((speeds[name].single, speeds[name].batch) for name in ("every", "last")), strict=True
+            )
+        ]
 
     def trace(self, folder: Path, name: str, part: str) -> Trace:
         """The logits of every exit, with the original's logits as reference."""
@@ -344,8 +394,12 @@ class Steps:
         if self.unit == "query":
             return Reranker.from_pretrained(folder, policy).rank_many
         if self.tags:
-            return Tagger.from_pretrained(folder, policy).tag
-        return Classifier.from_pretrained(folder, policy).predict
+            tagger = Tagger.from_pretrained(folder, policy)
+            compile_policy(tagger.runner, policy)
+            return tagger.tag
+        classifier = Classifier.from_pretrained(folder, policy)
+        compile_policy(classifier.runner, policy)
+        return classifier.predict
 
     def predict_by_original(self, examples: Sequence[Any]) -> Any:
         if self.tags:
@@ -525,6 +579,15 @@ class Steps:
                     model.save_pretrained(draft)
                     self.original.tokenizer.save_pretrained(draft)
         return folder
+
+
+def compile_policy(runner: Runner, policy: Policy) -> None:
+    """Lets single texts run through one graph, as they will in the finished model."""
+    if runner.folder is not None and is_exported(runner.folder):
+        from offramp.onnx_export.one_file import one_file
+
+        with suppress(Incompatible):  # a rule that is not part of a graph
+            runner.runtime.compile(one_file(runner.folder, policy).SerializeToString())  # type: ignore[attr-defined]
 
 
 def choose_fastest(

@@ -57,11 +57,16 @@ class OnnxRuntime:
             self.graph = Graph(graphs / STAGES, session_options(threads))
             # so little work that waking other threads would cost more than they save
             self.embedding = Graph(graphs / EMBEDDING, session_options(1))
-        self.compiled = None
+        self.threads = threads
+        self.compiled: CompiledPolicy | None = None
         if (folder / GRAPH).is_file():
-            self.compiled = CompiledPolicy(folder, self.manifest, self.info, threads, most=FEW)
+            self.compile(folder / GRAPH)
         self.branches = [np.array(branch) for branch in self.manifest.branches]
         self.check(folder)
+
+    def compile(self, graph: Path | bytes) -> None:
+        """Runs few texts through this graph (`onnx_export/one_file.py`) where its policy is the one wanted."""
+        self.compiled = CompiledPolicy(graph, self.manifest, self.info, self.threads, most=FEW)
 
     def check(self, folder: Path) -> None:
         """Refuse graphs that contradict config.json."""
@@ -134,9 +139,9 @@ class CompiledPolicy:
     """
 
     def __init__(
-        self, folder: Path, manifest: Manifest, info: ModelInfo, threads: int | None, most: float
+        self, graph: Path | bytes, manifest: Manifest, info: ModelInfo, threads: int | None, most: float
     ) -> None:
-        self.graph = Graph(folder / GRAPH, session_options(threads))
+        self.graph = Graph(graph, session_options(threads))
         self.padding, self.most = manifest.padding, most
         try:
             about = json.loads(self.graph.session.get_modelmeta().custom_metadata_map["offramp"])
@@ -145,7 +150,8 @@ class CompiledPolicy:
             if about["weights"] != manifest.weights:
                 raise BadConfig("it is of another model")
         except (KeyError, TypeError, ValueError) as error:
-            raise CannotLoad(f"{folder / GRAPH} cannot be used ({error}); export the model again.") from error
+            name = graph if isinstance(graph, Path) else "a graph"
+            raise CannotLoad(f"{name} cannot be used ({error}); export the model again.") from error
 
     def runs(self, policy: Policy) -> bool:
         """Whether this is the policy inside, perhaps with another threshold or `max_layer`; or `never`."""

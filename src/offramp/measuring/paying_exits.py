@@ -1,0 +1,91 @@
+"""Which exits of a model pay: each costs a head and a decision on the way, and saves layers for those who take it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from offramp.policy.decide import fold, reached
+from offramp.problems import Array
+from offramp.rules.agreement import Agreement
+from offramp.trace import Trace
+
+THRESHOLDS = 200
+"""As many are tried."""
+AS_FAST = 1.02
+"""Within the noise of the expected time."""
+
+
+@dataclass(frozen=True)
+class ExitCost:
+    """Milliseconds of one way to run the model, such as one text at a time."""
+
+    layer: float
+    exit: float
+    """Of an exit on the way: its head and the decision."""
+
+
+def paying_exits(
+    trace: Trace, most: float, costs: Sequence[ExitCost], tolerance: float | None = None
+) -> tuple[int, ...]:
+    """The exits that are worth keeping where at most a share of predictions may change, the last one among them.
+
+    One after the other goes, each time the one without which the expected time is shortest; the fewest that are about
+    as fast as any so far stay. Of several `costs` the product counts. The policy is `agreement`, fitted on half of
+    the examples and tried on the other.
+    """
+    halves = np.array_split(np.random.default_rng(0).permutation(len(trace)), 2)
+    pairs = [(trace[fitted], trace[tried]) for fitted, tried in (halves, halves[::-1])]
+
+    def expected(kept: Sequence[int]) -> float:
+        return sum(expected_time(*pair, kept, most, costs, tolerance) for pair in pairs)
+
+    kept = tuple(range(len(trace.layers)))
+    path = [(expected(kept), kept)]
+    while len(kept) > 1:
+        path.append(min((expected(fewer), fewer) for fewer in one_less(kept)))
+        kept = path[-1][1]
+    least, _ = min(path)
+    return next(kept for time, kept in reversed(path) if time <= AS_FAST * least)
+
+
+def one_less(kept: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
+    return (kept[:place] + kept[place + 1 :] for place in range(len(kept) - 1))
+
+
+def expected_time(
+    fitted: Trace,
+    tried: Trace,
+    kept: Sequence[int],
+    most: float,
+    costs: Sequence[ExitCost],
+    tolerance: float | None,
+) -> float:
+    """The shortest at any threshold at which at most a share of predictions changes."""
+    fitted, tried = (at_exits(each, kept) for each in (fitted, tried))
+    rule = Agreement.fit(fitted, tolerance)
+    readiness = fold(rule, tried.logits, None, tried.layers, tried.problem).readiness
+    agrees = np.stack([tried.agrees(tried.logits[:, exit], tolerance) for exit in range(len(kept))], axis=1)
+    layers, rows = np.array(tried.layers), np.arange(len(tried))
+    thresholds = np.append(np.quantile(readiness, np.linspace(0, 1, THRESHOLDS)), np.inf)
+    times = []
+    for threshold in thresholds:
+        ready = reached(rule, readiness, threshold)
+        ready[:, -1] = True
+        exits: Array = ready.argmax(1)
+        if threshold == np.inf or 1 - agrees[rows, exits].mean() <= most:
+            times.append(
+                np.prod([cost.layer * layers[exits].mean() + cost.exit * exits.mean() for cost in costs])
+            )
+    return float(min(times))
+
+
+def at_exits(trace: Trace, kept: Sequence[int]) -> Any:
+    """The trace of the model with some of its exits."""
+    if trace.reference is None:
+        trace = replace(trace, reference=trace.logits[:, -1])
+    gates = None if trace.gates is None else trace.gates[:, kept]
+    return replace(
+        trace, logits=trace.logits[:, kept], gates=gates, layers=tuple(trace.layers[exit] for exit in kept)
+    )

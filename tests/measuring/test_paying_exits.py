@@ -1,0 +1,36 @@
+"""Which exits are kept: those that save more time than they cost."""
+
+import numpy as np
+import pytest
+
+from offramp.measuring.paying_exits import ExitCost, paying_exits
+from offramp.trace import Trace
+
+LAYERS = (0, 1, 2, 3, 6)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """Layer 1 is sure and right about two thirds of the texts; layers 2 and 3 know no more, and layer 0 nothing."""
+    rng = np.random.default_rng(0)
+    truth, easy = rng.integers(0, 2, 600), rng.random(600) < 2 / 3
+    sign = 2.0 * truth - 1
+    unsure = rng.normal(0, 0.3, (600, 5)) * sign[:, None]
+    margin = np.where(easy[:, None], 5 * sign[:, None] + rng.normal(0, 0.3, (600, 5)), unsure)
+    margin[:, 0], margin[:, -1] = rng.normal(0, 0.3, 600), 6 * sign
+    logits = np.stack([-margin, margin], -1)
+    return Trace(logits, LAYERS, labels=None, lengths=np.ones(600), ids=np.arange(600))
+
+
+def test_an_exit_that_decides_nothing_new_goes(trace: Trace) -> None:
+    assert paying_exits(trace, 0.02, [ExitCost(layer=1, exit=0.2)]) == (1, 4)
+
+
+def test_exits_that_cost_more_than_they_save_all_go(trace: Trace) -> None:
+    assert paying_exits(trace, 0.02, [ExitCost(layer=1, exit=20)]) == (4,)
+
+
+def test_the_product_of_several_costs_counts(trace: Trace) -> None:
+    single, batch = ExitCost(layer=1, exit=60), ExitCost(layer=1, exit=0.1)
+    assert paying_exits(trace, 0.02, [batch]) == (1, 4)
+    assert paying_exits(trace, 0.02, [single, batch]) == (4,)
