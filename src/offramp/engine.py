@@ -95,7 +95,6 @@ class Engine:
         at_once = (
             self.compiled is not None
             and lists is None
-            and len(examples) <= self.compiled.most
             and self.compiled.runs(policy)
             and (tokens is None or tokens.counts is not None)  # the words that the graph knows
             and not (deadlines < math.inf).any()

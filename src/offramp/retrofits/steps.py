@@ -582,7 +582,7 @@ class Steps:
 
 
 def compile_policy(runner: Runner, policy: Policy) -> None:
-    """Lets single texts run through one graph, as they will in the finished model."""
+    """Lets texts run through one graph, as they will in the finished model."""
     if runner.folder is not None and is_exported(runner.folder):
         from offramp.onnx_export.one_file import one_file
 

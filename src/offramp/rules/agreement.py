@@ -169,8 +169,9 @@ class Agreement(Rule):
         else:
             prediction = logits.argmax(-1)[..., None]
             run = np.where(prediction == np.arange(logits.shape[-1]), seen.run + 1, -1.0)
-            every = np.stack([values, previous, total / exits, low, high, run], axis=-2)
-            features = np.take_along_axis(every, prediction[..., None], -1)[..., 0]
+            every = [values, previous, total / exits, low, high, run]
+            places = prediction + logits.shape[-1] * np.arange(len(every))
+            features = np.take_along_axis(np.concatenate(every, axis=-1), places, -1)
         if logits.ndim > 2 and logits.shape[1] > 1:
             features = features.min(1, keepdims=True)
         return History(values, total, low, high, run, exits), features

@@ -30,7 +30,7 @@ class CompiledRuntime:
         self.name = f"onnxruntime {onnxruntime.__version__}, cpu"
         self.precision, self.max_length = self.manifest.precision, self.manifest.max_length
         self.batch_tokens, self.overhead = BATCH_TOKENS, OVERHEAD
-        self.compiled = CompiledPolicy(folder / GRAPH, self.manifest, self.info, threads, most=np.inf)
+        self.compiled = CompiledPolicy(folder / GRAPH, self.manifest, self.info, threads)
 
     def embed(self, tokens: Sequence[Tokens]) -> Batch:
         return tokens

@@ -27,8 +27,6 @@ from offramp.problems import Array
 from offramp.runtimes import Tokens, attention_mask, pad, token_types
 
 BATCH_TOKENS, OVERHEAD = 1024, 16  # as measured for PyTorch
-FEW = 4
-"""Up to so many texts, one graph with the exits inside is faster than stages."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,8 @@ class OnnxRuntime:
         self.check(folder)
 
     def compile(self, graph: Path | bytes) -> None:
-        """Runs few texts through this graph (`onnx_export/one_file.py`) where its policy is the one wanted."""
-        self.compiled = CompiledPolicy(graph, self.manifest, self.info, self.threads, most=FEW)
+        """Runs texts through this graph (`onnx_export/one_file.py`) where its policy is the one wanted."""
+        self.compiled = CompiledPolicy(graph, self.manifest, self.info, self.threads)
 
     def check(self, folder: Path) -> None:
         """Refuse graphs that contradict config.json."""
@@ -135,14 +133,12 @@ class CompiledPolicy:
     """The whole model as one graph with the exits inside (`onnx_export/one_file.py`), as other languages run it.
 
     It decides by the policy that it was made with, at any threshold and `max_layer`. One call decides for all rows of
-    a micro-batch, with no Python between the exits, which is faster for one text; `most` is for how many.
+    a micro-batch, with no Python between the exits: faster for one text, and as fast in batches.
     """
 
-    def __init__(
-        self, graph: Path | bytes, manifest: Manifest, info: ModelInfo, threads: int | None, most: float
-    ) -> None:
+    def __init__(self, graph: Path | bytes, manifest: Manifest, info: ModelInfo, threads: int | None) -> None:
         self.graph = Graph(graph, session_options(threads))
-        self.padding, self.most = manifest.padding, most
+        self.padding = manifest.padding
         try:
             about = json.loads(self.graph.session.get_modelmeta().custom_metadata_map["offramp"])
             self.policy, self.layers = Policy.from_json(about["policy"]), np.array(about["layers"])
