@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ from offramp.onnx_export import export
 from offramp.onnx_export.one_file import one_file
 from offramp.policy import Policy
 from offramp.retrofits.original import Original, load_original
+from offramp.retrofits.steps import compile_policy
 
 LABELS = ("negative", "positive")
 TIMING = 600
@@ -195,7 +197,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def predictor(folder: Path, policy: str | None) -> Any:
-    return Classifier.from_pretrained(folder, policy).predict
+    """Texts run through one graph, as in the folder of a finished retrofit."""
+    classifier = Classifier.from_pretrained(folder, policy)
+    if not (folder / GRAPH).is_file():
+        compile_policy(classifier.runner, classifier.runner.policy)
+    return classifier.predict
 
 
 class PlainRuntime:
@@ -233,11 +239,10 @@ def one_file_facts(out: Path, done: Any, texts: list[str]) -> dict[str, float]:
     precision = done.results.precision
     plain = one_file(out / "fast" / "work" / f"plain-{precision}", Policy.parse("never"))
     model, tokenizer = load_model(out / "fast" / "work" / "training" / "model")
-    folder = out / "exported"
-    begin = time.perf_counter()
-    if not folder.exists():
-        export(model, folder, precision, tokenizer, texts=texts)
-    seconds = time.perf_counter() - begin
+    with TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        export(model, Path(folder) / "exported", precision, tokenizer, texts=texts)
+        seconds = time.perf_counter() - begin
     whole, bare = (done.portable / GRAPH).stat().st_size / 1e6, plain.ByteSize() / 1e6
     heads = [part for exit in range(len(done.results.layers) - 1) for part in model.heads.parts(exit)]
     of_heads = sum(4 * weight.numel() for part in heads for weight in part.parameters()) / 1e6

@@ -407,6 +407,36 @@ def test_one_file_exits_as_the_engine_and_neighbours_change_no_bit(
         np.testing.assert_array_equal(alone[0], logits[row])
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize(
+    ("kind", "outputs", "policies"),
+    [
+        ("multi_label_classification", 3, ["confidence:0.6", "patience:1"]),
+        ("regression", 1, ["patience:1,tolerance=0.3", "layer:1"]),
+    ],
+)
+def test_one_file_decides_about_several_labels_and_about_numbers(
+    tiny_encoder: Callable[..., Any],
+    tokenizer: Any,
+    tmp_path: Path,
+    kind: str,
+    outputs: int,
+    policies: list[str],
+    precision: str,
+) -> None:
+    torch.manual_seed(0)
+    model = ExitModel.from_encoder(tiny_encoder("bert", layers=2), num_labels=outputs, problem_type=kind)
+    for head in model.heads.classifiers:
+        torch.nn.init.normal_(head.weight, std=0.5)
+    folder = export(model, tmp_path / "exported", precision, tokenizer, texts=SAMPLE)
+    texts = tokens([*range(2, 30, 2), 7, 3])
+    for policy in map(Policy.parse, policies):
+        expected = Engine(OnnxRuntime(folder, threads=1)).run(texts, policy)
+        logits, layers = in_one_file(folder, policy)(embedding_inputs(texts, padding=1))
+        np.testing.assert_array_equal(layers, expected.exits)
+        np.testing.assert_array_equal(logits, expected.logits)
+
+
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_in_one_file_a_row_of_padding_is_an_empty_text_and_wrong_lengths_are_errors(
     exported: Callable[..., Path], backbone: str
