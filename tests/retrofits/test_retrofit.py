@@ -691,3 +691,22 @@ def test_a_bound_at_every_exit_has_a_threshold_for_each(original: Path, tmp_path
     taken = Classifier.from_pretrained(done.folder).predict(split_texts(texts).calibration.texts)
     assert {f"layer {each.layer}" for each in taken} <= {*exits}
     assert "at every exit taken (layer" in done.results.certificate.summary
+
+
+def test_further_texts_are_learned_from_and_neither_calibrated_nor_tested_on(
+    original: Path, tmp_path: Path
+) -> None:
+    texts, more = make_texts(), make_texts(200, seed=1)
+    plain, split = split_texts(texts), split_texts(texts, learn_from=[*more, texts[0]])
+    assert split.learn.texts == [*plain.learn.texts, *more, texts[0]]
+    for part in ("fit", "calibration", "test"):
+        assert getattr(split, part).texts == getattr(plain, part).texts
+    home = next(
+        part for part in ("fit", "calibration", "test", "learn") if texts[0] in getattr(plain, part).texts
+    )
+    if home != "learn":  # it has been learned from, so it proves nothing about new texts
+        assert split.unseen(home) < plain.unseen(home)
+    done = retrofit(original, texts, tmp_path / "out", 0.1, runtime="torch", learn_from=more)
+    assert done.results.examples["learn"] == len(plain.learn) + 200
+    with pytest.raises(OutputExists, match="other learn_from"):
+        retrofit(original, texts, tmp_path / "out", 0.1, runtime="torch")

@@ -58,6 +58,10 @@ def retrofit(
             help="Column of the conversation, customer or other source of a text, if texts of one source are alike."
         ),
     ] = None,
+    learn_from: Annotated[
+        Path | None,
+        Option(help="Further texts that only the exits learn from, such as those MODEL was fine-tuned on."),
+    ] = None,
     tune: Annotated[
         bool,
         Option(
@@ -139,6 +143,7 @@ def retrofit(
             "group": group,
             "by": by,
             "decide": decide,
+            "learn-from": learn_from,
         }
         for flag, value in classifier_flags.items():
             if value:
@@ -157,6 +162,8 @@ def retrofit(
             "decide": decide,
             "groups": read_column(rows, texts, group, "--group"),
         }
+        if learn_from is not None:
+            options["learn_from"] = [row.text for row in read_rows(learn_from, text, text_pair)]
         options["categories"] = read_column(rows, texts, None if by in (BY_EXIT, BY_CLASS) else by, "--by")
         with training_progress() as callbacks:
             start = partial(

@@ -79,6 +79,7 @@ def retrofit(
     label_names: Sequence[str] | None = None,
     decide: str = "",
     groups: Sequence[Any] | None = None,
+    learn_from: Sequence[Text] = (),
     categories: Sequence[Any] | None = None,
     tune: bool = False,
     epochs: float = 2,
@@ -117,6 +118,8 @@ def retrofit(
             together in the split, and count as one text where distinct texts must prove the guarantee.
         categories: the language or other category of each text, for a guarantee within each, which names it:
             `Guarantee(0.02, by="language")`.
+        learn_from: further texts that the exits learn from and that nothing is calibrated or tested on, such as those
+            that the model was fine-tuned on.
         tune: train the backbone too, with the original as teacher, instead of the exits alone.
         epochs: of tuning.
         runtime: "onnx" or "torch"; by default ONNX Runtime if it is installed.
@@ -140,10 +143,13 @@ def retrofit(
     texts = [*check_texts(texts, pairs=False if tags else True if by_query else None, keep_length=tags)]
     if not texts:
         raise BadData("there are no texts.")
+    more = [*check_texts(learn_from, pairs=isinstance(texts[0], tuple), keep_length=tags)]
     if tags and labels is not None:
         raise BadLabels("a tagger takes no labels; `offramp trace` and `curve` score it on words with tags")
-    if by_query and (groups is not None or labels is not None):
-        raise BadOption("a guarantee about rankings takes no groups and no labels; leave them out")
+    if by_query and (groups is not None or labels is not None or more):
+        raise BadOption(
+            "a guarantee about rankings takes no groups, labels or learn_from=...; leave them out"
+        )
     if groups is not None and len(groups) != len(texts):
         raise BadData(f"{count(len(groups), 'group')} for {count(len(texts), 'text')}; give one for each.")
     if (categories is None) != (target.by in ("", BY_EXIT, BY_CLASS)):
@@ -170,7 +176,7 @@ def retrofit(
     if target.needs_labels and known is None:
         raise BadOption(f"risk={target.risk!r} needs labels, a correct one for each text")
     rules = rules_for(original, rule, by_query, decisions)
-    split = split_texts(texts, known, groups, by_query, categories)
+    split = split_texts(texts, known, groups, by_query, categories, more)
     choices = len(precisions) * (1 + len(rungs))
     level = target.delta * max(shares_of_delta([parse_rule(each).rule for each in rules])) / choices
     check_enough(split, target, level)
@@ -190,6 +196,7 @@ def retrofit(
         "model": hash_weights(original.model),
         "label_names": label_names and [*label_names],
         "texts": hash_texts(texts, known),
+        "learn_from": hash_texts(more, None) if more else None,
         "decide": decide,
         "groups": None if groups is None else hash_texts([*map(str, groups)], None),
         "tune": epochs if tune else False,

@@ -168,7 +168,7 @@ class Steps:
         }
         done = train(
             model,
-            Dataset.from_dict(replace(self.split.learn, labels=None).columns()),
+            Dataset.from_dict(self.split.learn.columns()),
             mixed(fine_tune=False) if tune else frozen(),
             arguments,
             tokenizer=self.original.tokenizer,

@@ -100,10 +100,11 @@ def split_texts(
     groups: Sequence[Any] | None = None,
     by_query: bool = False,
     categories: Sequence[Any] | None = None,
+    learn_from: Sequence[Text] = (),
 ) -> TextSplit:
     """A random split that is the same for the same texts. Rows of a group stay together; those of a text do not:
     if frequent texts could only be learned from, they would never be tested. With `by_query`, pairs of a query are a
-    group.
+    group. Texts of `learn_from` are added to those to learn from.
     """
     if by_query:
         groups = [text[0] for text in texts]
@@ -121,7 +122,13 @@ def split_texts(
             None if names is None else names[rows],
         )
 
-    return TextSplit(part(learn), part(fit), part(calibration), part(test))
+    learned = TextSet(
+        [*(texts[row] for row in learn), *learn_from],
+        None,  # nothing is trained on labels
+        np.concatenate([keys[learn], hash_rows(learn_from)]),
+        by_query,
+    )
+    return TextSplit(learned, part(fit), part(calibration), part(test))
 
 
 def check_enough(split: TextSplit, target: Guarantee, delta: float) -> None:
