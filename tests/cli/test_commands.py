@@ -374,6 +374,25 @@ def test_bounds_by_class_are_proven_for_each_class(home: Path, ask: Ask) -> None
     }
 
 
+def test_bounds_hold_for_every_value_of_a_column_and_for_every_risk(home: Path, run: Run, ask: Ask) -> None:
+    header, *rows = (home / "dev.csv").read_text(encoding="utf-8").splitlines()
+    lines = [f"{row},{('de', 'en')[number // 2 % 2]}" for number, row in enumerate(rows)]
+    file, trace = home / "both.csv", home / "both.trace"
+    file.write_text("\n".join([f"{header},language", *lines]) + "\n", encoding="utf-8")
+    ask("trace", home / "films", "--data", file, "--by", "language", "--out", trace)
+    options = ["--guarantee", "missed=0.5,false_alarm=0.5", "--decide", "yes>=0.5", "--rule", "entropy"]
+    values = ask("calibrate", home / "films", trace, *options, "--by", "language")
+    groups = {(bound["risk"], bound["group"]) for bound in values["certificate"]["bounds"]}
+    assert groups == {(risk, name) for risk in ("missed", "false_alarm") for name in ("de", "en")}
+    first, *_ = run("predict", home / "films", file, "--json").stdout.splitlines()
+    assert json.loads(first)["decision"] in (True, False)
+    none = run("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.3, "--by", "language")
+    assert none.exit_code == 1
+    assert "--by language" in none.stderr
+    wrong = run("trace", home / "films", "--data", file, "--by", "tongue", "--out", home / "x.trace")
+    assert "has the columns text, label, language" in wrong.stderr
+
+
 def test_a_dry_run_stores_nothing(home: Path, ask: Ask) -> None:
     before = contents(home / "films/model")
     assert not ask("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2, "--dry-run")["stored"]

@@ -232,3 +232,29 @@ def test_a_missing_file_or_model_is_named(run: Run, workplace: Path) -> None:
     wrong = run("retrofit", workplace / "nobody", *texts, "--out", workplace / "x")
     assert "nobody" in wrong.stderr
     assert wrong.exit_code == 1
+
+
+def test_a_guard_is_certified_for_misses_and_false_alarms_in_every_language(
+    run: Run, workplace: Path
+) -> None:
+    with (workplace / "logs.csv").open(newline="") as file:
+        rows = [row[0] for row in csv.reader(file)][1:]
+    with (workplace / "languages.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("text", "language"), *((text, "de" if row % 2 else "en") for row, text in enumerate(rows))]
+        )
+    flags = ["--guarantee", "missed=0.45,false_alarm=0.45", "--decide", "yes>=0.2", "--by", "language"]
+    flags += ["--texts", workplace / "languages.csv", "--runtime", "torch", "--rule", "entropy"]
+    shown = run("retrofit", workplace / "mine", "--out", workplace / "guard", *flags)
+    assert shown.exit_code == 0, shown.stderr
+    assert (
+        "lose a yes, in every language (de, en) and at most 45% of examples that mine says no to"
+        in " ".join(shown.stdout.split())
+    )
+    (first, *_) = run("predict", workplace / "guard", workplace / "logs.txt", "--json").stdout.splitlines()
+    assert json.loads(first)["decision"] in (True, False)
+    few = run("retrofit", workplace / "mine", "--out", workplace / "none", *flags[2:], "--guarantee", 0.02)
+    assert few.exit_code == 1
+    assert "of the language 'en' (needed: 149, about 426 in all)" in few.stderr
+    strange = run("retrofit", workplace / "mine", "--out", workplace / "none", *flags, "--by", "tongue")
+    assert "--by tongue: " in strange.stderr

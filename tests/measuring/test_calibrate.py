@@ -176,7 +176,7 @@ def test_accuracy_drop_is_net_of_the_answers_that_become_right(make_trace: Make)
         (Guarantee(0.1, risk="missed"), r"is about yes and no; pass decide=\.\.\."),
         (Guarantee(0.1, risk="overlap"), "choose one of changed, accuracy"),
         (Guarantee(0.1, risk="score"), r"needs tolerance=\.\.\."),
-        (Guarantee(0.1, by="language"), "has no such column of categories, but none"),
+        (Guarantee(0.1, by="language"), "has no such categories; collect it again"),
     ],
 )
 def test_a_target_that_does_not_fit_the_trace_is_refused(

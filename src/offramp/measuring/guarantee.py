@@ -123,8 +123,10 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     if target.by == BY_CLASS and not trace.problem.has_classes:
         raise BadOption("by='class' is for classes, and this model predicts numbers")
     if target.by not in (BY_CLASS, trace.category_column):
-        known = trace.category_column or "none"
-        raise BadOption(f"by={target.by!r}: the trace has no such column of categories, but {known}")
+        others = f", but {trace.category_column!r}" if trace.category_column else ""
+        raise BadOption(
+            f"by={target.by!r}: the trace has no such categories{others}; collect it again with by={target.by!r}"
+        )
     names = classes_of(trace) if target.by == BY_CLASS else trace.category_names
     return with_bounds_of(target, names)
 
