@@ -22,8 +22,8 @@ from offramp.problems import Array
 from offramp.rules.base import Rule
 from offramp.trace import Trace
 
-CONFIDENCES = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-"""That an exit is within its bound, in the policies from the safest to the boldest."""
+CONFIDENCES = (0.999, 0.99, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+"""That an exit is within its bound, and then passes its test, in the policies from the safest to the boldest."""
 SPARE = 1.3
 """How many more examples than needed are kept for the last exit: their number varies too."""
 
@@ -128,7 +128,7 @@ class Search:
 
     def is_provable(self, exit: int, left: Array, passed: Array, confidence: float) -> Array:
         """(thresholds,) whether the bounds can be expected to be proven for those who exit."""
-        from scipy.special import betainc, betaincinv
+        from scipy.special import betainc, betaincinv, ndtri
 
         good = np.ones(len(self.thresholds), bool)
         for risk, counted in self.counted.items():
@@ -137,10 +137,11 @@ class Search:
             lost = self.totals(passed[rows], self.losses[risk][exit, rows]).clip(0, taken)
             with np.errstate(invalid="ignore"):
                 highest = betaincinv(lost + 1, np.maximum(taken - lost, 1e-9), confidence)
-            expected = taken * self.more
-            p_values = betainc(
-                np.maximum(expected * (1 - highest), 1e-9), expected * highest + 1, 1 - self.epsilon[risk]
-            )
+            expected = taken * self.more * highest
+            # the number of losses in the test varies too
+            errors = expected + max(float(ndtri(confidence)), 0.0) * np.sqrt(expected)
+            others = np.maximum(taken * self.more - errors, 1e-9)
+            p_values = betainc(others, errors + 1, 1 - self.epsilon[risk])
             good &= (p_values <= self.delta) & (taken > 0)
             if self.tests_last:
                 needed = BOUNDS[LOSSES[risk].bound].examples_needed([0.0], self.epsilon[risk], self.delta)
