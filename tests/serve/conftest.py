@@ -14,9 +14,11 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from bench import NORMAL, WAIT, Bench, Make, WordRuntime
 from starlette.types import ASGIApp
+from transformers import PreTrainedTokenizerFast
 
-from offramp.inference import Classifier
+from offramp.inference import Classifier, Runner
 from offramp.policy import Policy
 from offramp.serve.app import create_app
 from offramp.serve.audit import Audit
@@ -96,6 +98,35 @@ def door(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> Iterator[Do
     found.is_open.set()
 
 
+@pytest.fixture
+def make(tokenizer: PreTrainedTokenizerFast) -> Iterator[Make]:
+    made: list[Bench] = []
+
+    def start(
+        *looser: Policy,
+        rung_0: Policy = NORMAL,
+        audit: float = 0.0,
+        warn_only: bool = False,
+        folder: Path | None = None,
+        **limits: int,
+    ) -> Bench:
+        runtime = WordRuntime()
+        runtime.door.set()
+        classifier = Classifier(Runner(runtime, tokenizer, rung_0))
+        ladder = Ladder([rung_0, *looser], high=0.5, fall=0.0)
+        layers, keep = runtime.info.exits, {"folder": folder, "warn_only": warn_only}
+        audited = Audit(ladder.rungs, layers, share=audit, **keep) if audit else None
+        bench = Bench(runtime, classifier, Batcher(classifier.runner, ladder, Limits(**limits), audited))
+        made.append(bench)
+        return bench
+
+    yield start
+    for bench in made:
+        bench.open()
+        bench.batcher.drain(WAIT)
+        assert not bench.batcher.running
+
+
 class PausingSelector(selectors.DefaultSelector):
     """Runs `pause` once, after it has looked for what arrived."""
 
@@ -168,6 +199,7 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
             limits: Limits | None = None,
             rungs: tuple[Policy, ...] = (),
             audit_share: float = 0.0,
+            audit_folder: Path | None = None,
             connections: Mapping[str, Any] | None = None,
             api_key: str | None = None,
             shared_folder: Path | None = None,
@@ -175,7 +207,7 @@ def starting(classifier: Classifier) -> Iterator[Callable[..., Served]]:
         ) -> Served:
             ladder = Ladder(rungs or [model.runner.policy])
             audit = (
-                Audit(ladder.rungs, model.runner.runtime.info.exits, share=audit_share)
+                Audit(ladder.rungs, model.runner.runtime.info.exits, share=audit_share, folder=audit_folder)
                 if audit_share
                 else None
             )

@@ -2,9 +2,10 @@
 
 import json
 import logging
+import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from offramp.errors import BadOption
 from offramp.inference import Classifier, Prediction, Runner
 from offramp.models.exit_model import ExitModel
 from offramp.policy import Certificate, Policy
+from offramp.runtimes import Tokens
 from offramp.serve.app import READERS
+from offramp.serve.audit import Audit
 from offramp.serve.batcher import Limits
 from offramp.serve.logs import JsonFormatter
 from offramp.serve.options import ServerOptions
@@ -90,16 +93,51 @@ def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve, loose: 
     assert server.ask(TEXTS, policy="layer:1").status_code == 422
     info = server.client.get("/info").json()
     assert (info["allowed"], info["forbidden"]) == (["confidence:0.775", "never"], ["layer:1"])
-    assert 'offramp_certificate_broken{rung="1"} 1.0' in server.client.get("/metrics").text
 
 
-def test_a_rung_that_another_worker_found_broken_is_no_longer_used(
+def test_metrics_say_why_rungs_are_forbidden_until_they_are_allowed_again(
+    serve: Serve, loose: Policy
+) -> None:
+    server = serve(rungs=(Policy.parse("confidence:0.775"), loose, loose), audit_share=0.5)
+
+    def reasons() -> list[tuple[str, str]]:
+        found = re.findall(
+            r'offramp_rung_forbidden{reason="(.*)",rung="(.)"} 1', server.client.get("/metrics").text
+        )
+        return sorted(found)
+
+    server.batcher.ladder.forbid(1)
+    assert reasons() == [("certificate", "1"), ("stricter rung", "2")]
+    server.batcher.ladder.allow(1)
+    assert reasons() == []
+
+
+def test_a_rung_that_another_worker_found_broken_is_no_longer_used_until_its_file_is_deleted(
     serve: Serve, loose: Policy, tmp_path: Path, until: Until
 ) -> None:
-    server = serve(rungs=(Policy.parse("confidence:0.775"), loose), shared_folder=tmp_path)
-    (tmp_path / "broken-1").touch()
+    rungs = Policy.parse("confidence:0.775"), loose
+    other = Audit(rungs, (1, 2, 3, 4), share=1, folder=tmp_path)
+    server = serve(rungs=rungs, audit_share=0.5, audit_folder=tmp_path)
+    for token in range(20):
+        other.offer(1, [Tokens([token])], [Prediction("x", 0.9, {"x": 0.9, "y": 0.1}, 1, 4)])
+        other.examine(lambda *_: one("y"))
+    assert server.batcher.ladder.last == 1
+    other.settle()
+    assert other.broken
     until(lambda: server.batcher.ladder.last == 0)
     assert server.ask(TEXTS, policy="layer:1").status_code == 422
+    [report] = [each for each in server.client.get("/info").json()["audit"] if each["verdict"] == "broken"]
+    assert "the mean loss" in report["reason"]
+    assert 'offramp_certificate_broken{rung="1"} 1.0' in server.client.get("/metrics").text
+    for file in tmp_path.glob("*.json"):
+        file.unlink()
+    until(lambda: server.batcher.ladder.last == 1)
+    assert server.ask(TEXTS, policy="layer:1").status_code == 200
+
+
+def one(label: str) -> Generator[None, None, list[Prediction]]:
+    yield from ()
+    return [Prediction(label, 0.9, {"x": 0.1, "y": 0.9}, 4, 4)]
 
 
 def test_no_text_goes_deeper_than_max_layer(server: Any) -> None:

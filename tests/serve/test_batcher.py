@@ -4,14 +4,14 @@ import gc
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import FakeRuntime, make_certificate
+from bench import LOOSER, LOOSEST, NORMAL, PROOF, WAIT, Make, WordRuntime, predictions
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import (
@@ -28,98 +28,12 @@ from offramp.errors import (
 from offramp.inference import Classifier, Runner
 from offramp.policy import Policy
 from offramp.runtimes import Tokens
-from offramp.serve import audit as audit_module
 from offramp.serve import batcher as module
-from offramp.serve.audit import Audit, run_to_the_end
 from offramp.serve.batcher import Batcher, Limits, Reply, Request
 from offramp.serve.ladder import Ladder
 from offramp.serve.queue import Ticket
 
-WAIT = 20
-"""Seconds that nothing here takes."""
-PROOF = make_certificate(examples=100, observed_risk=0.0, conditions=None)
-NORMAL, LOOSER, LOOSEST = (Policy.parse(text) for text in ("confidence:0.9", "confidence:0.7", "layer:2"))
-
-
-@dataclass
-class WordRuntime(FakeRuntime):
-    """Every run waits at a door first."""
-
-    max_length: int = 300
-    overhead: int = 16
-    door: threading.Event = field(default_factory=threading.Event)
-    reached: threading.Event = field(default_factory=threading.Event)
-    """A run has reached the door."""
-    before: Callable[[], None] = lambda: None
-
-    def embed(self, tokens: Sequence[Tokens]) -> list[Tokens]:
-        self.reached.set()
-        assert self.door.wait(WAIT)
-        self.before()
-        return super().embed(tokens)
-
-    @property
-    def runs(self) -> list[tuple[int, int]]:
-        """(exit, examples) of each micro-batch."""
-        return [(exit, len(lengths)) for exit, lengths in self.batches]
-
-
-@dataclass
-class Bench:
-    """A batcher with its classifier and stages."""
-
-    runtime: WordRuntime
-    classifier: Classifier
-    batcher: Batcher
-
-    @property
-    def windows(self) -> list[int]:
-        """The number of texts in each run since `shut`; a window of texts of like length is one run."""
-        return [examples for exit, examples in self.runtime.runs if exit == 0]
-
-    def submit(self, texts: Any, **options: Any) -> Future[Reply]:
-        return self.batcher.submit(Request([texts] if isinstance(texts, str) else texts, **options))
-
-    def shut(self, text: str = "z") -> Future[Reply]:
-        """Holds the worker at the door with this text; later requests wait."""
-        self.runtime.door.clear()
-        self.runtime.reached.clear()
-        first = self.submit(text)
-        assert self.runtime.reached.wait(WAIT)
-        self.runtime.batches.clear()
-        return first
-
-    def open(self) -> None:
-        self.runtime.door.set()
-
-
-Make = Callable[..., Bench]
 Until = Callable[[Callable[[], bool]], None]
-
-
-@pytest.fixture
-def make(tokenizer: PreTrainedTokenizerFast) -> Iterator[Make]:
-    made: list[Bench] = []
-
-    def start(*looser: Policy, audit: float = 0.0, **limits: int) -> Bench:
-        runtime = WordRuntime()
-        runtime.door.set()
-        classifier = Classifier(Runner(runtime, tokenizer, NORMAL))
-        ladder = Ladder([NORMAL, *looser], high=0.5, fall=0.0)
-        audited = Audit(ladder.rungs, runtime.info.exits, share=audit) if audit else None
-        bench = Bench(runtime, classifier, Batcher(classifier.runner, ladder, Limits(**limits), audited))
-        made.append(bench)
-        return bench
-
-    yield start
-    for bench in made:
-        bench.open()
-        bench.batcher.drain(WAIT)
-        assert not bench.batcher.running
-
-
-def predictions(future: Future[Reply]) -> list[Any]:
-    return future.result(WAIT).predictions
 
 
 def requests(seed: int) -> list[tuple[list[Any], dict[str, Any]]]:
@@ -511,23 +425,6 @@ def test_load_steps_down_the_ladder_and_every_reply_names_its_rung(make: Make) -
         assert reply.predictions == bench.classifier.predict(["a b", "c"], policy=policy)
 
 
-def test_a_rung_whose_certificate_the_audit_breaks_is_no_longer_used(
-    make: Make, caplog: pytest.LogCaptureFixture, until: Until
-) -> None:
-    bench = make(replace(LOOSEST, certificate=PROOF), audit=1.0, items=60, tokens=6000)
-    assert bench.batcher.audit is not None
-    texts = [f"{one} {two}" for one in "abcdef" for two in "abcdefghij"]
-    bench.shut()
-    replies = [bench.submit(text) for text in texts[:58]]  # one text of each request is examined
-    bench.open()
-    assert {reply.result(WAIT).rung for reply in replies} == {1}
-    until(lambda: bool(bench.batcher.ladder.forbidden))
-    assert bench.submit(texts).result(WAIT).rung == 0
-    assert "rung 1" in caplog.text
-    _, report = bench.batcher.audit.reports()
-    assert report.verdict == "broken"
-
-
 def test_when_no_rung_is_left_every_text_runs_to_full_depth(make: Make) -> None:
     bench = make(audit=1.0)
     bench.batcher.ladder.forbid(0)
@@ -535,42 +432,6 @@ def test_when_no_rung_is_left_every_text_runs_to_full_depth(make: Make) -> None:
     assert (reply.rung, reply.policy) == (-1, "never")
     assert reply.predictions == bench.classifier.predict(["a b", "c"], policy="never")
     assert bench.submit("a", max_layer=4).result(WAIT).policy == "never,max_layer=4"
-
-
-def test_while_texts_wait_the_audit_takes_its_share_of_the_time_and_no_more(
-    make: Make, monkeypatch: pytest.MonkeyPatch, until: Until
-) -> None:
-    bench, now, examined = make(audit=1.0, window=1), [0.0], list[int]()
-    for each in (module, audit_module):
-        monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(audit_module, "BUSY_SHARE", 0.25)
-    monkeypatch.setattr(audit_module, "MOST_CREDIT", 100)
-    [early] = [text for text in "abcdefgh" if bench.classifier.predict(text).layer < 8][:1]
-
-    def takes_a_second() -> None:
-        now[0] += 1
-
-    def count(_: Any) -> None:
-        examined.append(bench.batcher.audit.reports()[0].examined)  # type: ignore[union-attr]
-
-    bench.runtime.before = takes_a_second
-    futures = [bench.shut(early), *(bench.submit(early) for _ in range(40))]
-    futures[-1].add_done_callback(count)  # in the worker thread, before it audits again
-    bench.open()
-    for future in futures:
-        predictions(future)
-    assert examined == [10]  # a second each, beside 40 seconds for the texts
-    until(lambda: bench.batcher.audit.reports()[0].examined == 41)  # type: ignore[union-attr]
-
-
-def test_the_audit_compares_with_full_depth_in_the_runtime_that_serves(make: Make) -> None:
-    bench = make(audit=1.0)
-    tokens = bench.classifier.runner.tokenizer(["a b"])
-    bench.runtime.batches.clear()
-    with pytest.raises(StopIteration) as end:  # a single text is run without a pause
-        next(run_to_the_end(bench.classifier.runner, tokens))
-    assert end.value.value == [bench.classifier.predict("a b", policy="never")]
-    assert [exit for exit, _ in bench.runtime.runs] == [3, 3]  # both ran in these stages
 
 
 def test_texts_being_tokenized_take_room_in_the_queue(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,18 +483,6 @@ class FakeTokenizer:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return self.function(*arguments, **options)
-
-
-def test_requests_with_their_own_limits_are_not_audited(make: Make) -> None:
-    bench = make(audit=1.0)
-    assert bench.batcher.audit is not None
-    predictions(bench.submit("a b", max_layer=2))
-    predictions(bench.submit("a b", deadline_ms=0))
-    predictions(bench.submit("a b", policy=LOOSEST))
-    assert bench.batcher.audit.reports()[0].exits == (0, 0, 0, 0)
-    [prediction] = predictions(bench.submit("a b"))
-    assert sum(bench.batcher.audit.reports()[0].exits) == 1
-    assert bench.batcher.audit.reports()[0].exits[bench.runtime.info.exits.index(prediction.layer)] == 1
 
 
 @pytest.mark.parametrize(

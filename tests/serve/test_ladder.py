@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from offramp.errors import BadPolicy
 from offramp.guarantees import Conditions
 from offramp.policy import Policy
-from offramp.serve.ladder import FULL_DEPTH, Ladder, sync_broken
+from offramp.serve.ladder import FULL_DEPTH, Ladder
 
 PROOF = make_certificate(examples=100, observed_risk=0.0, conditions=None)
 
@@ -116,15 +115,15 @@ def test_rungs_without_certificate_or_out_of_order_are_refused() -> None:
         ladder(low=0.5)
 
 
-def test_a_rung_broken_in_one_worker_is_forbidden_in_all_and_in_their_successors(tmp_path: Path) -> None:
-    first, second, successor = ladder(), ladder(), ladder()
-    sync_broken(first, tmp_path)
-    assert first.last == len(RUNGS) - 1
-    first.forbid(2)
-    sync_broken(first, tmp_path)
-    sync_broken(second, tmp_path)
-    assert (second.last, second.broken, second.forbidden) == (1, {2}, tuple(RUNGS[2:]))
-    second.forbid(1)
-    for each in (second, first, successor):
-        sync_broken(each, tmp_path)
-    assert first.last == second.last == successor.last == 0
+def test_a_rung_that_is_allowed_again_is_used_as_before() -> None:
+    moving = ladder(fall=0.0)
+    moving.forbid(0)
+    moving.forbid(2)
+    assert moving.reasons == ["certificate", "stricter rung", "certificate", "stricter rung"]
+    moving.allow(0)
+    assert (moving.current, moving.reasons) == (0, ["", "", "certificate", "stricter rung"])
+    assert steps(moving, [(1.0, 1), (1.0, 2), (1.0, 3)]) == [1, 1, 1]
+    moving.allow(2)
+    assert steps(moving, [(1.0, 4), (1.0, 5), (1.0, 6)]) == [2, 3, 3]
+    moving.allow(3)  # it was not forbidden
+    assert moving.current == 3

@@ -174,7 +174,7 @@ DOCUMENTS_OF_TWO = [Tokens([1]), Tokens([2])]
 def test_the_audit_of_a_list_runs_one_micro_batch_at_a_time() -> None:
     audit, steps = Audit([Policy(replace(RULE, top_k=1), 0.01)], LAYERS, share=1), list[int]()
 
-    def run(tokens: Sequence[Tokens]) -> Generator[None, None, list[Prediction]]:
+    def run(tokens: Sequence[Tokens], policy: Policy) -> Generator[None, None, list[Prediction]]:
         for step in range(3):
             steps.append(step)
             yield
@@ -182,7 +182,7 @@ def test_the_audit_of_a_list_runs_one_micro_batch_at_a_time() -> None:
 
     audit.offer(0, DOCUMENTS_OF_TWO, predictions(0.0, 1.0))
     for count in (1, 2, 3):
-        assert audit.examine(run) is None
+        audit.examine(run)
         assert (len(steps), audit.pending) == (count, 1)
     audit.examine(run)
     assert audit.pending == 0
@@ -198,7 +198,7 @@ def test_lists_are_compared_with_the_original_if_the_certificate_names_it() -> N
         audit = Audit([certified(reference=reference)], LAYERS, share=1)
         audit.offer(0, [Tokens([row]) for row in range(3)], predictions(0.0, 1.0, 2.0))
         while audit.pending:
-            audit.examine(lambda _: run([0.0, 1.0, 2.0]), lambda _: run([2.0, 1.0, 0.0]))
+            audit.examine(lambda *_: run([0.0, 1.0, 2.0]), lambda *_: run([2.0, 1.0, 0.0]))
         assert audit.reports()[0].disagreed == expected
 
 

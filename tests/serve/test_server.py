@@ -34,7 +34,7 @@ from offramp.serve.ladder import FULL_DEPTH
 from offramp.serve.network import OWN_FILES, bind
 from offramp.serve.options import ServerOptions
 from offramp.serve.protocols.base import WorkerState
-from offramp.serve.server import Listeners, Server, load, modules_for, read_rung, run_app
+from offramp.serve.server import Listeners, Server, audit_folder, load, modules_for, read_rung, run_app
 
 Until = Callable[[Callable[[], bool]], None]
 Run = Callable[..., "AbstractContextManager[Running]"]
@@ -402,6 +402,22 @@ def certified(classifier: Classifier, make_certificate: Callable[..., Certificat
         return replace(Policy.parse(text), certificate=make_certificate(policy=text, **about | fields))
 
     return make
+
+
+def test_an_audit_folder_that_cannot_be_written_is_an_error_and_the_cache_only_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(BadOption, match=r"audit_folder=.*/file/audit cannot be written \(Not a directory\)"):
+        audit_folder(file / "audit")
+    assert audit_folder(tmp_path / "audit") == tmp_path / "audit"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert audit_folder(None) == tmp_path / "cache" / "offramp" / "audit"
+    assert not caplog.text
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    assert audit_folder(None) is None
+    assert "--audit-folder" in caplog.text
 
 
 def test_a_ladder_is_read_from_what_calibrate_prints_and_from_saved_policies(

@@ -29,7 +29,6 @@ from offramp.serve.batcher import STOPPED, Batcher, Reply
 from offramp.serve.error_responses import HANDLERS, error_models, use_shape
 from offramp.serve.gate import Gate
 from offramp.serve.keys import Keys
-from offramp.serve.ladder import sync_broken
 from offramp.serve.logs import RequestLog, is_probe, log
 from offramp.serve.metrics import Metrics
 from offramp.serve.network import ANY, Bodies, CheckedHeads
@@ -55,7 +54,7 @@ def create_app(
     state: WorkerState | None = None,
 ) -> tuple[ASGIApp, Gate]:
     """The app, and the gate before it. `allowed` are the policies that a request may name. In
-    `shared_folder` several workers share their metrics and broken rungs."""
+    `shared_folder` several workers share their metrics."""
     model = ServedModel(options.name, options.any_model_name, batcher, allowed, state or WorkerState())
     endpoints = Endpoints(model, options, shared_folder)
     app = FastAPI(
@@ -150,10 +149,9 @@ class Endpoints:
         while True:
             try:
                 await asyncio.to_thread(self.metrics.refresh, self.batcher, not self.model.fault)
-                if self.shared_folder:
-                    await asyncio.to_thread(sync_broken, self.batcher.ladder, self.shared_folder)
+                await asyncio.to_thread(self.batcher.settle_audit)
             except Exception:
-                log.exception("cannot refresh the metrics or the rungs that other workers found broken")
+                log.exception("cannot refresh the metrics or the audit")
             await asyncio.sleep(1)
 
     async def check_key(

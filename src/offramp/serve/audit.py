@@ -6,38 +6,43 @@ best. `Audit` keeps the examples and the accounts, `Auditor` runs the reference 
 The reference is full depth, or the model that the certificate names (see `offramp.retrofits`). A random share of the
 predictions is kept and run again when there is time; which are dropped because there is none does not depend on them.
 Of each request at most one is kept, so that a client cannot break a certificate with copies of one text.
-A certificate is broken once the lower bound on the share that differs exceeds what it allows: the data have changed
-since calibration.
+A text counts once within an hour, so neither can one who sends it again and again. A certificate is broken once more
+is proven to be lost than it allows: the data have changed since calibration. Its rung is no longer used, but what it
+would have answered is compared from then on; once that is proven to be within what is allowed, it is used again.
 
 A certificate on accuracy bounds the correct predictions that are lost, and without labels the audit cannot tell
 which predictions are correct. The lost ones are among those that differ, so few differences prove that such a
 certificate holds, but many do not prove it broken.
 """
 
+import json
 import logging
 import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from pathlib import Path
 
 import numpy as np
 
-from offramp.guarantees.confidence_sequence import bounds, is_above
-from offramp.guarantees.losses import LOSSES, Reference
+from offramp.files import digest
+from offramp.guarantees.certificate import BY_CLASS, BY_EXIT, Certificate
+from offramp.guarantees.losses import LOSSES, Loss, Reference
 from offramp.inference import Prediction
 from offramp.inference.prediction import predictions as predictions_of
 from offramp.inference.runner import NEVER, Runner
 from offramp.lists import Lists
 from offramp.policy import Policy
-from offramp.policy.text import class_indices
 from offramp.problems import MULTI_LABEL, REGRESSION, Array
 from offramp.rules.rank import relevance
 from offramp.runtimes import Tokens
-from offramp.serve.ladder import Ladder, top_k_of
+from offramp.serve.account import ALL, Account, Comparison, KeptAccount
+from offramp.serve.ladder import FULL_DEPTH, Ladder, top_k_of
 from offramp.serve.telemetry import RequestTrace
 
 KEPT_TEXTS = 256
@@ -48,8 +53,6 @@ BUSY_SHARE = 0.05
 """The share of the time that the audit may take while requests wait."""
 MOST_CREDIT = 1.0
 """Seconds of that time that may be saved up."""
-BLOCK = 1000
-"""Predictions are counted in all and in blocks of this size: a long good past must not hide a change."""
 DRIFT_WINDOW = 10_000
 """How many of the latest predictions are compared with the exits at calibration."""
 DRIFT_MINIMUM = 1000
@@ -76,12 +79,16 @@ class RungReport:
     upper: float
     """Bounds on the share of all predictions that differ from the reference, or on the mean loss of a list, valid at
     all times together with confidence 1 - delta."""
-    by_class: Mapping[str, tuple[float, float]]
-    """The same bounds per class that full depth predicts, if the certificate has a bound for each."""
+    since: str
+    """When this account began, in ISO 8601; empty if that was the first."""
+    by_bound: Mapping[str, tuple[float, float]]
+    """The same for each of the certificate's bounds, by its risk and group, if there are several."""
     epsilon: float | None
     """The certificate's bound, if it is one for all classes."""
     verdict: str | None
     """On the certificate: "holds", "open" or "broken"; None without one."""
+    reason: str
+    """Why it is broken. All counts are then of what the policy would have answered since."""
     exits: tuple[int, ...]
     """How many of the latest predictions, or documents, came from each exit."""
     drift: float | None
@@ -96,13 +103,19 @@ class Example:
 
     tokens: Sequence[Tokens]
     """Those of the text, or of each document."""
-    predictions: Sequence[Prediction]
+    predictions: Sequence[Prediction] = ()
+    """Empty if the policy has not run, because it may not be used."""
     trace_context: RequestTrace | None = None
     """Of its request."""
 
+    @cached_property
+    def key(self) -> str:
+        rows = [[*map(int, row)] for text in self.tokens for row in (text.ids, text.types or ())]
+        return digest([json.dumps(rows).encode()])
 
-Run = Callable[[Sequence[Tokens]], Generator[None, None, list[Prediction]]]
-"""Runs a reference. It may pause while it runs documents, so that other work can be done; returns the predictions."""
+
+Run = Callable[[Sequence[Tokens], Policy], Generator[None, None, list[Prediction]]]
+"""Runs a policy. It may pause while it runs documents, so that other work can be done; returns the predictions."""
 
 
 class Audit:
@@ -112,8 +125,12 @@ class Audit:
         policies: the rungs of the ladder.
         layers: the layers of the model's exits.
         share: the share of examples to examine.
-        delta: the probability, for each rung, that a certificate which holds is ever called broken.
+        delta: the probability that any certificate which holds is ever called broken; the rungs share it.
         keep: how many examples of a rung may wait to be examined; then the oldest is dropped.
+        folder: where the accounts are kept, by default nowhere.
+        model: the fingerprint of the model, to which accounts belong.
+        warn_only: only log that a certificate proves wrong, and use its rung all the same.
+        clock: the time in seconds, the same for all who share the accounts.
     """
 
     def __init__(
@@ -124,20 +141,33 @@ class Audit:
         share: float = 0.01,
         delta: float = 0.05,
         keep: int | None = None,
+        folder: Path | None = None,
+        model: str = "",
+        warn_only: bool = False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.share = share
+        self.share, self.folder, self.warn_only, self.clock = share, folder, warn_only, clock
         keep = keep or (KEPT_TEXTS if top_k_of(policies[0]) is None else KEPT_LISTS)
-        self._rungs = [RungAudit(policy, layers, delta) for policy in policies]
+        self._rungs = [RungAudit(policy, layers, delta / len(policies), folder, model) for policy in policies]
         self._samples = [deque[Example](maxlen=keep) for _ in policies]
         self._random = random.Random()  # seeded by the system: clients must not know which examples are kept
         self._lock = threading.Lock()
-        self._comparison: Generator[None, None, int | None] | None = None
+        self._settling = threading.Lock()
+        """Held while accounts change, which may take as long as a file does."""
+        self._comparison: Generator[None, None, None] | None = None
         """The one that is under way."""
 
     @property
     def pending(self) -> int:
         """Examples that wait to be examined, or are being examined."""
         return sum(map(len, self._samples)) + (self._comparison is not None)
+
+    @property
+    def broken(self) -> dict[int, str]:
+        """The rungs whose certificates proved wrong, with the reasons."""
+        return {
+            rung: reason for rung, audited in enumerate(self._rungs) if (reason := audited.account.broken)
+        }
 
     def offer(
         self,
@@ -147,58 +177,65 @@ class Audit:
         trace_context: RequestTrace | None = None,
     ) -> None:
         """Counts the exits of a request that this rung's policy alone has decided, and keeps at most one example: one
-        of its texts, or the whole list."""
-        audited = self._rungs[rung]
+        of its texts, or the whole list. It is kept for the rungs that may not be used, too."""
         with self._lock:
-            if audited.top_k is None:
+            if top_k_of(self._rungs[0].policy) is None:
                 counted = predictions
                 rows = zip(tokens, predictions, strict=True)
                 examples = [Example([text], [prediction], trace_context) for text, prediction in rows]
             else:
                 counted = [self._random.choice(predictions)]  # exits of a list are not independent
                 examples = [Example(tokens, predictions, trace_context)]
-            for prediction in counted:
-                audited.count_exit(prediction.layer)
+            if rung != FULL_DEPTH:
+                for prediction in counted:
+                    self._rungs[rung].count_exit(prediction.layer)
             drawn = [example for example in examples if self._random.random() < self.share]
             if drawn:
-                samples = self._samples[rung]
-                audited.dropped += len(samples) == samples.maxlen
-                samples.append(self._random.choice(drawn))
+                example = self._random.choice(drawn)
+                for each in {rung, *self.broken} - {FULL_DEPTH}:
+                    self._keep(each, example if each == rung else replace(example, predictions=()))
 
-    def examine(self, full_depth: Run, original: Run | None = None) -> int | None:
-        """Compares a kept example, until the reference pauses. Returns the rung if this breaks its certificate.
-        `original` is the model that certificates name, if that is not full depth."""
+    def _keep(self, rung: int, example: Example) -> None:
+        audited, samples = self._rungs[rung], self._samples[rung]
+        waits = any(example.key == other.key for other in samples)
+        if not waits and not audited.account.counted(example.key, self.clock()):
+            audited.dropped += len(samples) == samples.maxlen
+            samples.append(example)
+
+    def examine(self, run: Run, original: Run | None = None) -> None:
+        """Compares a kept example, until the reference pauses. `run` runs policies on the model that serves,
+        `original` on the one that certificates name, if that is another."""
         if self._comparison is None:
-            self._comparison = self._compare(full_depth, original)
+            self._comparison = self._compare(run, original)
         try:
             next(self._comparison)
-        except StopIteration as end:
+        except StopIteration:
             self._comparison = None
-            broken: int | None = end.value
-            return broken
         except Exception:
             self._comparison = None
             raise
-        return None
 
-    def _compare(self, full_depth: Run, original: Run | None) -> Generator[None, None, int | None]:
+    def _compare(self, run: Run, original: Run | None) -> Generator[None, None, None]:
         taken = self._take()
         if taken is None:
-            return None
+            return
         rung, example = taken
         audited = self._rungs[rung]
-        reference, start = example.predictions, time.monotonic()
+        start = time.monotonic()
+        if not example.predictions:
+            example = replace(example, predictions=(yield from run(example.tokens, audited.policy)))
+        reference = example.predictions
         if original is not None and audited.names_reference:
-            reference = yield from original(example.tokens)
+            reference = yield from original(example.tokens, NEVER)
         elif not audited.is_full_depth(example):
-            reference = yield from full_depth(example.tokens)
+            reference = yield from run(example.tokens, NEVER)
         with self._lock:
-            was_broken = audited.broken
-            loss = audited.compare(example.predictions, reference)
-            if example.trace_context:
-                found = {"policy": str(audited.policy), "rung": rung, "loss": loss}
-                example.trace_context.add("audit", start, time.monotonic(), **found)
-            return rung if audited.broken and not was_broken else None
+            loss = audited.compare(example, reference, self.clock())
+        if example.trace_context:
+            found = {"policy": str(audited.policy), "rung": rung, "loss": loss}
+            example.trace_context.add("audit", start, time.monotonic(), **found)
+        if self.folder is None:  # no file to wait for
+            self.settle()
 
     def _take(self) -> tuple[int, Example] | None:
         """A kept example, of the rung with the fewest examined."""
@@ -206,17 +243,35 @@ class Audit:
             rungs = [rung for rung, samples in enumerate(self._samples) if samples]
             if not rungs:
                 return None
-            rung = min(rungs, key=lambda rung: self._rungs[rung].all.examined)
+            rung = min(rungs, key=lambda rung: self._rungs[rung].account.tallies[ALL].examined)
             return rung, self._samples[rung].popleft()
 
+    def settle(self) -> None:
+        """Enters what was compared into the accounts, with what other workers have entered."""
+        with self._settling:
+            for audited in self._rungs:
+                with self._lock:
+                    found, audited.found = audited.found, []
+                audited.kept.settle(found)
+
+    def consequence(self, rung: int) -> str:
+        """What a broken certificate means for its rung, and how that ends."""
+        if self.warn_only:
+            return "it is still used, as --audit-warn-only says"
+        file = self._rungs[rung].kept.file
+        return (
+            "it and all rungs below it are not used until new traffic proves that the certificate holds again"
+            + (f", or {file} is deleted" if file else "")
+        )
+
     def reports(self) -> list[RungReport]:
-        with self._lock:
+        with self._settling, self._lock:
             return [audited.report(rung) for rung, audited in enumerate(self._rungs)]
 
 
 class Auditor:
     """When an audit runs, and on which models: it forbids rungs whose certificates prove wrong. All of it runs in the
-    batcher's worker thread.
+    batcher's worker thread, but not `settle` if the accounts are in files.
 
     Args:
         audit: of the rungs of `ladder`.
@@ -226,8 +281,11 @@ class Auditor:
 
     def __init__(self, audit: Audit, ladder: Ladder, runner: Runner, original: Future[Runner] | None) -> None:
         self.audit, self.ladder, self.runner, self.original = audit, ladder, runner, original
+        self.broken: Mapping[int, str] = {}
+        """Those of the audit's that the log and the ladder know."""
         self.credit = 0.0
         """Seconds that the audit may still take while requests wait; negative after a long one."""
+        self.settle()
 
     @property
     def is_loading(self) -> bool:
@@ -252,20 +310,35 @@ class Auditor:
         """Runs one text, or one micro-batch of a list, through the reference; no more, so that new requests do not
         wait long."""
         original = partial(run_to_the_end, self.original.result()) if self.original else None
-        broken = self.audit.examine(partial(run_to_the_end, self.runner), original)
-        if broken is not None:
-            self.ladder.forbid(broken)
+        self.audit.examine(partial(run_to_the_end, self.runner), original)
+        if self.audit.folder is None:
+            self.settle()
+
+    def settle(self) -> None:
+        """Forbids the rungs that this or another worker has found to be broken, and allows them again."""
+        self.audit.settle()
+        before, self.broken = self.broken, self.audit.broken
+        for rung in before.keys() - self.broken.keys():
+            self.ladder.allow(rung)
+            log.warning("rung %d (%s) is used again", rung, self.ladder.rungs[rung])
+        for rung in self.broken.keys() - before.keys():
+            if not self.audit.warn_only:
+                self.ladder.forbid(rung)
             log.error(
-                "rung %d (%s) loses more than its certificate allows; "
-                "it and all rungs below it are no longer used",
-                broken,
-                self.ladder.rungs[broken],
+                "rung %d (%s) loses more than its certificate allows: %s; %s",
+                rung,
+                self.ladder.rungs[rung],
+                self.broken[rung],
+                self.audit.consequence(rung),
             )
 
 
-def run_to_the_end(runner: Runner, tokens: Sequence[Tokens]) -> Generator[None, None, list[Prediction]]:
+def run_to_the_end(
+    runner: Runner, tokens: Sequence[Tokens], policy: Policy
+) -> Generator[None, None, list[Prediction]]:
     """The predictions for a text, or for the documents of a list, with a pause after each of their micro-batches."""
-    for latest in runner.engine.steps(tokens, NEVER, lists=Lists.consecutive([len(tokens)])):
+    lists = Lists.consecutive([len(tokens)], [top_k_of(policy)])
+    for latest in runner.engine.steps(tokens, policy, lists=lists):
         decision = latest
         if len(tokens) > 1:
             yield
@@ -273,13 +346,14 @@ def run_to_the_end(runner: Runner, tokens: Sequence[Tokens]) -> Generator[None, 
 
 
 class RungAudit:
-    """The account of one rung."""
+    """What is known of one rung."""
 
-    def __init__(self, policy: Policy, layers: Sequence[int], delta: float) -> None:
+    def __init__(
+        self, policy: Policy, layers: Sequence[int], delta: float, folder: Path | None = None, model: str = ""
+    ) -> None:
         self.policy = policy
         self.top_k = top_k_of(policy)
         self.layers = tuple(layers)
-        self.delta = delta
         self.certificate = certificate = policy.certificate
         conditions = certificate and certificate.conditions
         exits = conditions.exits if conditions else ()
@@ -289,27 +363,25 @@ class RungAudit:
         """The layers of the latest predictions."""
         self.exits = Counter[int]()
         """The counts of `latest`."""
-        self.drifted = self.broken = False
+        self.drifted = False
         self.dropped = 0
-        self.all = Tally()
-        self.by_class: dict[str, Tally] = {}
-        self.bounded: list[tuple[Tally, float]] = []
-        """What the certificate bounds and can be checked without labels, each with its bound."""
-        self.refutable = False
-        """Whether the audit can prove the certificate wrong."""
-        if certificate is None:
-            return
-        epsilon: Mapping[str, float] | float = certificate.epsilon
-        if certificate.by:
-            epsilon = {bound.group: bound.epsilon for bound in certificate.bounds}
-        self.refutable = not certificate.loss.needs_labels
-        if isinstance(epsilon, Mapping):
-            if self.refutable:
-                self.by_class = {name: Tally() for name in epsilon}
-                self.bounded = [*zip(self.by_class.values(), epsilon.values(), strict=True)]
-        elif self.refutable or certificate.tolerance is None:
-            # with a tolerance, a correct and a wrong number may still be within it of each other
-            self.bounded = [(self.all, epsilon)]
+        self.found: list[Comparison] = []
+        """Not in the account yet."""
+        self.checks = [*checks_of(certificate, "changed" if self.top_k is None else "overlap")]
+        record = json.dumps(policy.to_json(), sort_keys=True)
+        self.kept = KeptAccount(
+            Account(
+                {check.name: check.epsilon for check in self.checks if check.epsilon and check.refutable},
+                delta,
+                [check.name for check in self.checks if check.name != ALL],
+            ),
+            folder and folder / f"{digest([model.encode(), record.encode()])}.json",
+            {"policy": str(policy), "model": model},
+        )
+
+    @property
+    def account(self) -> Account:
+        return self.kept.account
 
     def count_exit(self, layer: int) -> None:
         if len(self.latest) == DRIFT_WINDOW:
@@ -341,51 +413,50 @@ class RungAudit:
             prediction.layer == self.layers[-1] for prediction in example.predictions
         )
 
-    def compare(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> float:
-        """Counts the loss of an example, and checks the certificate; returns the loss."""
-        loss = self.loss(predictions, reference)
-        if self.by_class and (label := reference[0].label) is not None:
-            names = tuple(reference[0].probabilities)
-            which = class_indices(self.by_class, names).index(names.index(str(label)))
-            [*self.by_class.values()][which].add(loss)
-        self.all.add(loss)
-        if self.refutable:
-            delta = self.delta / len(self.bounded)
-            self.broken |= any(tally.is_above(epsilon, delta) for tally, epsilon in self.bounded)
-        return loss
+    def compare(self, example: Example, reference: Sequence[Prediction], now: float) -> float | None:
+        """Notes what an example loses, for the account. The loss, if all examples count."""
+        losses = self.losses(example.predictions, reference)
+        self.found.append(Comparison(example.key, losses, round(now)))
+        return losses.get(ALL)
 
-    def loss(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> float:
-        """As in calibration. That of a certificate which needs labels is bounded by the predictions that change; in a
-        regression any difference counts unless the certificate has a tolerance."""
+    def losses(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> dict[str, float]:
+        """As in calibration, by the name of the check; without those for which the example does not count."""
         if self.top_k is not None:
-            risk = self.certificate.risk if self.certificate else "overlap"
             lists = Lists.consecutive([len(reference)])
             order, full = (lists.ranks(scores_of(each)) for each in (predictions, reference))
             truth = Reference(full, sizes=lists.sizes, top_k=self.top_k)
-        else:
-            risk, full = "changed", outcome(reference[0], reference[0])
-            order = outcome(predictions[0], reference[0])
+            return {check.name: float(check.loss.values(order, truth)[0]) for check in self.checks}
+        (given,), (kept,) = predictions, reference
+        found = {}
+        for check in self.checks:
+            values = probabilities if check.loss.compares == "scores" else outcome
+            full = values(kept, kept)
             problem = MULTI_LABEL if full.ndim > 1 else REGRESSION
-            tolerance = self.certificate.tolerance if self.certificate else None
-            truth = Reference(full, problem=problem, tolerance=tolerance)
-        return float(LOSSES[risk].values(order, truth)[0])
+            truth = Reference(full, problem=problem, tolerance=check.tolerance)
+            counts = check.loss.among is None or check.loss.among(truth)[0]
+            if counts and (not check.group or check.group in groups_of(given, kept)):
+                found[check.name] = float(check.loss.values(values(given, kept), truth)[0])
+        return found
 
     def report(self, rung: int) -> RungReport:
-        lower, upper = self.all.bounds(self.delta)
-        proof = self.certificate
+        account, tally, proof = self.account, self.account.tallies[ALL], self.certificate
+        lower, upper = tally.bounds(account.delta)
+        since = (
+            datetime.fromtimestamp(account.since, UTC).isoformat(timespec="seconds") if account.since else ""
+        )
         return RungReport(
             rung=rung,
             policy=str(self.policy),
-            examined=self.all.examined,
-            disagreed=self.all.lost,
+            examined=tally.examined,
+            disagreed=tally.lost,
             dropped=self.dropped,
             lower=lower,
             upper=upper,
-            by_class={
-                name: tally.bounds(self.delta / len(self.by_class)) for name, tally in self.by_class.items()
-            },
-            epsilon=None if proof is None or proof.by else proof.epsilon,
+            since=since,
+            by_bound={check.name: account.bounds(check.name) for check in self.checks if check.name != ALL},
+            epsilon=proof.epsilon if proof and len(proof.bounds) == 1 and not proof.by else None,
             verdict=self.verdict(),
+            reason=account.broken,
             exits=tuple(self.exits[layer] for layer in self.layers),
             drift=self.drift(),
             drifted=self.drifted,
@@ -394,12 +465,67 @@ class RungAudit:
     def verdict(self) -> str | None:
         if not self.certificate:
             return None
-        if self.broken:
+        if self.account.broken:
             return "broken"
-        holds = [
-            tally.bounds(self.delta / len(self.bounded))[1] <= epsilon for tally, epsilon in self.bounded
-        ]
-        return "holds" if holds and all(holds) else "open"
+        checked = [check for check in self.checks if check.epsilon is not None]
+        holds = len(checked) == len(self.certificate.bounds) and all(
+            self.account.bounds(check.name)[1] <= check.epsilon for check in checked if check.epsilon
+        )
+        return "holds" if holds else "open"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A mean loss that is followed, and what a certificate says about it."""
+
+    name: str
+    """That of its tally; `ALL` if it is about all examples."""
+    risk: str
+    epsilon: float | None = None
+    """What is allowed, if the certificate has a bound on it."""
+    group: str = ""
+    tolerance: float | None = None
+    refutable: bool = False
+    """Whether a higher loss breaks the certificate."""
+
+    @property
+    def loss(self) -> Loss:
+        return LOSSES[self.risk]
+
+
+def checks_of(certificate: Certificate | None, default: str) -> Iterator[Check]:
+    """A check of all examples, and one for each bound that can be checked without labels and without categories. The
+    loss of a correct prediction is bounded by the share of predictions that change, which cannot disprove it."""
+    bounds = certificate.bounds if certificate else ()
+    if len(bounds) != 1 or bounds[0].group:
+        yield Check(ALL, default, tolerance=bounds[0].tolerance if bounds else None)
+    for bound in bounds:
+        assert certificate
+        name = " ".join(filter(None, [bound.risk if len(certificate.by_risk()) > 1 else "", bound.group]))
+        if not bound.loss.needs_labels and certificate.by in ("", BY_EXIT, BY_CLASS):
+            yield Check(name, bound.risk, bound.epsilon, bound.group, bound.tolerance, refutable=True)
+        elif name == ALL:
+            # with a tolerance, a correct and a wrong number may still be within it of each other
+            epsilon = bound.epsilon if bound.tolerance is None else None
+            yield Check(ALL, default, epsilon, tolerance=bound.tolerance)
+
+
+def groups_of(given: Prediction, full: Prediction) -> set[str]:
+    """The exit and the classes of an example, as certificates name them."""
+    names, decided = tuple(full.probabilities), full.label if full.decision is None else full.decision
+    if isinstance(decided, bool):
+        label = names[0] if decided else f"not {names[0]}"
+        classes = {label}
+    elif isinstance(decided, tuple):
+        classes = {*decided} or {"no label"}
+    else:
+        classes = {str(decided)}
+    return {f"layer {given.layer}", *classes, *(str(names.index(name)) for name in classes & {*names})}
+
+
+def probabilities(prediction: Prediction, full: Prediction) -> Array:
+    """(1, labels), or (1,) the number of a regression."""
+    return np.array([[*prediction.probabilities.values()] if full.probabilities else prediction.score])
 
 
 def outcome(prediction: Prediction, full: Prediction) -> Array:
@@ -416,36 +542,3 @@ def outcome(prediction: Prediction, full: Prediction) -> Array:
 def scores_of(predictions: Sequence[Prediction]) -> Array:
     """(documents,) by which they are ranked."""
     return relevance(np.array([prediction.logits for prediction in predictions]))
-
-
-class Tally:
-    """Results examined, and the sum of their losses, 1 for a prediction that differs: in all, and in the current
-    block."""
-
-    def __init__(self) -> None:
-        self.examined = self.block_examined = 0
-        self.lost = self.block_lost = 0.0
-        self.blocks = 1
-
-    def add(self, loss: float) -> None:
-        if self.block_examined == BLOCK:
-            self.block_examined, self.block_lost = 0, 0.0
-            self.blocks += 1
-        self.examined += 1
-        self.lost += loss
-        self.block_examined += 1
-        self.block_lost += loss
-
-    def bounds(self, delta: float) -> tuple[float, float]:
-        return bounds(self.lost, self.examined, delta / 2)
-
-    def is_above(self, epsilon: float, delta: float) -> bool:
-        """Whether the mean loss is certainly above epsilon, in all or in the current block.
-
-        Half of delta is for the total, half for the blocks: 1/2 + 1/6 + 1/12 + ... is 1, so that all blocks
-        together spend no more than their half.
-        """
-        block_delta = delta / 2 / (self.blocks * (self.blocks + 1))
-        return is_above(epsilon, self.lost, self.examined, delta / 2) or is_above(
-            epsilon, self.block_lost, self.block_examined, block_delta
-        )

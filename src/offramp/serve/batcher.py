@@ -31,7 +31,7 @@ from offramp.problems import Array
 from offramp.runtimes import Tokens
 from offramp.serve.audit import Audit, Auditor
 from offramp.serve.cache import Cache, Known
-from offramp.serve.ladder import FULL_DEPTH, Ladder, top_k_of
+from offramp.serve.ladder import Ladder, top_k_of
 from offramp.serve.options import Limits
 from offramp.serve.queue import Example, Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
 
@@ -220,6 +220,12 @@ class Batcher:
         for ticket in late:
             self._fail(ticket, Draining(STOPPED))
         self._worker.join(LAST_WINDOW)
+        self.settle_audit()
+
+    def settle_audit(self) -> None:
+        """Shares what the audit has found with other workers; to be called every second, by another thread."""
+        if self._auditor and self._auditor.audit.folder:
+            self._auditor.settle()
 
     @property
     def running(self) -> bool:
@@ -432,7 +438,7 @@ class Batcher:
             return
         predictions = ticket.predictions()
         reply = ticket.reply(predictions)
-        if self.audit and not self.tagger and ticket.audited and ticket.rung not in (None, FULL_DEPTH):
+        if self.audit and not self.tagger and ticket.audited and ticket.rung is not None:
             self.audit.offer(ticket.rung, ticket.tokens, reply.predictions, ticket.trace_context)
         if self.cache and ticket.until == inf:
             self._store(self.cache, ticket, predictions)

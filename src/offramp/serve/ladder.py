@@ -1,15 +1,13 @@
 """Ladder: policies that trade accuracy for speed as load grows.
 
 Rung 0 is the normal one, each later rung exits earlier. High load steps down the ladder, low load back up, one
-rung at a time. A rung whose certificate proves wrong is forbidden, with all rungs below it.
+rung at a time. A rung whose certificate proves wrong is forbidden, with all rungs below it, as long as it does.
 """
 
-import logging
 import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 
 from offramp.errors import BadPolicy
 from offramp.policy import Policy
@@ -17,8 +15,8 @@ from offramp.rules.rank import Rank
 
 FULL_DEPTH = -1
 """The rung above rung 0: no early exit. Used when all others are forbidden."""
-
-log = logging.getLogger(__name__)
+OWN_CERTIFICATE, STRICTER_RUNG = "certificate", "stricter rung"
+"""Why a rung is forbidden: its certificate, or that of a rung above it, proved wrong."""
 
 
 class Ladder:
@@ -62,6 +60,14 @@ class Ladder:
     def forbidden(self) -> tuple[Policy, ...]:
         return self.rungs[self.last + 1 :]
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why each rung is forbidden; empty if it is allowed."""
+        return [
+            "" if rung <= self.last else OWN_CERTIFICATE if rung in self.broken else STRICTER_RUNG
+            for rung in range(len(self.rungs))
+        ]
+
     def step(self, load: float, now: float) -> int:
         """Moves to the rung for this load, and returns it."""
         with self._lock:
@@ -78,23 +84,16 @@ class Ladder:
             return self.current
 
     def forbid(self, rung: int) -> None:
-        """Rules out this rung and all below it, for good."""
+        """Rules out this rung and all below it."""
         with self._lock:
             self.broken.add(max(rung, 0))
             self.current = min(self.current, self.last)
 
-
-def sync_broken(ladder: Ladder, folder: Path) -> None:
-    """Shares broken rungs between workers, including those that replace a dead one."""
-    for rung in tuple(ladder.broken):
-        (folder / f"broken-{rung}").touch()
-    for file in folder.glob("broken-*"):
-        rung = int(file.name.removeprefix("broken-"))
-        if rung not in ladder.broken:
-            ladder.forbid(rung)
-            log.error(
-                "rung %d (%s) proved wrong in another worker and is no longer used", rung, ladder.rungs[rung]
-            )
+    def allow(self, rung: int) -> None:
+        """Takes back `forbid`."""
+        with self._lock:
+            self.broken.discard(rung)
+            self.current = max(self.current, min(self.last, 0))
 
 
 def check_rungs(rungs: Sequence[Policy]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 
 from offramp.serve.batcher import Batcher, Reply
+from offramp.serve.ladder import OWN_CERTIFICATE, STRICTER_RUNG
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -41,15 +42,18 @@ class Metrics:
             "healthy", "1 if the model passes its test and no worker is missing.", "livemin"
         )
         self.examined = self.gauge(
-            "audit_examined", "Examples compared with the reference.", "livesum", "rung"
+            "audit_examined", "Examples compared with the reference.", "livemax", "rung"
         )
         self.disagreed = self.gauge(
-            "audit_disagreed", "The sum of their losses; of texts, those that differ.", "livesum", "rung"
+            "audit_disagreed", "The sum of their losses; of texts, those that differ.", "livemax", "rung"
         )
         self.dropped = self.gauge("audit_dropped", "Drawn but never compared.", "livesum", "rung")
         self.lower = self.gauge("audit_lower", "Lower bound on their mean loss.", "livemax", "rung")
         self.upper = self.gauge("audit_upper", "Upper bound on their mean loss.", "livemin", "rung")
         self.broken = self.gauge("certificate_broken", "1 if the audit disproved it.", "livemax", "rung")
+        self.forbidden = self.gauge(
+            "rung_forbidden", "1 if a rung is not used, for this reason.", "livemax", "rung", "reason"
+        )
         self.drift = self.gauge(
             "exit_drift", "Total variation distance of the exits from calibration.", "livemax", "rung"
         )
@@ -81,6 +85,9 @@ class Metrics:
         self.waiting_tokens.set(waiting.tokens)
         self.rung.set(batcher.ladder.current)
         self.healthy.set(is_ready)
+        for number, reason in enumerate(batcher.ladder.reasons):
+            for each in (OWN_CERTIFICATE, STRICTER_RUNG):
+                self.forbidden.labels(number, each).set(reason == each)
         for report in batcher.audit.reports() if batcher.audit else ():
             rung = str(report.rung)
             self.examined.labels(rung).set(report.examined)
@@ -88,7 +95,7 @@ class Metrics:
             self.dropped.labels(rung).set(report.dropped)
             self.lower.labels(rung).set(report.lower)
             self.upper.labels(rung).set(report.upper)
-            self.broken.labels(rung).set(report.rung in batcher.ladder.broken)
+            self.broken.labels(rung).set(report.verdict == "broken")
             if report.drift is not None:
                 self.drift.labels(rung).set(report.drift)
 

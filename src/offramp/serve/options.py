@@ -101,6 +101,16 @@ class ServerOptions:
     audit_share: Annotated[
         float, Option(min=0, max=1, help="Share of predictions to compare with the reference.")
     ] = 0.01
+    audit_folder: Annotated[
+        Path | None,
+        Option(
+            help="Where the audit is kept between restarts and shared by servers of the same model and policy. By "
+            "default offramp/audit in the user's cache."
+        ),
+    ] = None
+    audit_warn_only: Annotated[
+        bool, Option("--audit-warn-only", help="Only report certificates that prove wrong; use their rungs.")
+    ] = False
     api_key_env: Annotated[
         str | None,
         Option(help="Environment variable with API keys, separated by spaces; requests must send one."),

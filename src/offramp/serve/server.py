@@ -29,9 +29,10 @@ import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from offramp.errors import BadPolicy, CertificateMismatch, OfframpError
+from offramp.errors import BadOption, BadPolicy, CertificateMismatch, OfframpError
 from offramp.folder import find_model, is_exported
 from offramp.folder.folder import REFERENCE
+from offramp.guarantees.attempts import cache_folder
 from offramp.inference.runner import Runner
 from offramp.policy import Policy, check_certificate
 from offramp.serve.audit import Audit
@@ -97,7 +98,13 @@ def serve(options: ServerOptions) -> None:
         connection_limit(options.max_connections, options.max_waiting),
     )
     hosts = options.allowed_host or default_hosts(listeners.requests.getsockname()[0])
-    options = replace(options, model=str(folder), model_name=options.name, allowed_host=hosts)
+    options = replace(
+        options,
+        model=str(folder),
+        model_name=options.name,
+        allowed_host=hosts,
+        audit_folder=audit_folder(options.audit_folder) if options.audit_share else None,
+    )
     if options.workers == 1:
         logging.captureWarnings(True)
         state = WorkerState()
@@ -107,6 +114,7 @@ def serve(options: ServerOptions) -> None:
         end_with(batcher)
         return
     with shared_folder() as shared:
+        options = replace(options, audit_folder=options.audit_folder or shared / "audit")
         parent, _end_of_parent = Pipe(duplex=False)
         Supervisor(
             run_worker,
@@ -117,6 +125,25 @@ def serve(options: ServerOptions) -> None:
             on_serving=listeners.log_addresses,
             preload=modules_for(folder),
         ).run()
+
+
+def audit_folder(named: Path | None) -> Path | None:
+    """Where the audit is kept, if anywhere."""
+    try:
+        folder = named or cache_folder() / "audit"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder.resolve()
+    except (OSError, RuntimeError) as error:  # a user without a home
+        problem = getattr(error, "strerror", None) or error
+        if named:
+            raise BadOption(f"audit_folder={named} cannot be written ({problem}).") from None
+        log.warning(
+            "the user's cache cannot be written (%s), so the audit starts anew with the server; "
+            "name another folder with --audit-folder",
+            problem,
+        )
+        return None
 
 
 def modules_for(model: Path) -> list[str]:
@@ -312,7 +339,17 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
     rungs = [runner.policy, *(load_rung(runner, path) for path in options.ladder or ())]
     allowed = (runner.resolve_policy(policy) for policy in options.allow or ())
     named, share = by_text([*rungs, *allowed]), options.audit_share
-    audit = Audit(rungs, runner.runtime.info.exits, share=share) if share else None
+    audit = None
+    if share:
+        runtime = runner.runtime
+        audit = Audit(
+            rungs,
+            runtime.info.exits,
+            share=share,
+            folder=options.audit_folder,
+            model=runtime.fingerprint(),
+            warn_only=options.audit_warn_only,
+        )
     original: Future[Runner] | None = None
     if audit is not None and (folder / REFERENCE).is_dir():
         load_it = partial(load_reference, options, runner.tokenizer.max_length)
@@ -408,7 +445,7 @@ def ignore_repeated_signal() -> Iterator[None]:
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A folder in which workers share their metrics and broken rungs."""
+    """A folder in which workers share their metrics, and the audit if it is kept nowhere else."""
     with tempfile.TemporaryDirectory(prefix="offramp-serve-") as folder:
         os.environ[METRICS_VARIABLE] = folder
         try:

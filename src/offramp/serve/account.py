@@ -1,0 +1,223 @@
+"""Accounts: what the audit has compared for each rung, and whether its certificate proved wrong.
+
+All workers of a server, and of other servers with the same model and policy, share one account in a file, so that
+they spend delta once; a restart goes on with it. Deleting the file starts the account anew.
+
+An account is in one of two states. In the first it looks for proof that the certificate is wrong. Once found, it
+looks for proof that the certificate holds on new traffic, and then it starts anew.
+"""
+
+import json
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from offramp.files import atomic_file
+from offramp.guarantees.confidence_sequence import INTERVAL, ChangeTest, bounds
+
+REPEATS = 3600.0
+"""Seconds within which a text counts once."""
+MOST_RECENT = 4096
+"""How many texts are remembered for that."""
+MOST_UNSAVED = 10_000
+LOCK_SECONDS = 2.0
+"""How long to wait for a worker that has the file; it has it for milliseconds unless it was stopped meanwhile."""
+ALL = ""
+"""The name of the tally of all examples, beside those of further bounds."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An example that was run by a policy and by the reference."""
+
+    key: str
+    """A hash of its tokens."""
+    losses: Mapping[str, float]
+    """By the name of the tally, for those that it counts in."""
+    time: float
+    """By `time.time`."""
+
+
+@dataclass
+class Tally:
+    """Examples compared, and the sum of their losses, 1 for a prediction that differs."""
+
+    test: ChangeTest | None
+    """Of what the certificate allows, if the audit can disprove it."""
+    examined: int = 0
+    lost: float = 0.0
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=INTERVAL))
+    """The latest losses."""
+
+    def add(self, loss: float) -> None:
+        self.examined += 1
+        self.lost += loss
+        self.latest.append(loss)
+        if self.test:
+            self.test.add(loss)
+
+    def bounds(self, delta: float) -> tuple[float, float]:
+        """Bounds on the mean loss that are valid at all times together with confidence 1 - delta."""
+        return bounds(self.lost, self.examined, delta / 2)
+
+    def to_json(self) -> dict[str, Any]:
+        record = {"examined": self.examined, "lost": self.lost, "latest": [*self.latest]}
+        return record | ({"examples": self.test.examples, "stakes": self.test.stakes} if self.test else {})
+
+    def load(self, record: Mapping[str, Any]) -> None:
+        self.examined, self.lost = int(record["examined"]), float(record["lost"])
+        self.latest.extend(map(float, record["latest"]))
+        if self.test:
+            stakes = [*map(float, record["stakes"])]
+            if len(stakes) != len(self.test.stakes):
+                raise ValueError("it is of another version")
+            self.test.examples, self.test.stakes = int(record["examples"]), stakes
+
+
+class Account:
+    """
+    Args:
+        allowed: the bounds on mean losses that are tested, by the names of their tallies.
+        delta: the probability that a certificate which holds is ever called broken, and that one which does not hold
+            on new traffic is ever trusted again.
+        names: the tallies beside that of all examples.
+    """
+
+    def __init__(self, allowed: Mapping[str, float], delta: float, names: Iterable[str] = ()) -> None:
+        self.allowed, self.delta, self.names = allowed, delta, [ALL, *names]
+        self.recent: dict[str, float] = {}
+        """The time at which each text was counted, oldest first."""
+        self.start(0.0, "")
+
+    def start(self, now: float, broken: str) -> None:
+        self.since = now
+        """The time of the start; 0 if that is the first."""
+        self.broken = broken
+        """Why the certificate is no longer trusted; empty if it is."""
+        self.tallies = {
+            name: Tally(ChangeTest(self.allowed[name], above=not broken) if name in self.allowed else None)
+            for name in self.names
+        }
+
+    def counted(self, key: str, now: float) -> bool:
+        """Whether this text has been counted lately."""
+        return now - self.recent.get(key, -REPEATS) < REPEATS
+
+    def add_all(self, found: Iterable[Comparison]) -> None:
+        for each in found:
+            self.add(each)
+
+    def add(self, found: Comparison) -> None:
+        if self.counted(found.key, found.time):
+            return
+        self.recent.pop(found.key, None)
+        self.recent[found.key] = found.time
+        while len(self.recent) > MOST_RECENT or found.time - next(iter(self.recent.values())) >= REPEATS:
+            del self.recent[next(iter(self.recent))]
+        for name, loss in found.losses.items():
+            self.tallies[name].add(loss)
+        money = {name: test.money for name, tally in self.tallies.items() if (test := tally.test)}
+        if not money:
+            return
+        if self.broken and min(money.values()) >= 1 / self.delta:
+            self.start(found.time, "")
+        elif not self.broken and max(money.values()) >= len(money) / self.delta:
+            self.start(found.time, self.reason(max(money, key=lambda name: money[name])))
+
+    def bounds(self, name: str) -> tuple[float, float]:
+        """Those of a tally; those of all but `ALL` hold together with confidence 1 - delta."""
+        return self.tallies[name].bounds(self.delta / (max(len(self.names) - 1, 1) if name else 1))
+
+    def reason(self, name: str) -> str:
+        latest = self.tallies[name].latest
+        which = f" ({name})" if name else ""
+        return (
+            f"the mean loss of the latest {len(latest)} examples{which} is {sum(latest) / len(latest):.1%}, "
+            f"and {self.allowed[name]:.1%} is allowed"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        tallies = {name: tally.to_json() for name, tally in self.tallies.items()}
+        return {"since": self.since, "broken": self.broken, "tallies": tallies, "recent": self.recent}
+
+    def fresh(self) -> "Account":
+        """An empty one of the same kind."""
+        return Account(self.allowed, self.delta, self.names[1:])
+
+    def loaded(self, record: Mapping[str, Any]) -> "Account":
+        """The one in a record; ValueError, KeyError, TypeError or AttributeError if there is none of this kind."""
+        account = self.fresh()
+        account.start(float(record["since"]), str(record["broken"]))
+        for name, tally in account.tallies.items():
+            tally.load(record["tallies"][name])
+        account.recent = {str(key): float(time) for key, time in record["recent"].items()}
+        return account
+
+
+@dataclass
+class KeptAccount:
+    """An account that is kept in a file. While this cannot be used, the worker goes on with what it knows."""
+
+    account: Account
+    file: Path | None
+    """None if the account ends with this process."""
+    about: Mapping[str, str]
+    """For people who read the file."""
+    unsaved: deque[Comparison] = field(default_factory=lambda: deque(maxlen=MOST_UNSAVED))
+    version: tuple[int, ...] | None = None
+    """Identifies what was read or written last."""
+    problem: str = ""
+    """Why the file cannot be used."""
+
+    def settle(self, found: Sequence[Comparison]) -> None:
+        """Adds these to the account, after what other workers have added."""
+        if self.file is None:
+            self.account.add_all(found)
+            return
+        self.unsaved += found
+        try:
+            if self.unsaved or version(self.file) != self.version:
+                with FileLock(f"{self.file}.lock", LOCK_SECONDS):
+                    self.merge(self.file)
+            self.problem = ""
+        except (
+            OSError,
+            NotImplementedError,
+        ) as error:  # it takes too long, the disk is full, it cannot be locked
+            self.account.add_all(found)
+            if not self.problem:
+                log.error("the audit goes on without %s, and workers do not share it: %s", self.file, error)
+            self.problem = str(error)
+
+    def merge(self, file: Path) -> None:
+        account = self.read(file)
+        account.add_all(self.unsaved)
+        if self.unsaved:
+            with atomic_file(file) as draft:
+                draft.write_text(json.dumps({**self.about, **account.to_json()}), encoding="utf-8")
+        self.unsaved.clear()
+        self.account, self.version = account, version(file)
+
+    def read(self, file: Path) -> Account:
+        try:
+            return self.account.loaded(json.loads(file.read_bytes()))
+        except FileNotFoundError:
+            return self.account.fresh()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            log.error("%s does not hold an account of the audit (%s) and is replaced", file, error)
+            return self.account
+
+
+def version(file: Path) -> tuple[int, ...] | None:
+    try:
+        about = file.stat()
+    except FileNotFoundError:
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns
