@@ -123,6 +123,24 @@ def test_requests_on_new_connections_are_refused_as_they_are_accepted(
         monkeypatch.undo()
 
 
+def test_requests_that_are_refused_unread_share_one_line_of_the_log(
+    serve: Serve, door: Any, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="offramp")
+    server = serve(limits=Limits(items=2))
+
+    def lines() -> list[dict[str, Any]]:
+        fields = [getattr(record, "fields", {}) for record in caplog.records]
+        return [each for each in fields if "refused" in each]
+
+    with full(server, door, until):
+        for _ in range(20):
+            assert read(connect(server, post())).status_code == 429
+        until(lambda: sum(each["refused"] for each in lines()) == 20)
+    assert len(lines()) < 20
+    assert {(each["status"], each["error"]) for each in lines()} == {(429, "Overloaded")}
+
+
 @pytest.mark.parametrize(
     ("path", "keys", "status"),
     [

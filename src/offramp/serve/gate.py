@@ -73,7 +73,7 @@ class Gate:
         response.raw_headers += entry.headers
         if request.headers.get("connection", "").lower() == "close":
             response.raw_headers.append(CLOSE)
-        entry.end(response.status_code)
+        self.log.end_unread(entry, response.status_code)
         return response
 
     def wait_for_turn(self, connection: Connection) -> None:

@@ -1,11 +1,16 @@
-"""Logs: one JSON object per line on stderr, one line per request, without texts unless --log-texts is given."""
+"""Logs: one JSON object per line on stderr, one line per request, without texts unless --log-texts is given.
 
+Requests that are refused before they are read share a line per second.
+"""
+
+import asyncio
 import errno
 import json
 import logging
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from offramp.serve.telemetry import RequestTrace
+from offramp.wording import count
 
 LOGGING: dict[str, Any] = {
     "version": 1,
@@ -29,6 +35,8 @@ LOGGING: dict[str, Any] = {
 }
 PROBES = ("/health", "/ready", "/metrics", "/ping", "/live")
 """Ends of paths that machines poll; logged at debug level only."""
+REFUSED_SECONDS = 1.0
+"""Seconds of which requests that are refused unread are logged together."""
 REPEAT = 60
 """Seconds after which asyncio's last message may be logged again."""
 
@@ -76,6 +84,8 @@ class RequestLog:
     def __init__(self, app: ASGIApp, count: Callable[[int, float], None]) -> None:
         self.app = app
         self.count = count
+        self.refused = Counter[tuple[int, str]]()
+        """Requests that were refused unread and are not logged yet, by status and name of the error."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -102,6 +112,19 @@ class RequestLog:
         entry = Entry(scope, self.count, request_id(scope), trace)
         scope.setdefault("state", {}).update(id=entry.id, log_fields=entry.fields, trace=trace)
         return entry
+
+    def end_unread(self, entry: "Entry", status: int) -> None:
+        """Counts a request that is refused before it is read. A line for each would cost more than the refusal."""
+        self.count(status, time.perf_counter() - entry.start)
+        if not self.refused:
+            asyncio.get_running_loop().call_later(REFUSED_SECONDS, self.log_refused)
+        self.refused[status, entry.fields["error"]] += 1
+
+    def log_refused(self) -> None:
+        for (status, error), number in self.refused.items():
+            fields = {"refused": number, "status": status, "error": error}
+            log.info("refused %s unread", count(number, "request"), extra={"fields": fields})
+        self.refused.clear()
 
 
 @dataclass
