@@ -14,6 +14,9 @@ export class Model {
     const [config, ...settings] = await Promise.all(
       ["config.json", "tokenizer.json", "tokenizer_config.json"].map(json),
     );
+    if (config.offramp.problem_type === "token_classification") {
+      throw new Error(`${folder} tags tokens, and this page is for classifiers`);
+    }
     const bytes = new Uint8Array(await (await read("onnx/model.onnx")).arrayBuffer());
     const session = await ort.InferenceSession.create(withoutDefaults(bytes), { logSeverityLevel: 3 });
     return new Model(config.offramp, new Tokenizer(...settings), session);

@@ -19,15 +19,17 @@ from offramp.engine import Engine
 from offramp.errors import BadData
 from offramp.folder import Manifest, SavedTokenizer
 from offramp.folder.manifest import GRAPH
+from offramp.inference.collect import collect
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import BACKBONES
 from offramp.numerics import entropy
 from offramp.onnx_export import export
 from offramp.onnx_export.one_file import one_file
 from offramp.onnx_export.portable import encoder_config, write_portable
-from offramp.policy import Policy
+from offramp.policy import Policy, fold
 from offramp.problems import TOKENS
 from offramp.reports.stored_policy import store_policy
+from offramp.rules.agreement import Agreement
 from offramp.runtimes import Tokens
 from offramp.runtimes.onnx import OnnxRuntime, embedding_inputs
 from offramp.words import token_kinds
@@ -283,6 +285,21 @@ def test_one_graph_and_stages_find_the_same_in_one_text_and_in_many(
     assert calls == ([] if policy == "patience:1" else [1] * len(TEXTS))  # but not the windows of a long text
     if policy is None:
         assert len({spans.layer for spans in expected}) > 1
+
+
+def test_the_rule_that_learns_decides_in_the_graph_as_between_stages(
+    exported: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    own, portable = Path(shutil.copytree(exported("bert", "int8"), tmp_path / "own")), tmp_path / "portable"
+    trace = collect(Tagger.from_pretrained(own).runner, {"text": TEXTS}, progress=False)
+    rule = Agreement.fit(trace)
+    folded = fold(rule, trace.logits, None, trace.layers, trace.problem, trace.lists)
+    store_policy(own, Policy(rule, float(np.quantile(folded.readiness[:, :-1], 0.8))))
+    write_portable(own, portable)
+    expected, found = (Tagger.from_pretrained(folder, threads=1).tag(TEXTS) for folder in (own, portable))
+    assert found == expected
+    assert [spans.layer for spans in found] == [spans.layer for spans in expected]
+    assert len({spans.layer for spans in expected}) > 1
 
 
 def test_where_no_words_are_known_stages_decide(folders: tuple[Path, Path]) -> None:

@@ -49,8 +49,8 @@ def export(
 ) -> Path:
     """Export a model to ONNX: a graph for the embedding and one for all stages. The folder is written atomically.
 
-    `Classifier.from_pretrained(path)` runs it. Logits in int8 differ from those in fp32, so calibrate the policy
-    again on a trace of the exported model.
+    `Classifier.from_pretrained(path)` or `Tagger.from_pretrained(path)` runs it. Logits in int8 differ from those in
+    fp32, so calibrate the policy again on a trace of the exported model.
 
     Args:
         model: an `ExitModel`, or the folder or hub name of one. It is not changed.

@@ -1,6 +1,6 @@
 """The whole model in one graph: embedding, stages, and the exit rule between them.
 
-    input_ids, attention_mask (, token_type_ids) -> logits (rows, labels), layer (rows,)
+    input_ids, attention_mask (, token_type_ids) -> logits (rows, labels) or (rows, tokens, tags), layer (rows,)
 
 After each stage the policy decides which rows exit, and an `If` runs the rest of the model on the others only. So
 every row exits at its own layer, and a batch takes as long as the rows that stay. The arithmetic of the rule is its
