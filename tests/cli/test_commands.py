@@ -393,6 +393,19 @@ def test_bounds_hold_for_every_value_of_a_column_and_for_every_risk(home: Path, 
     assert "has the columns text, label, language" in wrong.stderr
 
 
+def test_another_bound_on_the_same_texts_is_paid_for_until_nothing_is_left(
+    home: Path, run: Run, ask: Ask
+) -> None:
+    def options(bound: float, delta: float) -> list[Any]:
+        return ["calibrate", home / "films", home / "dev.trace", "--guarantee", bound, "--delta", delta]
+
+    assert ask(*options(0.3, 0.3))["certificate"]["delta"] == 0.3
+    assert ask(*options(0.35, 0.4))["certificate"]["delta"] == pytest.approx(0.7)
+    none = run(*options(0.4, 0.4))
+    assert none.exit_code == 3
+    assert "2 earlier attempts on these texts may be wrong with a probability of 0.7" in none.stderr
+
+
 def test_a_dry_run_stores_nothing(home: Path, ask: Ask) -> None:
     before = contents(home / "films/model")
     assert not ask("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.2, "--dry-run")["stored"]

@@ -255,6 +255,6 @@ def test_a_guard_is_certified_for_misses_and_false_alarms_in_every_language(
     assert json.loads(first)["decision"] in (True, False)
     few = run("retrofit", workplace / "mine", "--out", workplace / "none", *flags[2:], "--guarantee", 0.02)
     assert few.exit_code == 1
-    assert "of the language 'en' (needed: 149, about 426 in all)" in few.stderr
+    assert "of the language 'en' (needed: 149, about 373 in all)" in few.stderr
     strange = run("retrofit", workplace / "mine", "--out", workplace / "none", *flags, "--by", "tongue")
     assert "--by tongue: " in strange.stderr

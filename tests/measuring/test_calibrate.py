@@ -195,6 +195,15 @@ def test_more_confidence_or_less_risk_never_leaves_earlier(make_trace: Make) -> 
     assert layers(0.1, 0.2) <= layers(0.05, 0.2) <= layers(0.05, 0.01)
 
 
+def test_what_agreement_is_fitted_on_depends_on_the_texts_alone(make_trace: Make) -> None:
+    trace = make_trace(1500, texts=np.arange(1500, dtype=np.uint64))
+    shuffled = trace[np.random.default_rng(0).permutation(1500)]
+    first, second = (calibrate(each, "agreement", Guarantee(0.1)).policy for each in (trace, shuffled))
+    np.testing.assert_allclose(first.rule.coefficients, second.rule.coefficients, rtol=1e-3, atol=1e-4)
+    assert first.certificate.fitted_on == second.certificate.fitted_on == 500
+    assert first.certificate.observed_risk == pytest.approx(second.certificate.observed_risk, abs=2e-3)
+
+
 CALIBRATED = sorted(name for name, kind in RULES.items() if kind.takes_threshold and name != "rank")
 
 
