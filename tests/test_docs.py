@@ -35,6 +35,7 @@ def registries() -> Iterator[None]:
 def demo_model(
     tiny_encoder: Callable[..., PreTrainedModel],
     tiny_classifier: Callable[..., PreTrainedModel],
+    tiny_tagger: Callable[..., PreTrainedModel],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -50,6 +51,10 @@ def demo_model(
     reranker = tmp_path / "fast-reranker/model"
     ExitModel.from_encoder(tiny_encoder("bert"), num_labels=1).save_pretrained(reranker)
     BertTokenizer(vocab=str(vocabulary)).save_pretrained(reranker)
+    tags = {0: "O", 1: "B-PER", 2: "I-PER"}
+    named = tiny_tagger("bert", id2label=tags, label2id={tag: index for index, tag in tags.items()})
+    ExitModel.from_encoder(named).save_pretrained(tmp_path / "fast-ner/model")
+    BertTokenizer(vocab=str(vocabulary)).save_pretrained(tmp_path / "fast-ner/model")
     tiny_classifier("bert").save_pretrained(tmp_path / "my-classifier")
     BertTokenizer(vocab=str(vocabulary)).save_pretrained(tmp_path / "my-classifier")
     monkeypatch.chdir(tmp_path)

@@ -3,8 +3,11 @@
 import csv
 import json
 import random
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -163,3 +166,65 @@ def test_every_rule_and_recipe_is_listed_with_its_own_description(ask: Ask) -> N
     for kind in ("rules", "recipes"):
         lines = ask("list", kind)[kind]
         assert len({line.partition(" Options:")[0] for line in lines.values()}) == len(lines)
+
+
+def test_a_tagger_without_the_tag_o_says_what_follows_from_that(
+    tagging: Path, tmp_path: Path, run: Run
+) -> None:
+    model = Path(shutil.copytree(tagging / "ner" / "model", tmp_path / "unnamed"))
+    config = json.loads((model / "config.json").read_text())
+    tags = {str(number): f"LABEL_{number}" for number in range(len(config["id2label"]))}
+    names = {"id2label": tags, "label2id": {tag: int(number) for number, tag in tags.items()}}
+    (model / "config.json").write_text(json.dumps(config | names))
+    found = run("predict", model, "--policy", "never", "--json", stdin="a film")
+    assert "LABEL_0" in found.stderr
+    assert "is O, so every word is in a span; name the model's labels in config.json" in found.stderr
+    assert {(span["start"], span["end"]) for span in json.loads(found.stdout)["spans"]} <= {
+        (0, 1),
+        (2, 6),
+        (0, 6),
+    }
+
+
+def test_the_recognizer_of_the_docs_gives_presidio_the_spans_of_the_tagger(
+    tagging: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", presidio())
+    page = (Path(__file__).parents[2] / "docs" / "tagging.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "recognizer"}
+    exec(page.partition("```python recognizer.py\n")[2].partition("```")[0], names)
+    recognizer = names["OfframpRecognizer"](tagging / "ner", supported_language="en")
+    assert recognizer.supported_entities == ["QUALITY", "THING"]
+    text = "a good film"
+    found = [(each.entity_type, each.start, each.end, each.score) for each in recognizer.analyze(text, [])]
+    expected = Tagger.from_pretrained(tagging / "ner").tag(text)
+    assert found == [(span.label, span.start, span.end, span.score) for span in expected]
+    assert [each.entity_type for each in recognizer.analyze(text, ["THING"])] == ["THING"]
+
+
+def presidio() -> ModuleType:
+    """As much of presidio_analyzer 2.2 as a recognizer sees; itself it needs spaCy."""
+
+    class EntityRecognizer:
+        def __init__(
+            self,
+            supported_entities: list[str],
+            name: str | None = None,
+            supported_language: str = "en",
+            version: str = "0.0.1",
+            context: list[str] | None = None,
+        ) -> None:
+            self.supported_entities, self.name, self.version = supported_entities, name, version
+            self.supported_language, self.context = supported_language, context
+            self.load()
+
+        def load(self) -> None:
+            raise NotImplementedError
+
+    class RecognizerResult:
+        def __init__(self, entity_type: str, start: int, end: int, score: float) -> None:
+            self.entity_type, self.start, self.end, self.score = entity_type, start, end, score
+
+    module = ModuleType("presidio_analyzer")
+    vars(module).update(EntityRecognizer=EntityRecognizer, RecognizerResult=RecognizerResult)
+    return module

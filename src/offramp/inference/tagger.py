@@ -1,5 +1,6 @@
 """Tagger: texts in, spans out, with every text exiting at its own layer."""
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from os import PathLike
@@ -74,6 +75,12 @@ class Tagger:
         self.runner = runner
         self.tokenizer = WindowTokenizer(runner.tokenizer)
         self.scheme = TagScheme(info.labels)
+        if not self.scheme.outside.any():
+            warnings.warn(
+                f"none of the tags ({', '.join(info.labels)}) is O, so every word is in a span; name the model's "
+                "labels in config.json.",
+                stacklevel=2,
+            )
 
     @classmethod
     def from_pretrained(
