@@ -3,11 +3,14 @@
 import logging
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 
 from offramp.errors import BadOption
 
@@ -15,6 +18,9 @@ RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no telemetry from a cluster that we start
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # errors come back as exceptions
     "RAY_worker_niceness": "0",  # the workers are the main job here, not background work
+}
+LOCAL_VARIABLES = RAY_VARIABLES | {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # as it is there, listen on the loopback interface alone
 }
 OBJECT_STORE = 256 * 2**20
 """Bytes of the object store of a local cluster: a few blocks for each worker."""
@@ -32,7 +38,7 @@ def connect(address: str | None, cores: int) -> Iterator[None]:
         return
     try:
         start(address, cores)
-        with mute_ray_data():
+        with mute_ray_data(), nullcontext() if address else agents_end_with_this_process():
             yield
     finally:
         ray.shutdown()
@@ -47,7 +53,7 @@ def start(address: str | None, cores: int) -> None:
     try:
         if address:
             check_reachable(address)
-        with environment(RAY_VARIABLES):
+        with environment(RAY_VARIABLES if address else LOCAL_VARIABLES), loopback(not address):
             ray.init(
                 address or "local",
                 log_to_driver=False,
@@ -59,11 +65,52 @@ def start(address: str | None, cores: int) -> None:
         raise BadOption(f"{failure} ({' '.join(str(error).split())}).") from error
 
 
+@contextmanager
+def loopback(only: bool) -> Iterator[None]:
+    """Lets this process listen as `LOCAL_VARIABLES` let those of Ray, which read them when they start."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = before and not only
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
 def check_reachable(address: str) -> None:
     """Fails at once if nothing listens at a host and port; Ray would take a minute to find out."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+
+
+WATCH = """
+import os, signal, sys
+from contextlib import suppress
+
+sys.stdin.read()
+for pid in sys.argv[1:]:
+    with suppress(OSError), open(f"/proc/{pid}/comm") as name:
+        if name.read().startswith("ray::"):
+            os.kill(int(pid), signal.SIGKILL)
+"""
+"""Waits for the end of its input, and then kills agents."""
+
+
+@contextmanager
+def agents_end_with_this_process() -> Iterator[None]:
+    """If this process is killed, the kernel ends what it started, except Ray's agents, which would linger."""
+    import psutil  # comes with Ray
+
+    agents = [
+        each.pid for each in psutil.Process().children(recursive=True) if each.name().startswith("ray::")
+    ]
+    command = [sys.executable, "-c", WATCH, *map(str, agents)]
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        watcher.kill()
+        watcher.communicate()
 
 
 @contextmanager
