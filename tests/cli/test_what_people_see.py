@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
-from offramp.cli import app
+from offramp.cli import app, progress
 from offramp.cli.calibrate import warn_about_loss
 from offramp.cli.data import warn_about_swapped_labels
 from offramp.cli.export import target_flags
@@ -113,3 +113,16 @@ def test_a_large_loss_of_a_metric_is_not_silent(capsys: pytest.CaptureFixture[st
     assert "pearson drops from 22.7 to 4.7" in capsys.readouterr().err
     warn_about_loss({"scores": {"pearson": 0.220}, "full_depth": {"pearson": 0.227}})
     assert capsys.readouterr().err == ""
+
+
+def test_long_steps_say_in_a_log_that_they_still_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SILENCE", 0.01)
+    shown = ""
+    with progress.heartbeat("loading the model") as line:
+        line("exporting in int8")
+        while shown.count("still exporting") < 2:
+            shown += capsys.readouterr().err
+    assert "offramp: exporting in int8\n" in shown
+    assert "offramp: still exporting in int8 (" in shown

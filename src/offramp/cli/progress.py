@@ -3,9 +3,15 @@
 import contextlib
 import io
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from offramp.cli.command import log
+
+SILENCE = 30.0
+"""Seconds after which a log says what is still being done."""
 Item = TypeVar("Item")
 
 
@@ -24,6 +30,32 @@ def console() -> Any:
 
 def in_terminal() -> bool:
     return sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def heartbeat(doing: str) -> Iterator[Callable[[str], None]]:
+    """A `log` whose last line is repeated after every `SILENCE` seconds, where no terminal shows a progress bar."""
+    if in_terminal():
+        yield log
+        return
+    last, begin, done = doing, time.monotonic(), threading.Event()
+
+    def remember(line: str) -> None:
+        nonlocal last, begin
+        last, begin = line, time.monotonic()
+        log(line)
+
+    def beat() -> None:
+        while not done.wait(SILENCE):
+            log(f"still {last} ({time.monotonic() - begin:.0f} s)")
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield remember
+    finally:
+        done.set()
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from offramp.cli.command import Result, log
+from offramp.cli.command import Result
 from offramp.cli.options import TextOption, TextPairOption
-from offramp.cli.progress import in_terminal, training_progress
+from offramp.cli.progress import heartbeat, in_terminal, training_progress
 from offramp.cli.rows import read_column, read_labels, read_lists, read_rows
 from offramp.cli.targets import BY_HELP, DEFAULT_RULES_HELP, RISK_HELP, parse_bounds
 from offramp.errors import BadLabels, BadOption
@@ -131,7 +131,6 @@ def retrofit(
         "seed": seed,
         "data": texts.name,
         "progress": in_terminal(),
-        "log": log,
     }
     done: Retrofit
     if rank:
@@ -150,8 +149,8 @@ def retrofit(
                 raise BadOption(f"--{flag} is not used with --rank; leave it out.")
         ranked = Guarantee(parse_bound(guarantee or "0.05"), delta, risk or "overlap", top_k=top_k)
         pairs = [row.text for rows in read_lists(texts, query, text or "text").values() for row in rows]
-        with training_progress() as callbacks:
-            done = run(model, pairs, out, ranked, **options, callbacks=callbacks)
+        with training_progress() as callbacks, heartbeat("loading the model") as line:
+            done = run(model, pairs, out, ranked, **options, callbacks=callbacks, log=line)
     else:
         names = [name.strip() for name in labels.split(",")] if labels else None
         bounds = parse_bounds(guarantee or "0.02")
@@ -165,16 +164,15 @@ def retrofit(
         if learn_from is not None:
             options["learn_from"] = [row.text for row in read_rows(learn_from, text, text_pair)]
         options["categories"] = read_column(rows, texts, None if by in (BY_EXIT, BY_CLASS) else by, "--by")
-        with training_progress() as callbacks:
-            start = partial(
-                run, model, [row.text for row in rows], out, target, **options, callbacks=callbacks
-            )
+        options["texts"] = [row.text for row in rows]
+        with training_progress() as callbacks, heartbeat("loading the model") as line:
+            start = partial(run, model, out=out, guarantee=target, **options, callbacks=callbacks, log=line)
             try:
                 done = start(labels=read_labels(rows, texts, text, text_pair, label))
             except BadLabels as error:
                 if label is not None or target.needs_labels:
                     raise
-                log(f"no scores: the file's labels are not used ({error})")
+                line(f"no scores: the file's labels are not used ({error})")
                 done = start()
     after = (NEXT_RANK if rank else NEXT).format(out=out)
     if done.portable is not None:

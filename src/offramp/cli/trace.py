@@ -8,6 +8,7 @@ from typer import Argument, Option
 from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions, collect_trace
 from offramp.cli.options import ForceOption, RuntimeOptions, check_output
+from offramp.cli.progress import heartbeat
 from offramp.errors import BadOption
 from offramp.wording import count
 
@@ -51,7 +52,8 @@ def trace(
     check_output(out, force, data.data)
     records, lines = [], []
     for file, folder in models.items():
-        collected = collect_trace(folder, data, columns, runtime, batch_tokens)
+        with heartbeat(f"running every exit of {folder}"):
+            collected = collect_trace(folder, data, columns, runtime, batch_tokens)
         if by is not None:
             collected = collected.categorized(by, cells_of(data, by))
         collected.save(file)

@@ -12,7 +12,7 @@ from offramp.cli.command import Result
 from offramp.cli.data import HUB, TASK, ColumnOptions, find_task
 from offramp.cli.key_values import parse_exits, parse_training_arguments
 from offramp.cli.options import check_writable
-from offramp.cli.progress import in_terminal, training_progress
+from offramp.cli.progress import heartbeat, in_terminal, training_progress
 from offramp.cli.rows import read_rows
 from offramp.errors import BadOption
 
@@ -122,7 +122,7 @@ def train(
         "seed": seed,
     }
     named = {name: value for name, value in flags.items() if value is not None}
-    with training_progress() as callbacks:
+    with training_progress() as callbacks, heartbeat("training"):
         trained = train_model(
             encoder,
             chosen,
