@@ -26,11 +26,18 @@ def test_an_exit_that_decides_nothing_new_goes(trace: Trace) -> None:
     assert paying_exits(trace, 0.02, [ExitCost(layer=1, exit=0.2)]) == (1, 4)
 
 
-def test_exits_that_cost_more_than_they_save_all_go(trace: Trace) -> None:
-    assert paying_exits(trace, 0.02, [ExitCost(layer=1, exit=20)]) == (4,)
+def test_one_exit_stays_where_none_pays(trace: Trace) -> None:
+    *others, last = paying_exits(trace, 0.02, [ExitCost(layer=1, exit=20)])
+    assert (len(others), last) == (1, 4)
 
 
-def test_the_product_of_several_costs_counts(trace: Trace) -> None:
+def test_the_product_of_several_costs_counts() -> None:
+    """Layer 1 decides two thirds of the texts, layer 3 half of the others: both pay only if exits cost little."""
+    rng = np.random.default_rng(1)
+    sign, part = rng.choice([-1.0, 1.0], 900), rng.integers(0, 6, 900)
+    margin = rng.normal(0, 0.3, (900, 3)) + 5 * sign[:, None] * np.stack([part < 4, part < 5, part < 6], 1)
+    logits = np.stack([-margin, margin], -1)
+    trace = Trace(logits, (1, 3, 6), labels=None, lengths=np.ones(900), ids=np.arange(900))
     single, batch = ExitCost(layer=1, exit=60), ExitCost(layer=1, exit=0.1)
-    assert paying_exits(trace, 0.02, [batch]) == (1, 4)
-    assert paying_exits(trace, 0.02, [single, batch]) == (4,)
+    assert paying_exits(trace, 0.02, [batch]) == (0, 1, 2)
+    assert paying_exits(trace, 0.02, [single, batch]) == (1, 2)  # fewer texts pass it

@@ -17,6 +17,7 @@ import offramp.training.run
 from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, Runner, retrofit
 from offramp.errors import BadData, CertificateMismatch, NoSafeThreshold, OutputExists
 from offramp.measuring.comparison import Speed
+from offramp.model_info import ModelInfo
 from offramp.reports.results import RetrofitResults
 from offramp.retrofits import steps
 from offramp.retrofits.text_split import check_enough, describe_repeats, split_texts
@@ -210,6 +211,24 @@ def test_auto_keeps_one_of_two_precisions_and_says_why(
     logits, layers = session.run(["logits", "layer"], {name: texts[name] for name in texts})
     assert ["no yes".split()[row.argmax()] for row in logits] == labels
     assert layers.tolist() == [each.layer for each in predicted]
+
+
+def test_exits_that_do_not_pay_are_left_out(
+    save_classifier: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "FEWEST_TO_TELL", 20)
+    monkeypatch.setattr(steps, "compare_speed", pretend({"every": 40, "last": 4, "offramp": 1, "": 2}))
+    original = save_classifier(layers=2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    lines: list[str] = []
+    texts, out = make_texts(), tmp_path / "out"
+    found = retrofit(original, texts, out, 0.15, rule="entropy", precision="fp32", log=lines.append)
+    assert len(found.results.layers) == 2
+    (line,) = (line for line in lines if "would take more time than they save" in line)
+    assert line.startswith(f"fp32: exits at layers {found.results.layers[0]}, 2 stay; those at ")
+    test = split_texts(texts).test.texts
+    at_full_depth = Classifier.from_pretrained(found.folder, "never").predict(test)
+    assert [each.label for each in at_full_depth] == plain_predictions(original, test)
+    assert ModelInfo.read(out / "work/plain-fp32").exits == (2,)
 
 
 @pytest.mark.parametrize(("full_depth", "layer", "kept"), [(1.02, 1.0, 4), (1.2, 0.9, 1), (1.2, 1.1, None)])

@@ -29,7 +29,8 @@ class ExitCost:
 def paying_exits(
     trace: Trace, most: float, costs: Sequence[ExitCost], tolerance: float | None = None
 ) -> tuple[int, ...]:
-    """The exits that are worth keeping where at most a share of predictions may change, the last one among them.
+    """The exits that are worth keeping where at most a share of predictions may change: the last, and at least one
+    more, without which there would be nothing to calibrate.
 
     One after the other goes, each time the one without which the expected time is shortest; the fewest that are about
     as fast as any so far stay. Of several `costs` the product counts. The policy is `agreement`, fitted on half of
@@ -43,7 +44,7 @@ def paying_exits(
 
     kept = tuple(range(len(trace.layers)))
     path = [(expected(kept), kept)]
-    while len(kept) > 1:
+    while len(kept) > 2:
         path.append(min((expected(fewer), fewer) for fewer in one_less(kept)))
         kept = path[-1][1]
     least, _ = min(path)
