@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from offramp.errors import CannotLoad
-from offramp.guarantees.differences import Difference, GroupDifferences
+from offramp.guarantees.comparison import Difference, GroupDifferences
 from offramp.measuring.changes import Changes
 from offramp.measuring.comparison import Contender, Speed
 from offramp.policy import Certificate

@@ -9,8 +9,17 @@ import numpy as np
 from offramp.errors import BadData, BadOption
 from offramp.guarantees.bounds import BOUNDS, Bound
 from offramp.guarantees.certificate import BY_CLASS, Certificate, ProvenBound, are_fractions
-from offramp.guarantees.comparison import Compared, Comparison, Key, Predicted, common_labels
-from offramp.guarantees.differences import Difference, GroupDifferences, by_class, largest
+from offramp.guarantees.comparison import (
+    Compared,
+    Comparison,
+    Difference,
+    GroupDifferences,
+    Key,
+    Predicted,
+    by_class,
+    common_labels,
+    largest,
+)
 from offramp.guarantees.losses import LOSSES, RISKS
 from offramp.guarantees.operating_point import OperatingPoint
 from offramp.guarantees.sequential import HOPELESS, PROVEN, REFUTED, SequentialTest, fewest_examples

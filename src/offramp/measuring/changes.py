@@ -11,8 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from offramp.guarantees.comparison import Compared
-from offramp.guarantees.differences import Difference, GroupDifferences, by_class, by_group, largest, one_text
+from offramp.guarantees.comparison import (
+    Compared,
+    Difference,
+    GroupDifferences,
+    by_class,
+    by_group,
+    largest,
+    one_text,
+)
 from offramp.lists import Lists
 from offramp.numerics import softmax
 from offramp.policy import Decision

@@ -7,7 +7,7 @@ from typing import Any
 
 from offramp.errors import CannotLoad
 from offramp.files import read_json
-from offramp.guarantees.differences import GroupDifferences
+from offramp.guarantees.comparison import GroupDifferences
 from offramp.measuring.changes import Changes
 from offramp.measuring.comparison import Contender, Speed
 from offramp.policy import Certificate
