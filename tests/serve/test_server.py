@@ -158,9 +158,9 @@ def working(url: str) -> bool:
 
 
 def test_a_killed_worker_is_replaced_while_the_other_answers(
-    running: Run, exported: Path, until: Until
+    running: Run, exported: Path, tmp_path: Path, until: Until
 ) -> None:
-    with running(exported, "--workers", 2) as server:
+    with running(exported, "--workers", 2, "--audit-share", 1, "--audit-folder", tmp_path) as server:
         first, other = server.workers(2)
         os.kill(first, signal.SIGKILL)
         for _ in range(20):
@@ -174,8 +174,11 @@ def test_a_killed_worker_is_replaced_while_the_other_answers(
         assert 'offramp_requests_total{status="200"} 21.0' in counted, (
             "the counters of a dead worker are kept"
         )
-        shared = server.shared_folder()
-        (shared / "broken-0").touch()  # as a worker does whose audit says so
+        until(lambda: len([*tmp_path.glob("*.json")]) == 1)  # one text was sent
+        (account,) = tmp_path.glob("*.json")
+        found = json.loads(account.read_text())
+        assert found["tallies"][""]["examined"] == 1
+        account.write_text(json.dumps(found | {"broken": "it differs"}))  # as a worker writes that finds it
         until(lambda: ask(server.url, "good film").json()["rung"] == FULL_DEPTH)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=60) == 0
