@@ -4,15 +4,16 @@
     python benchmarks/certify.py rows
 
 `pairs` compares a classifier of SST-2 with itself in int8, in int8 with dynamic scales (ONNX Runtime's
-`quantize_dynamic`), with its retrained cut, a smaller model, and the retrofitted ones, tuned and with exits. RUN is
-the folder of `benchmarks/retrofit.py`; what can be exported is exported there, and models that are not there are left
-out. Each pair is certified on phrases of the train file that no model has seen, and the true rate is counted on other
-such phrases. `rows` simulates streams of independent rows. Both print Markdown.
+`quantize_dynamic`), retrained with 6 and 8 layers, with a smaller model, and with what `offramp retrofit` makes of it
+and 12,000 phrases: exits, and with --tune. RUN is the folder of `benchmarks/retrofit.py`; what can be made is made in
+RUN/certify, other models that are not there are left out. Each pair is certified on phrases of the train file that no
+model has seen, and the true rate is counted on other such phrases. `rows` simulates streams of independent rows. Both
+print Markdown.
 """
 
 import argparse
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from recipes import SST2
 from scipy.stats import binom, binomtest
 from shared import export_full_depth, log, markdown, read_sst2
 
-from offramp import Policy, certify
+from offramp import NoSafeThreshold, Policy, certify, retrofit
 from offramp.cli.options import RuntimeOptions
 from offramp.cli.predictors import load_predictor, match_labels
 from offramp.guarantees.certify import Certification
@@ -44,35 +45,37 @@ def main() -> None:
     parser.add_argument("--guarantee", type=float, default=0.02)
     parser.add_argument("--rows", type=int, default=4000, help="phrases to certify on")
     parser.add_argument("--others", type=int, default=20_000, help="phrases that tell the true rate")
-    parser.add_argument("--retrofitted", type=int, default=24_000, help="--texts of benchmarks/retrofit.py")
+    parser.add_argument("--texts", type=int, default=12_000, help="phrases for offramp retrofit")
     parser.add_argument("--streams", type=int, default=500)
     options = parser.parse_args()
     if options.study == "rows":
         print(study_rows(options.streams))
         return
-    texts = unseen_phrases(options.glue, options.retrofitted)[: options.rows + options.others]
-    print(study_pairs(options.run, texts, options.rows, options.guarantee))
+    learned, unseen = split_phrases(options.glue, options.texts)
+    models = find_models(options.run, learned)
+    print(study_pairs(options.run, models, unseen[: options.rows + options.others], options))
 
 
-def unseen_phrases(glue: Path, retrofitted: int) -> list[str]:
-    """Distinct phrases that the models were neither trained nor calibrated on, in random order."""
+def split_phrases(glue: Path, learned: int) -> tuple[list[str], list[str]]:
+    """Phrases for `offramp retrofit`, and those that no model has seen: distinct, and in random order."""
     phrases = read_sst2(glue / "SST-2" / "train.tsv")["text"]
     order = [phrases[row] for row in np.random.default_rng(0).permutation(len(phrases))]
-    seen = {*order[: SST2["train"]], *order[-retrofitted:]}
-    return [*dict.fromkeys(phrase for phrase in order if phrase not in seen)]
+    seen = {*order[: SST2["train"]], *order[-learned:]}
+    return order[-learned:], [*dict.fromkeys(phrase for phrase in order if phrase not in seen)]
 
 
-def study_pairs(run: Path, texts: list[str], rows: int, guarantee: float) -> str:
-    models = dict(find_models(run, texts[-400:]))
-    runtime = RuntimeOptions()
+def study_pairs(
+    run: Path, models: Iterable[tuple[str, Path]], texts: list[str], options: argparse.Namespace
+) -> str:
+    rows, guarantee, runtime = options.rows, options.guarantee, RuntimeOptions()
     original = load_predictor(str(run / ORIGINAL), runtime, texts[0])
     old, table = scores(original, ORIGINAL, texts), []
-    for name, path in models.items():
+    for name, path in models:
         predictor = load_predictor(str(path), runtime, texts[0])
         new = scores(predictor, name, texts)[:, match_labels(original, predictor)]
-        options: dict[str, Any] = {"label_names": original.labels, "texts": texts[:rows]}
+        facts: dict[str, Any] = {"label_names": original.labels, "texts": texts[:rows]}
         made, early = (
-            certify(old[:rows], new[:rows], guarantee, stop_early=early, **options) for early in (False, True)
+            certify(old[:rows], new[:rows], guarantee, stop_early=early, **facts) for early in (False, True)
         )
         changed = old.argmax(-1)[rows:] != new.argmax(-1)[rows:]
         table.append(
@@ -85,24 +88,26 @@ def study_pairs(run: Path, texts: list[str], rows: int, guarantee: float) -> str
     return markdown([f"{ORIGINAL} in fp32 to", *header.split(", ")], table)
 
 
-def find_models(run: Path, sample: list[str]) -> Iterator[tuple[str, Path]]:
-    """Name and path of what may replace the original."""
-    original = load_original(run / ORIGINAL)
-    plain = export_full_depth(original, run / f"{ORIGINAL}-fp32", "fp32", sample)
-    yield "int8", export_full_depth(original, run / f"{ORIGINAL}-int8", "int8", sample)
-    yield "int8, dynamic scales", dynamic(plain, run / ORIGINAL, run / f"{ORIGINAL}-dynamic")
-    others = {
-        "6 layers, retrained": "cut-6",
-        "8 layers, retrained": "cut-8",
-        "all-MiniLM-L6-v2": "small",
-        "tuned, with exits": "tuned/model",
-        "exits": "fast/model",
-    }
+def find_models(run: Path, texts: list[str]) -> Iterator[tuple[str, Path]]:
+    """Name and path of what may replace the original; texts are those of the retrofits."""
+    original, home = load_original(run / ORIGINAL), run / "certify"
+    home.mkdir(exist_ok=True)
+    sample = texts[:400]
+    yield "int8", export_full_depth(original, home / "int8", "int8", sample)
+    plain = export_full_depth(original, home / "fp32", "fp32", sample)
+    yield "int8, dynamic scales", dynamic(plain, run / ORIGINAL, home / "dynamic")
+    others = {"6 layers, retrained": "cut-6", "8 layers, retrained": "cut-8", "all-MiniLM-L6-v2": "small"}
     for name, folder in others.items():
         if (run / folder / "config.json").exists():
             yield name, run / folder
         else:
             log(f"{run / folder} is not there; left out")
+    for name, bound, tune in (("exits", 0.02, False), ("exits, tuned", 0.05, True)):
+        try:
+            done = retrofit(run / ORIGINAL, texts, home / name, bound, tune=tune, precision="int8", log=log)
+            yield f"{name}, certified at {bound:.0%}", done.folder
+        except NoSafeThreshold as refusal:
+            log(f"{name}: {refusal}")
 
 
 def dynamic(plain: Path, original: Path, folder: Path) -> Path:
