@@ -322,7 +322,7 @@ def study_decisions(population: Trace, target: Guarantee, rows: Sequence[int], d
         decisions.append([f"P >= {threshold:g}", *cells])
     columns = "changed, mean layer, yes that is lost".split(", ")
     header = ["decision", *columns, *(f"{each}, certified for it" for each in columns)]
-    tables = [markdown(header, decisions), study_exits(population, target, logs)]
+    tables = [markdown(header, decisions)]
     if population.labels is not None:
         tables.append(study_labels(population, target, logs))
     return "\n\n".join(tables)
@@ -342,24 +342,6 @@ def outcome(decided: Trace, taken: Sequence[Array], risk: Callable[[Array, Array
 
 def lost_yes(yes: Array, full: Array) -> float:
     return float(np.mean(~yes[full])) if full.any() else 0.0
-
-
-def study_exits(population: Trace, target: Guarantee, logs: Sequence[Array]) -> str:
-    """Changes among the texts that take an exit, under a bound for all of them and under one for each exit."""
-    table = []
-    for name, aim in (("all texts", target), ("every exit", replace(target, by="exit"))):
-        largest, layers = [], []
-        for log in logs:
-            policy = calibrate(population[log], ["agreement"], aim).policy
-            exits = policy.decide_trace(population).exits
-            changed, layer = true_risk(population, policy)
-            members = [exits == exit for exit in np.unique(exits)]
-            rates = [100 * changed[each].mean() for each in members if each.mean() >= 0.01]
-            largest.append(max(rates))
-            layers.append(layer)
-        table.append([name, f"{np.mean(layers):.2f}", f"{np.mean(largest):.1f}%", f"{max(largest):.1f}%"])
-    header = "certified for, mean layer, changed at the worst exit with 1% of the texts: mean, largest"
-    return markdown(header.split(", "), table)
 
 
 def study_labels(population: Trace, target: Guarantee, logs: Sequence[Array]) -> str:
