@@ -22,10 +22,11 @@ from offramp.models.exit_model import ExitModel
 from offramp.policy import Certificate, Policy
 from offramp.runtimes import Tokens
 from offramp.serve.app import READERS
-from offramp.serve.audit import Audit
+from offramp.serve.audit import Audit, Sample
 from offramp.serve.batcher import Limits
 from offramp.serve.logs import JsonFormatter
 from offramp.serve.options import ServerOptions
+from offramp.serve.queue import Example
 
 Serve = Callable[..., Any]
 Until = Callable[[Callable[[], bool]], None]
@@ -119,7 +120,9 @@ def test_a_rung_that_another_worker_found_broken_is_no_longer_used_until_its_fil
     other = Audit(rungs, (1, 2, 3, 4), share=1, folder=tmp_path)
     server = serve(rungs=rungs, audit_share=0.5, audit_folder=tmp_path)
     for token in range(20):
-        other.offer(1, [Tokens([token])], [Prediction("x", 0.9, {"x": 0.9, "y": 0.1}, 1, 4)])
+        other.offer(
+            1, [Sample(Example([Tokens([token])]), [Prediction("x", 0.9, {"x": 0.9, "y": 0.1}, 1, 4)])]
+        )
         other.examine(lambda *_: one("y"))
     assert server.batcher.ladder.last == 1
     other.settle()

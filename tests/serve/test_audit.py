@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -32,9 +32,11 @@ from offramp.serve.audit import (
     Audit,
     Run,
     RungReport,
+    Sample,
     run_to_the_end,
 )
 from offramp.serve.ladder import FULL_DEPTH
+from offramp.serve.queue import Example
 from offramp.trace import Trace
 
 MakeTrace = Callable[..., Trace]
@@ -44,9 +46,9 @@ Until = Callable[[Callable[[], bool]], None]
 def ready(predict: Callable[[Tokens], Prediction], by_policy: Prediction | None = None) -> Run:
     """A model whose predictions take no time."""
 
-    def run(tokens: Sequence[Tokens], policy: Policy) -> Generator[None, None, list[Prediction]]:
+    def run(example: Example, policy: Policy) -> Generator[None, None, list[Prediction]]:
         yield from ()
-        return [by_policy if by_policy and policy != NEVER else predict(each) for each in tokens]
+        return [by_policy if by_policy and policy != NEVER else predict(each) for each in example.rows]
 
     return run
 
@@ -78,7 +80,7 @@ def run(audit: Audit, differs: Iterable[bool], full: str = "yes") -> list[int]:
     same, other = answer(full), answer("no" if full == "yes" else "yes")
     for seen, different in enumerate(differs, 1):
         given = other if different else same
-        audit.offer(FULL_DEPTH if audit.broken else 0, [next(texts)], [given])
+        audit.offer(FULL_DEPTH if audit.broken else 0, [Sample(Example([next(texts)]), [given])])
         audit.examine(ready(lambda _: answer(full, layer=4), by_policy=given))
         if bool(audit.broken) != was_broken:
             was_broken = not was_broken
@@ -99,13 +101,13 @@ def report(audit: Audit) -> RungReport:
 def test_predictions_that_there_was_no_time_to_compare_are_counted() -> None:
     audit = Audit([certified()], LAYERS, share=1.0, keep=3)
     for _ in range(5):
-        audit.offer(0, [next(texts)], [answer()])
+        audit.offer(0, [Sample(Example([next(texts)]), [answer()])])
     assert (report(audit).dropped, audit.pending) == (2, 3)
 
 
 def test_copies_of_a_text_in_one_request_count_once() -> None:
     audit = Audit([certified()], LAYERS, share=0.5)
-    audit.offer(0, [Tokens([1])] * 100, [answer("no")] * 100)
+    audit.offer(0, [Sample(Example([Tokens([1])]), [answer("no")])] * 100)
     assert audit.pending == 1
     audit.examine(ready(lambda _: answer("yes", layer=4)))
     assert (report(audit).examined, report(audit).verdict) == (1, "open")
@@ -116,7 +118,7 @@ def test_clients_cannot_know_which_predictions_are_kept() -> None:
     def kept() -> list[int]:
         audit = Audit([certified()], LAYERS, share=0.5)
         for row in range(100):
-            audit.offer(0, [Tokens([row])], [answer()])
+            audit.offer(0, [Sample(Example([Tokens([row])]), [answer()])])
         rows: list[int] = []
         while audit.pending:
             audit.examine(ready(lambda tokens: rows.append(tokens.ids[0]) or answer()))  # type: ignore[func-returns-value]
@@ -137,7 +139,7 @@ def test_rungs_share_delta() -> None:
 def test_a_text_that_is_sent_again_and_again_does_not_break_a_certificate() -> None:
     audit = Audit([certified()], LAYERS, share=1)
     for _ in range(2000):
-        audit.offer(0, [Tokens([1])], [answer("no")])
+        audit.offer(0, [Sample(Example([Tokens([1])]), [answer("no")])])
         audit.examine(ready(lambda _: answer("yes", layer=4)))
     assert (report(audit).examined, report(audit).dropped, audit.broken) == (1, 0, {})
 
@@ -146,7 +148,7 @@ def test_a_text_counts_again_after_an_hour() -> None:
     now = [0.0]
     audit = Audit([certified()], LAYERS, share=1, clock=lambda: now[0])
     for now[0], examined in [(0.0, 1), (3599.0, 1), (3600.0, 2), (3601.0, 2)]:
-        audit.offer(0, [Tokens([1])], [answer()])
+        audit.offer(0, [Sample(Example([Tokens([1])]), [answer()])])
         audit.examine(ready(lambda _: answer("yes", layer=4)))
         assert report(audit).examined == examined
 
@@ -168,7 +170,7 @@ def test_exits_that_were_not_taken_are_not_counted() -> None:
     audit = Audit([certified(), certified("entropy:0.4")], LAYERS, share=1)
     run(audit, [True] * 30)
     before = [each.exits for each in audit.reports()]
-    audit.offer(FULL_DEPTH, [next(texts)], [answer(layer=4)])
+    audit.offer(FULL_DEPTH, [Sample(Example([next(texts)]), [answer(layer=4)])])
     assert [each.exits for each in audit.reports()] == before
     assert audit.pending == 1  # for the broken rung alone
 
@@ -238,7 +240,7 @@ def test_the_audit_counts_what_calibration_counts(make_trace: MakeTrace, kind: s
     full = [*predictions(last, runtime)]
     audit = Audit([policy], trace.layers, share=1, keep=len(trace))
     for row, prediction in enumerate(given):
-        audit.offer(0, [Tokens([row])], [prediction])
+        audit.offer(0, [Sample(Example([Tokens([row])]), [prediction])])
     while audit.pending:
         audit.examine(ready(lambda tokens: full[tokens.ids[0]]))
     found, proof = report(audit), policy.certificate
@@ -268,7 +270,7 @@ def test_a_bound_on_missed_ones_is_broken_by_those_alone() -> None:
     for full, given, broken in ((no, yes, False), (yes, yes, False), (yes, no, True)):
         audit = Audit([certified(risk="missed", epsilon=0.2)], LAYERS, share=1)
         for text in islice(texts, 50):
-            audit.offer(0, [text], [replace(given, layer=1)])
+            audit.offer(0, [Sample(Example([text]), [replace(given, layer=1)])])
             audit.examine(ready(lambda _, full=full: full, by_policy=given))  # type: ignore[misc]
         assert bool(audit.broken) is broken
         assert broken or report(audit).examined == (50 if full is yes else 0)
@@ -306,7 +308,7 @@ def test_without_a_certificate_there_are_bounds_and_no_verdict() -> None:
 def test_full_depth_predictions_are_not_run_again_unless_the_rule_combines_exits() -> None:
     for text, ran in (("entropy:0.2", 0), ("ensemble:0.9", 1)):
         audit, runs = Audit([certified(text)], LAYERS, share=1), []
-        audit.offer(0, [Tokens([1])], [answer(layer=4)])
+        audit.offer(0, [Sample(Example([Tokens([1])]), [answer(layer=4)])])
         audit.examine(ready(lambda tokens, runs=runs: runs.append(tokens) or answer()))  # type: ignore[misc]
         assert len(runs) == ran
         assert report(audit).examined == 1
@@ -316,7 +318,7 @@ def test_a_certificate_about_another_model_is_compared_with_that_model() -> None
     """Even at full depth, int8 or tuning may change a prediction of the original."""
     for reference, expected in (("my-classifier", 1), ("", 0)):
         audit = Audit([certified(reference=reference)], LAYERS, share=1)
-        audit.offer(0, [Tokens([1])], [answer("yes", layer=4)])
+        audit.offer(0, [Sample(Example([Tokens([1])]), [answer("yes", layer=4)])])
         audit.examine(
             ready(lambda _: answer("yes", layer=4)), original=ready(lambda _: answer("no", layer=4))
         )
@@ -326,7 +328,7 @@ def test_a_certificate_about_another_model_is_compared_with_that_model() -> None
 def test_a_share_of_predictions_is_kept_and_the_oldest_dropped() -> None:
     audit = Audit([certified()], LAYERS, share=0.1, keep=50)
     for row in range(5000):
-        audit.offer(0, [Tokens([row])], [answer()])
+        audit.offer(0, [Sample(Example([Tokens([row])]), [answer()])])
     assert audit.pending == 50
     seen: list[int] = []
     audit.examine(ready(lambda tokens: seen.append(tokens.ids[0]) or answer()))  # type: ignore[func-returns-value]
@@ -337,7 +339,7 @@ def test_a_busy_rung_does_not_crowd_out_another() -> None:
     audit = Audit([certified(), certified("entropy:0.4")], LAYERS, share=1, keep=5)
     for rung, answers in enumerate((3, 100)):
         for row in range(answers):
-            audit.offer(rung, [Tokens([row])], [answer()])
+            audit.offer(rung, [Sample(Example([Tokens([row])]), [answer()])])
     assert audit.pending == 3 + 5
     for _ in range(6):
         audit.examine(ready(lambda _: answer()))
@@ -346,7 +348,7 @@ def test_a_busy_rung_does_not_crowd_out_another() -> None:
 
 def test_a_failing_run_loses_only_one_prediction() -> None:
     audit = Audit([certified()], LAYERS, share=1)
-    audit.offer(0, [Tokens([1])], [answer()])
+    audit.offer(0, [Sample(Example([Tokens([1])]), [answer()])])
     with pytest.raises(ZeroDivisionError):
         audit.examine(ready(lambda _: answer(score=1 / 0)))
     assert (audit.pending, report(audit).examined) == (0, 0)
@@ -360,20 +362,20 @@ def test_drift_is_the_distance_of_the_latest_exits_from_calibration(
     calibrated = Conditions("entropy:0.2", mean_layer=1.7, exits=(0.5, 0.3, 0.2, 0.0))
     audit = Audit([certified(conditions=calibrated), certified()], LAYERS, share=0)
     for layer in [1] * 5 + [2] * 3 + [4] * 2:
-        audit.offer(0, [Tokens([1])], [answer(layer=layer)])
-        audit.offer(1, [Tokens([1])], [answer(layer=layer)])
+        audit.offer(0, [Sample(Example([Tokens([1])]), [answer(layer=layer)])])
+        audit.offer(1, [Sample(Example([Tokens([1])]), [answer(layer=layer)])])
     known, unknown = audit.reports()
     assert known.exits == unknown.exits == (5, 3, 0, 2)
     assert known.drift == pytest.approx(0.2)
     assert not known.drifted  # ten predictions are too few
     assert unknown.drift is None
     for _ in range(DRIFT_MINIMUM):
-        audit.offer(0, [Tokens([1])], [answer(layer=4)])
+        audit.offer(0, [Sample(Example([Tokens([1])]), [answer(layer=4)])])
     assert audit.reports()[0].drifted
     assert audit.reports()[0].drift > 5 * DRIFT_LIMIT
     assert caplog.text.count("drifted from calibration") == 1
     for layer in ([1] * 5 + [2] * 3 + [3] * 2) * (DRIFT_WINDOW // 10):
-        audit.offer(0, [Tokens([1])], [answer(layer=layer)])
+        audit.offer(0, [Sample(Example([Tokens([1])]), [answer(layer=layer)])])
     recovered = audit.reports()[0]
     assert recovered.exits == (DRIFT_WINDOW * 0.5, DRIFT_WINDOW * 0.3, DRIFT_WINDOW * 0.2, 0)
     assert recovered.drift == pytest.approx(0)
@@ -488,7 +490,7 @@ def test_the_audit_compares_with_full_depth_in_the_runtime_that_serves(make: Mak
     tokens = bench.classifier.runner.tokenizer(["a b"])
     bench.runtime.batches.clear()
     with pytest.raises(StopIteration) as end:  # a single text is run without a pause
-        next(run_to_the_end(bench.classifier.runner, tokens, NEVER))
+        next(run_to_the_end(bench.classifier.runner, Example(tokens), NEVER))
     assert end.value.value == [bench.classifier.predict("a b", policy="never")]
     assert [exit for exit, _ in bench.runtime.runs] == [3, 3]  # both ran in these stages
 

@@ -19,10 +19,11 @@ from offramp.models.exit_model import ExitModel
 from offramp.policy import Policy
 from offramp.rules.rank import Rank, relevance
 from offramp.runtimes import Tokens
-from offramp.serve.audit import Audit
+from offramp.serve.audit import Audit, Sample
 from offramp.serve.batcher import Batcher, Limits, Request
 from offramp.serve.ladder import FULL_DEPTH, Ladder
 from offramp.serve.options import ServerOptions
+from offramp.serve.queue import Example
 from offramp.serve.server import load
 
 Until = Callable[[Callable[[], bool]], None]
@@ -180,7 +181,7 @@ def test_the_audit_of_a_list_runs_one_micro_batch_at_a_time() -> None:
             yield
         return predictions(2.0, 1.0)
 
-    audit.offer(0, DOCUMENTS_OF_TWO, predictions(0.0, 1.0))
+    audit.offer(0, [Sample(Example(DOCUMENTS_OF_TWO), predictions(0.0, 1.0))])
     for count in (1, 2, 3):
         audit.examine(run)
         assert (len(steps), audit.pending) == (count, 1)
@@ -196,7 +197,7 @@ def test_lists_are_compared_with_the_original_if_the_certificate_names_it() -> N
 
     for reference, expected in {"original": 0.5, "": 0.0}.items():
         audit = Audit([certified(reference=reference)], LAYERS, share=1)
-        audit.offer(0, [Tokens([row]) for row in range(3)], predictions(0.0, 1.0, 2.0))
+        audit.offer(0, [Sample(Example([Tokens([row]) for row in range(3)]), predictions(0.0, 1.0, 2.0))])
         while audit.pending:
             audit.examine(lambda *_: run([0.0, 1.0, 2.0]), lambda *_: run([2.0, 1.0, 0.0]))
         assert audit.reports()[0].disagreed == expected

@@ -4,6 +4,7 @@ import re
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import huggingface_hub
@@ -12,11 +13,13 @@ import pytest
 import schemathesis
 import torch
 import tritonclient.http as triton
+from fakes import make_certificate
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from transformers import TokenClassificationPipeline
 
 from offramp import ExitModel, Runner, Tagger
+from offramp.policy import Policy
 from offramp.serve.batcher import Limits
 from offramp.serve.protocols import TAG
 
@@ -172,6 +175,83 @@ def test_metrics_and_info_describe_a_tagger(serve: Serve, tagger: Tagger) -> Non
     info = server.client.get("/info").json()
     assert (info["problem"], info["labels"]) == ("token_classification", [*tagger.runner.runtime.info.labels])
     assert [*info["model_type"]] == ["tagger"]
+
+
+WORDS = "good film x y z bad a b c d".split()
+
+
+def some_texts(number: int) -> list[str]:
+    """Different ones, a few of which are longer than a window."""
+    draw = np.random.default_rng(1)
+    sizes = draw.choice([2, 3, 5, 8, 60], number, p=[0.2, 0.25, 0.25, 0.2, 0.1])
+    return [" ".join(draw.choice(WORDS, size)) for size in sizes]
+
+
+def words_in(found: Any) -> set[int]:
+    """The offsets of the words that are in a span."""
+    return {span.start + word.start() for span in found for word in re.finditer(r"\S+", span.text)}
+
+
+def is_changed(found: Any, full: Any) -> float:
+    return float(spans(found) != spans(full))
+
+
+def misses_words(found: Any, full: Any) -> float:
+    return float(bool(words_in(full) - words_in(found)))
+
+
+def missed_share(found: Any, full: Any) -> float:
+    return len(words_in(full) - words_in(found)) / max(1, len(words_in(full)))
+
+
+@pytest.fixture(scope="module")
+def forgetful(plain_tagger: Any, tokenizer: Any) -> Tagger:
+    """Its early exits find fewer words than its last."""
+    model = ExitModel.from_encoder(plain_tagger).eval()
+    torch.manual_seed(3)
+    for head in model.heads.classifiers[:-1]:
+        torch.nn.init.normal_(head.weight, std=0.5)
+        with torch.no_grad():
+            head.bias[0] = 0.7
+    return Tagger(Runner(model, tokenizer, "patience:1"))
+
+
+@pytest.mark.parametrize(
+    ("risk", "loss"),
+    [("changed_spans", is_changed), ("missed_words", misses_words), ("missed_share", missed_share)],
+)
+def test_the_audit_counts_what_texts_lose_against_full_depth(
+    serve: Serve, forgetful: Tagger, until: Callable[..., None], risk: str, loss: Callable[[Any, Any], float]
+) -> None:
+    proof = make_certificate(risk=risk, epsilon=0.9, policy="patience:1", conditions=None)
+    server = serve(
+        forgetful, rungs=(replace(Policy.parse("patience:1"), certificate=proof),), audit_share=1.0
+    )
+    texts = some_texts(40)
+    for text in texts:
+        server.client.post("/tag", json={"texts": text})
+    until(lambda: server.batcher.audit.pending == 0)
+    [report] = server.batcher.audit.reports()
+    lost = [loss(forgetful.tag(text), forgetful.tag(text, policy="never")) for text in {*texts}]
+    assert report.examined == len(lost)
+    assert report.disagreed == pytest.approx(sum(lost))
+    assert len({*lost}) > 1
+
+
+def test_a_rung_whose_certificate_about_spans_proves_wrong_is_no_longer_used(
+    serve: Serve, tagger: Tagger, until: Callable[..., None]
+) -> None:
+    proof = make_certificate(risk="changed_spans", epsilon=0.01, policy="layer:0", conditions=None)
+    rungs = Policy.parse("never"), replace(Policy.parse("layer:0"), certificate=proof)
+    server = serve(tagger, rungs=rungs, audit_share=1.0)
+    for text in some_texts(60):
+        server.batcher.ladder.current = min(1, server.batcher.ladder.last)
+        server.client.post("/tag", json={"texts": text})
+        until(lambda: server.batcher.audit.pending == 0)
+        if server.batcher.ladder.forbidden:
+            break
+    assert [*server.batcher.ladder.forbidden] == [rungs[1]]
+    assert server.client.post("/tag", json={"texts": "a good film"}).json()["rung"] == 0
 
 
 def test_every_path_of_a_tagger_is_described_and_its_own_conforms(serve: Serve, tagger: Tagger) -> None:

@@ -25,7 +25,7 @@ class Spans(list[Span]):
     """The spans of a text, in order, and the layer that they come from."""
 
     def __init__(
-        self, spans: Iterable[Span], layer: int, layers: int, finite: bool = True, tags: Array | None = None
+        self, spans: Iterable[Span], layer: int, layers: int, finite: bool = True, codes: Array | None = None
     ) -> None:
         super().__init__(spans)
         self.layer = layer
@@ -34,12 +34,12 @@ class Spans(list[Span]):
         """The number of layers in the model."""
         self.finite = finite
         """False if any exit up to this one produced NaN or infinity. If the one taken did, there are no spans."""
-        self.tags = tags
-        """(words,) the tag of each word, an index of the model's labels; None if the exit taken was not finite."""
+        self.codes = np.zeros(0, np.int64) if codes is None else codes
+        """(words,) numbers that are the same where spans are; see `TagScheme.codes`."""
 
     def in_utf16(self, text: str) -> "Spans":
         """With offsets in units of UTF-16, as JavaScript and Java count them; `text` is the one they are in."""
-        return Spans(utf16_offsets(text, self), self.layer, self.layers, self.finite, self.tags)
+        return Spans(utf16_offsets(text, self), self.layer, self.layers, self.finite, self.codes)
 
 
 @dataclass(frozen=True)
@@ -155,10 +155,12 @@ class Tagger:
         layers = self.runner.runtime.info.exits
         layer, finite = layers[max(window.exit for window in tagged)], all(each.finite for each in tagged)
         logits = read.join([window.logits for window in tagged])
+        words = len(read.words)
         if not finite_rows(logits).all():
-            return Spans([], layer, layers[-1], finite=False)
+            return Spans([], layer, layers[-1], finite=False, codes=np.zeros(words, np.int64))
         tags = logits[read.words.first].argmax(-1)
-        return Spans(find_spans(text, read.words, logits, self.scheme), layer, layers[-1], finite, tags)
+        codes = self.scheme.codes(tags, np.arange(words) == 0, np.zeros(words, bool))
+        return Spans(find_spans(text, read.words, logits, self.scheme), layer, layers[-1], finite, codes)
 
     def save_pretrained(self, path: str | PathLike[str]) -> None:
         """Like `Classifier.save_pretrained`."""

@@ -1,7 +1,7 @@
 """Audit: what each rung loses against the reference, with bounds valid at any time.
 
-Its unit is an example: a text, whose prediction may differ, or a query with its documents, which may lose some of its
-best. `Audit` keeps the examples and the accounts, `Auditor` runs the reference when there is time.
+Its unit is an example: a text, whose prediction or spans may differ, or a query with its documents, which may lose
+some of its best. `Audit` keeps the examples and the accounts, `Auditor` runs the reference when there is time.
 
 The reference is full depth, or the model that the certificate names (see `offramp.retrofits`). A random share of the
 predictions is kept and run again when there is time; which are dropped because there is none does not depend on them.
@@ -27,22 +27,24 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from offramp.files import digest
 from offramp.guarantees.certificate import BY_CLASS, BY_EXIT, Certificate
-from offramp.guarantees.losses import LOSSES, Loss, Reference
+from offramp.guarantees.losses import LOSSES, OF_TAGS, Loss, Reference
 from offramp.inference import Prediction
 from offramp.inference.prediction import predictions as predictions_of
 from offramp.inference.runner import NEVER, Runner
+from offramp.inference.tagger import Spans, tagged_windows
 from offramp.lists import Lists
 from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, REGRESSION, Array
 from offramp.rules.rank import relevance
-from offramp.runtimes import Tokens
 from offramp.serve.account import ALL, Account, Comparison, KeptAccount
 from offramp.serve.ladder import FULL_DEPTH, Ladder, top_k_of
+from offramp.serve.queue import Example
 from offramp.serve.telemetry import RequestTrace
 
 KEPT_TEXTS = 256
@@ -98,24 +100,24 @@ class RungReport:
 
 
 @dataclass(frozen=True)
-class Example:
-    """What is compared: a text, or a query with its documents."""
+class Sample:
+    """What is compared: an example with its predictions."""
 
-    tokens: Sequence[Tokens]
-    """Those of the text, or of each document."""
-    predictions: Sequence[Prediction] = ()
-    """Empty if the policy has not run, because it may not be used."""
+    example: Example
+    predictions: Sequence[Any] = ()
+    """One, or one for each document of a list; empty if the policy has not run, because it may not be used."""
     trace_context: RequestTrace | None = None
     """Of its request."""
 
     @cached_property
     def key(self) -> str:
-        rows = [[*map(int, row)] for text in self.tokens for row in (text.ids, text.types or ())]
+        rows = [[*map(int, row)] for part in self.example.rows for row in (part.ids, part.types or ())]
         return digest([json.dumps(rows).encode()])
 
 
-Run = Callable[[Sequence[Tokens], Policy], Generator[None, None, list[Prediction]]]
-"""Runs a policy. It may pause while it runs documents, so that other work can be done; returns the predictions."""
+Run = Callable[[Example, Policy], Generator[None, None, list[Any]]]
+"""Runs a policy. It may pause while it runs documents or windows, so that other work can be done; returns the
+predictions."""
 
 
 class Audit:
@@ -149,7 +151,7 @@ class Audit:
         self.share, self.folder, self.warn_only, self.clock = share, folder, warn_only, clock
         keep = keep or (KEPT_TEXTS if top_k_of(policies[0]) is None else KEPT_LISTS)
         self._rungs = [RungAudit(policy, layers, delta / len(policies), folder, model) for policy in policies]
-        self._samples = [deque[Example](maxlen=keep) for _ in policies]
+        self._samples = [deque[Sample](maxlen=keep) for _ in policies]
         self._random = random.Random()  # seeded by the system: clients must not know which examples are kept
         self._lock = threading.Lock()
         self._settling = threading.Lock()
@@ -169,38 +171,25 @@ class Audit:
             rung: reason for rung, audited in enumerate(self._rungs) if (reason := audited.account.broken)
         }
 
-    def offer(
-        self,
-        rung: int,
-        tokens: Sequence[Tokens],
-        predictions: Sequence[Prediction],
-        trace_context: RequestTrace | None = None,
-    ) -> None:
+    def offer(self, rung: int, samples: Sequence[Sample]) -> None:
         """Counts the exits of a request that this rung's policy alone has decided, and keeps at most one example: one
         of its texts, or the whole list. It is kept for the rungs that may not be used, too."""
         with self._lock:
-            if top_k_of(self._rungs[0].policy) is None:
-                counted = predictions
-                rows = zip(tokens, predictions, strict=True)
-                examples = [Example([text], [prediction], trace_context) for text, prediction in rows]
-            else:
-                counted = [self._random.choice(predictions)]  # exits of a list are not independent
-                examples = [Example(tokens, predictions, trace_context)]
             if rung != FULL_DEPTH:
-                for prediction in counted:
-                    self._rungs[rung].count_exit(prediction.layer)
-            drawn = [example for example in examples if self._random.random() < self.share]
+                for sample in samples:  # exits of a list are not independent
+                    self._rungs[rung].count_exit(self._random.choice(sample.predictions).layer)
+            drawn = [sample for sample in samples if self._random.random() < self.share]
             if drawn:
-                example = self._random.choice(drawn)
+                sample = self._random.choice(drawn)
                 for each in {rung, *self.broken} - {FULL_DEPTH}:
-                    self._keep(each, example if each == rung else replace(example, predictions=()))
+                    self._keep(each, sample if each == rung else replace(sample, predictions=()))
 
-    def _keep(self, rung: int, example: Example) -> None:
+    def _keep(self, rung: int, sample: Sample) -> None:
         audited, samples = self._rungs[rung], self._samples[rung]
-        waits = any(example.key == other.key for other in samples)
-        if not waits and not audited.account.counted(example.key, self.clock()):
+        waits = any(sample.key == other.key for other in samples)
+        if not waits and not audited.account.counted(sample.key, self.clock()):
             audited.dropped += len(samples) == samples.maxlen
-            samples.append(example)
+            samples.append(sample)
 
     def examine(self, run: Run, original: Run | None = None) -> None:
         """Compares a kept example, until the reference pauses. `run` runs policies on the model that serves,
@@ -219,26 +208,26 @@ class Audit:
         taken = self._take()
         if taken is None:
             return
-        rung, example = taken
+        rung, sample = taken
         audited = self._rungs[rung]
         start = time.monotonic()
-        if not example.predictions:
-            example = replace(example, predictions=(yield from run(example.tokens, audited.policy)))
-        reference = example.predictions
+        if not sample.predictions:
+            sample = replace(sample, predictions=(yield from run(sample.example, audited.policy)))
+        reference = sample.predictions
         if original is not None and audited.names_reference:
-            reference = yield from original(example.tokens, NEVER)
-        elif not audited.is_full_depth(example):
-            reference = yield from run(example.tokens, NEVER)
+            reference = yield from original(sample.example, NEVER)
+        elif not audited.is_full_depth(sample):
+            reference = yield from run(sample.example, NEVER)
         with self._lock:
-            loss = audited.compare(example, reference, self.clock())
-        if example.trace_context:
+            loss = audited.compare(sample, reference, self.clock())
+        if sample.trace_context:
             found = {"policy": str(audited.policy), "rung": rung, "loss": loss}
-            example.trace_context.add("audit", start, time.monotonic(), **found)
+            sample.trace_context.add("audit", start, time.monotonic(), **found)
         if self.folder is None:  # no file to wait for
             self.settle()
 
-    def _take(self) -> tuple[int, Example] | None:
-        """A kept example, of the rung with the fewest examined."""
+    def _take(self) -> tuple[int, Sample] | None:
+        """A kept sample, of the rung with the fewest examined."""
         with self._lock:
             rungs = [rung for rung, samples in enumerate(self._samples) if samples]
             if not rungs:
@@ -333,16 +322,16 @@ class Auditor:
             )
 
 
-def run_to_the_end(
-    runner: Runner, tokens: Sequence[Tokens], policy: Policy
-) -> Generator[None, None, list[Prediction]]:
-    """The predictions for a text, or for the documents of a list, with a pause after each of their micro-batches."""
-    lists = Lists.consecutive([len(tokens)], [top_k_of(policy)])
-    for latest in runner.engine.steps(tokens, policy, lists=lists):
+def run_to_the_end(runner: Runner, example: Example, policy: Policy) -> Generator[None, None, list[Any]]:
+    """The predictions for an example, with a pause after each micro-batch of its documents or windows."""
+    rows, tags = example.rows, runner.runtime.info.problem.of_tokens
+    lists = None if tags else Lists.consecutive([len(rows)], [top_k_of(policy)])
+    for latest in runner.engine.steps(rows, policy, lists=lists):
         decision = latest
-        if len(tokens) > 1:
+        if len(rows) > 1:
             yield
-    return [*predictions_of(decision, runner.runtime)]
+    outcomes = tagged_windows(rows, decision) if tags else [*predictions_of(decision, runner.runtime)]
+    return example.predictions(outcomes)
 
 
 class RungAudit:
@@ -407,20 +396,28 @@ class RungAudit:
         """Whether the certificate names another model, rather than full depth."""
         return self.certificate is not None and bool(self.certificate.reference)
 
-    def is_full_depth(self, example: Example) -> bool:
-        """Whether its predictions are the last exit's own, not made from other exits."""
-        return self.policy.rule.keeps_logits and all(
-            prediction.layer == self.layers[-1] for prediction in example.predictions
+    def is_full_depth(self, sample: Sample) -> bool:
+        """Whether its predictions are the last exit's own, not made from other exits; unknown of a text in several
+        windows, whose layer is that of the deepest."""
+        return (
+            self.policy.rule.keeps_logits
+            and len(sample.predictions) == len(sample.example.rows)
+            and all(prediction.layer == self.layers[-1] for prediction in sample.predictions)
         )
 
-    def compare(self, example: Example, reference: Sequence[Prediction], now: float) -> float | None:
+    def compare(self, sample: Sample, reference: Sequence[Any], now: float) -> float | None:
         """Notes what an example loses, for the account. The loss, if all examples count."""
-        losses = self.losses(example.predictions, reference)
-        self.found.append(Comparison(example.key, losses, round(now)))
+        losses = self.losses(sample.predictions, reference)
+        self.found.append(Comparison(sample.key, losses, round(now)))
         return losses.get(ALL)
 
-    def losses(self, predictions: Sequence[Prediction], reference: Sequence[Prediction]) -> dict[str, float]:
+    def losses(self, predictions: Sequence[Any], reference: Sequence[Any]) -> dict[str, float]:
         """As in calibration, by the name of the check; without those for which the example does not count."""
+        if isinstance(reference[0], Spans):
+            full = reference[0].codes
+            truth = Reference(full, words=Lists.consecutive([len(full)]))
+            losses = {check.name: LOSSES[OF_TAGS.get(check.risk, check.risk)] for check in self.checks}
+            return {name: float(loss.values(predictions[0].codes, truth)[0]) for name, loss in losses.items()}
         if self.top_k is not None:
             lists = Lists.consecutive([len(reference)])
             order, full = (lists.ranks(scores_of(each)) for each in (predictions, reference))

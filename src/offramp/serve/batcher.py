@@ -29,7 +29,7 @@ from offramp.lists import Lists
 from offramp.policy import Decision, Policy
 from offramp.problems import Array
 from offramp.runtimes import Tokens
-from offramp.serve.audit import Audit, Auditor
+from offramp.serve.audit import Audit, Auditor, Sample
 from offramp.serve.cache import Cache, Known
 from offramp.serve.ladder import Ladder, top_k_of
 from offramp.serve.options import Limits
@@ -434,12 +434,15 @@ class Batcher:
             self._answer(text.ticket)
 
     def _answer(self, ticket: Ticket) -> None:
+        predictions = ticket.predictions()
         if not self._close(ticket):
             return
-        predictions = ticket.predictions()
         reply = ticket.reply(predictions)
-        if self.audit and not self.tagger and ticket.audited and ticket.rung is not None:
-            self.audit.offer(ticket.rung, ticket.tokens, reply.predictions, ticket.trace_context)
+        if self.audit and ticket.audited and ticket.rung is not None:
+            found = zip(ticket.examples, predictions, strict=True)
+            self.audit.offer(
+                ticket.rung, [Sample(example, each, ticket.trace_context) for example, each in found]
+            )
         if self.cache and ticket.until == inf:
             self._store(self.cache, ticket, predictions)
         ticket.future.set_result(reply)

@@ -52,7 +52,7 @@ class Example:
 
     rows: Sequence[Tokens]
     """What the model runs."""
-    key: Hashable
+    key: Hashable = None
     """Its own in the cache."""
     join: Callable[[Sequence[Any]], Any] | None = None
     """Makes one prediction of the outcomes of its rows; None if each is a prediction."""

@@ -182,7 +182,11 @@ def exit_headers(reply: Reply) -> dict[str, str]:
 def check_finite(reply: Reply) -> None:
     """JSON has no NaN, and these protocols have no null in its place."""
     for index, prediction in enumerate(reply.predictions):
-        if prediction.tags is None if isinstance(prediction, Spans) else not isfinite(sum(prediction.logits)):
+        if isinstance(prediction, Spans):
+            finite = prediction.finite or len(prediction) > 0
+        else:
+            finite = isfinite(sum(prediction.logits))
+        if not finite:
             raise NotFinite(f"the model returned NaN or infinity for item {index}.")
 
 
