@@ -276,7 +276,9 @@ class Batcher:
     def _estimate_tokens(self, texts: list[Text], room: Room) -> int:
         """Too low for most texts, but about right for very long ones, which take long to tokenize."""
         longest = max(len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts)
-        tokens = 1 + min(longest // LONG_TOKEN, self.runner.tokenizer.max_length - 1)
+        tokens = 1 + longest // LONG_TOKEN
+        if not self.tagger:  # which reads texts whole
+            tokens = min(tokens, self.runner.tokenizer.max_length)
         return min(len(texts) * tokens, room.most_tokens)
 
     def _check_room(self, room: Room, items: int, tokens: int) -> None:
