@@ -2,7 +2,8 @@
 
     python benchmarks/certificate.py repeats [TRACE]           # how often a certificate is false, where texts repeat
     python benchmarks/certificate.py power [TRACE]             # the mean layer, before and after what was changed
-    python benchmarks/certificate.py decisions [TRACE]         # decisions at thresholds, groups, accuracy
+    python benchmarks/certificate.py decisions [TRACE]         # decisions at thresholds, accuracy
+    python benchmarks/certificate.py groups [TRACE]            # bounds within every class and at every exit
     python benchmarks/certificate.py training MODEL GLUE       # repeats that the exits were trained on too
 
 A trace is the population: logs are drawn from it, a policy is calibrated on each, and its true risk is that on the
@@ -46,7 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("study", choices=["repeats", "power", "decisions", "training"])
+    parser.add_argument("study", choices=["repeats", "power", "decisions", "groups", "training"])
     parser.add_argument("trace", type=Path, nargs="?", help="or MODEL, a fine-tuned classifier of SST-2")
     parser.add_argument("glue", type=Path, nargs="?", help="folder of the GLUE tasks")
     parser.add_argument("--rows", type=int, nargs="+", default=[3000], help="rows of a log")
@@ -59,8 +60,13 @@ def main() -> None:
         print(study_training(options.trace, options.glue, target, options.rows[0], options.draws))
         return
     population = make_population() if options.trace is None else one_row_per_text(Trace.load(options.trace))
-    study = {"repeats": study_repeats, "power": study_power, "decisions": study_decisions}[options.study]
-    print(study(population, target, options.rows, options.draws))
+    studies = {
+        "repeats": study_repeats,
+        "power": study_power,
+        "decisions": study_decisions,
+        "groups": study_groups,
+    }
+    print(studies[options.study](population, target, options.rows, options.draws))
 
 
 def make_population(texts: int = 12_000, seed: int = 0) -> Trace:
@@ -326,6 +332,37 @@ def study_decisions(population: Trace, target: Guarantee, rows: Sequence[int], d
     if population.labels is not None:
         tables.append(study_labels(population, target, logs))
     return "\n\n".join(tables)
+
+
+def study_groups(population: Trace, target: Guarantee, rows: Sequence[int], draws: int) -> str:
+    """Bounds within groups: how often they are proven and false, what they cost, and what one bound for all hides."""
+    table = []
+    classes = population.reference_predictions()
+    for by, name in {"": "all", "class": "every class", "exit": "every exit"}.items():
+        false, layers, worst = 0, [], {"": [], "class": [], "exit": []}
+        for seed in range(draws):
+            log = np.random.default_rng(seed).choice(len(population), rows[0], replace=False)
+            with suppress(NoSafeThreshold):
+                policy = calibrate(population[log], THREE_RULES, replace(target, by=by)).policy
+                decision = policy.decide_trace(population)
+                changed = ~population.agrees(decision.logits)
+                groups = {"": np.zeros(len(population), int), "class": classes, "exit": decision.exits}
+                for each, members in groups.items():
+                    worst[each].append(max(changed[members == group].mean() for group in np.unique(members)))
+                false += worst[by][-1] > target.epsilon
+                layers.append(np.asarray(population.layers)[decision.exits].mean())
+        shares = [f"{100 * np.mean(found):.2f}% (at most {100 * max(found):.2f})" for found in worst.values()]
+        table.append([name, f"{len(layers)} of {draws}", str(false), f"{np.mean(layers):.2f}", *shares])
+    header = [
+        "bound for",
+        "proven",
+        "false",
+        "mean layer",
+        "changed",
+        "in the worst class",
+        "at the worst exit",
+    ]
+    return markdown(header, table)
 
 
 def calibrated(population: Trace, target: Guarantee, logs: Sequence[Array]) -> list[Policy]:

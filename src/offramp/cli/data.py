@@ -149,8 +149,10 @@ def collect_trace(
     runtime: RuntimeOptions,
     batch_tokens: int | None = None,
     chosen: Sequence[int] | None = None,
+    by: str | None = None,
 ) -> "Trace":
-    """Collect a trace of all rows or the chosen ones, in PyTorch, or in ONNX Runtime for an exported model.
+    """Collect a trace of all rows or the chosen ones, in PyTorch, or in ONNX Runtime for an exported model. `by` is
+    the column of the categories of its texts.
 
     If the folder contains the model whose predictions are to be kept, the trace has its logits too.
     """
@@ -161,7 +163,10 @@ def collect_trace(
 
     task = data.load_task(ModelInfo.read(folder), columns)
     rows: Columns = task.columns(data.split_name)
-    rows = rows if chosen is None else select(rows, chosen)
+    categories = None if by is None else cells_of(data, by)
+    if chosen is not None:
+        rows = select(rows, chosen)
+        categories = categories and [categories[row] for row in chosen]
     name = f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name
     runner = runtime.load(folder, "never", batch_tokens=batch_tokens)
     found = collect(runner, rows, metrics=task.metrics, data=name, progress=in_terminal())
@@ -173,7 +178,19 @@ def collect_trace(
         logits = collect(reference, rows, progress=in_terminal()).logits[:, -1]
         found = replace(found, reference=logits, reference_name=original)
     warn_about_swapped_labels(found)
-    return found
+    return found if by is None or categories is None else found.categorized(by, categories)
+
+
+def cells_of(data: DataOptions, column: str) -> list[Any]:
+    """The cells of another column of a file."""
+    from offramp.data.files import read_file
+
+    if data.data is None or data.task:
+        raise BadOption("--by is for a file; name it with --data.")
+    file = read_file(data.data)
+    if column not in file.column_names:
+        raise BadOption(f"--by {column}: {data.data} has the columns {', '.join(file.column_names)}.")
+    return [cells[file.column_names.index(column)] for _, cells in file.records]
 
 
 def warn_about_swapped_labels(trace: "Trace") -> None:

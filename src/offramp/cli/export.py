@@ -81,7 +81,7 @@ def export(
     with atomic_folder(out) as draft:
         export_model(folder, draft, precision, texts=sample)
         if calibrates:
-            trace = collect_trace(draft, data, columns, RuntimeOptions(), chosen=others)
+            trace = collect_trace(draft, data, columns, RuntimeOptions(), chosen=others, by=target.category)
             policy, trace, found = choose_policy(info, trace, target, target.rule or stored_rule(info))
     values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]

@@ -103,6 +103,11 @@ class TargetOptions:
         return Budget(float(self.budget or 0), self.cost or "layers")
 
     @property
+    def category(self) -> str | None:
+        """The column of the groups, if they are not exits or classes."""
+        return None if self.by in (None, "exit", "class") else self.by
+
+    @property
     def point(self) -> "OperatingPoint | None":
         from offramp.guarantees.operating_point import OperatingPoint
 

@@ -1,7 +1,7 @@
 """offramp trace: the logits of every exit for a dataset, saved as one file."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -53,9 +53,7 @@ def trace(
     records, lines = [], []
     for file, folder in models.items():
         with heartbeat(f"running every exit of {folder}"):
-            collected = collect_trace(folder, data, columns, runtime, batch_tokens)
-        if by is not None:
-            collected = collected.categorized(by, cells_of(data, by))
+            collected = collect_trace(folder, data, columns, runtime, batch_tokens, by=by)
         collected.save(file)
         records.append(
             {
@@ -70,18 +68,6 @@ def trace(
         kind = "labelled example" if collected.labels is not None else "unlabelled example"
         lines.append(f"{file}: {count(len(collected), kind)}, {count(len(collected.layers), 'exit')}")
     return Result({"traces": records} if checkpoints else records[0], "\n".join(lines))
-
-
-def cells_of(data: DataOptions, column: str) -> list[Any]:
-    """The cells of another column of a file."""
-    from offramp.data.files import read_file
-
-    if data.data is None or data.task:
-        raise BadOption("--by is for a file; name it with --data.")
-    file = read_file(data.data)
-    if column not in file.column_names:
-        raise BadOption(f"--by {column}: {data.data} has the columns {', '.join(file.column_names)}.")
-    return [cells[file.column_names.index(column)] for _, cells in file.records]
 
 
 def find_checkpoints(run: Path, out: Path) -> dict[Path, Path]:
