@@ -339,7 +339,8 @@ def study_groups(population: Trace, target: Guarantee, rows: Sequence[int], draw
     table = []
     classes = population.reference_predictions()
     for by, name in {"": "all", "class": "every class", "exit": "every exit"}.items():
-        false, layers, worst = 0, [], {"": [], "class": [], "exit": []}
+        false, layers = 0, []
+        worst: dict[str, list[float]] = {"": [], "class": [], "exit": []}
         for seed in range(draws):
             log = np.random.default_rng(seed).choice(len(population), rows[0], replace=False)
             with suppress(NoSafeThreshold):
