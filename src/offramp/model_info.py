@@ -159,6 +159,7 @@ class ModelInfo:
             "layers": self.size("num_hidden_layers"),
             "pooler": pooler,
             "head_hidden": self.head["hidden"],
+            "correction": self.head.get("correction", 0),
         }
 
     def size(self, name: str) -> int:

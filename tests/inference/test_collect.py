@@ -223,7 +223,15 @@ def test_a_real_model_gives_the_logits_of_its_forward(make_model: Callable[..., 
     assert trace.layers == (0, 2, 4)
     assert trace.fingerprint == model.fingerprint()
     assert trace.runtime.startswith("torch ")
-    sizes = {"hidden": 16, "intermediate": 24, "heads": 2, "layers": 4, "pooler": 1, "head_hidden": 0}
+    sizes = {
+        "hidden": 16,
+        "intermediate": 24,
+        "heads": 2,
+        "layers": 4,
+        "pooler": 1,
+        "head_hidden": 0,
+        "correction": 0,
+    }
     assert dict(trace.shape) == sizes
     with torch.no_grad():
         alone = [model(input_ids=torch.tensor([row])).exit_logits[0].numpy() for row in ids]

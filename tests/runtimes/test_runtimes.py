@@ -110,4 +110,5 @@ def test_a_runtime_identifies_itself_and_its_model(load: Callable[[str, str], An
         "layers": 4,
         "pooler": 1,
         "head_hidden": 0,
+        "correction": 0,
     }

@@ -62,8 +62,8 @@ def macs(shape: Mapping[str, int], classes: int, length: ArrayLike, layers: int,
     """Multiply-accumulates up to a prediction, as ElasticBERT counts them; FLOPs are twice as many.
 
     `shape` has the sizes of a layer (hidden, intermediate, heads), as `pooler` the number of vectors that the pooler
-    of a head reads (1 by default, 4 for pairs, 0 without a pooler), and as `head_hidden` the width of its hidden
-    layer, if it has one.
+    of a head reads (1 by default, 4 for pairs, 0 without a pooler), and as `head_hidden` and `correction` the widths
+    of its hidden layer and of the layer beside its classifier, if it has them.
 
     *Reference*: Liu et al. 2022, arXiv:2110.07038, `FLOPs/flops_counter.py`. Per layer of length L, width H,
     inner width I, A heads of width d: 3LHH + A(2LL + 2LLd) + LHH + 2LH + 2LHI + 2LH; once 2LH for the norm of
@@ -83,4 +83,5 @@ def macs(shape: Mapping[str, int], classes: int, length: ArrayLike, layers: int,
     layer = attention + 2 * tokens * width * shape["intermediate"] + 4 * tokens * width
     inner = shape.get("head_hidden", 0)
     head = shape.get("pooler", 1) * width**2 + width * inner + (inner or width) * classes
+    head += shape.get("correction", 0) * (width + classes)
     return np.asarray(2 * tokens * width + layers * layer + heads * head)

@@ -42,8 +42,8 @@ CLASSIFIERS: dict[str, Any] = {
 
 LEARNED_WEIGHT_START = 4.0
 """Initial value of ELBERT's learned exit weights, before the sigmoid."""
-NEARLY_LINEAR = 0.1
-"""A factor that keeps hidden states where tanh is almost the identity."""
+CORRECTION = 256
+"""The width of the corrections of a tagger's inner exits."""
 
 
 @dataclass
@@ -199,6 +199,9 @@ class ExitModel(PreTrainedModel):
             num_labels = len(labels) if labels else int(source.config.num_labels or 2)
         if final is not None and final.classifier.out_features != num_labels:
             final = None  # fine-tuned for another task: only its encoder is used
+        if tags and head is None:
+            own = "none" if final is None or final.pooler is None else "own"
+            head = HeadConfig(pooler=own, correction=CORRECTION)
         heads = head_config(head, final)
         layers = place_exits(exits, base.config.num_hidden_layers)
         if tags:
@@ -243,17 +246,9 @@ class ExitModel(PreTrainedModel):
         if final:
             for classifier in self.heads.classifiers[0 if tags else -1 :]:
                 copy_weights(classifier, final.classifier)
-        if final and tags and dense is None:
-            self.make_poolers_linear()
-
-    def make_poolers_linear(self) -> None:
-        """Lets poolers pass on what they read, about as it is: tanh hardly bends small numbers."""
-        poolers: Any = self.heads.poolers
-        classifiers: Any = self.heads.classifiers
-        for pooler in poolers:
-            pooler.dense.weight.copy_(NEARLY_LINEAR * torch.eye(len(pooler.dense.weight)))
-        for classifier in classifiers[:-1] if poolers else ():
-            classifier.weight.div_(NEARLY_LINEAR)
+        corrections: Any = self.heads.corrections
+        for correction in corrections:
+            correction.out.weight.zero_()
 
     def add_exit_weights(self) -> None:
         """Adds a learned weight for the loss of each exit but the last (ELBERT)."""
@@ -289,6 +284,7 @@ class ExitModel(PreTrainedModel):
             values["head"] |= {
                 "final_pooling": None if pooling == "tokens" else pooling,
                 "final_pooler": True,
+                "final_correction": bool(self.heads.corrections),
             }
         attention = self.backbone.config._attn_implementation
         shorter = type(self)(ExitConfig.from_dict(values, attn_implementation=attention))

@@ -50,6 +50,11 @@ class HeadConfig:
     """Linear layer: "own" for each exit, one "shared" by all, or k: one for every k consecutive exits."""
     hidden: int = 0
     """Width of a tanh layer between pooler and classifier; 0 for no such layer."""
+    correction: int = 0
+    """Width of a tanh layer beside the classifier of each inner exit, whose output is added to the logits; 0: none.
+    Such heads start as their classifiers."""
+    final_correction: bool = False
+    """Whether the last exit has one too, because it was an inner exit of a deeper model."""
     dropout: float = 0.1
     gate: bool = False
     """One linear layer, shared by all exits, that predicts whether an exit is correct (BERxiT)."""
@@ -69,8 +74,10 @@ class HeadConfig:
             raise BadOption(
                 f"classifier={self.classifier!r}; choose 'own', 'shared' or a number of exits that share one"
             )
-        if not is_count(self.hidden):
-            raise BadOption(f"hidden={self.hidden!r}; choose a width, or 0 for none")
+        check_choice("final_correction", self.final_correction, (False, True))
+        for name in ("hidden", "correction"):
+            if not is_count(getattr(self, name)):
+                raise BadOption(f"{name}={getattr(self, name)!r}; choose a width, or 0 for none")
         if not (isinstance(self.dropout, int | float) and 0 <= self.dropout < 1):
             raise BadOption(f"dropout={self.dropout!r}; choose a number from 0 to below 1")
         if not (isinstance(self.norm_eps, int | float) and self.norm_eps > 0):
@@ -90,7 +97,7 @@ class HeadConfig:
 
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
-        for name in ("embedding_pooling", "final_pooler"):
+        for name in ("embedding_pooling", "final_pooler", "correction", "final_correction"):
             # so that models saved before these existed keep their fingerprint
             if values[name] == getattr(HeadConfig, name):
                 del values[name]
@@ -120,6 +127,19 @@ class Pooler(nn.Module):
         return out if self.norm is None else self.norm(out)
 
 
+class Correction(nn.Module):
+    """What a tanh layer adds to the logits: (..., width) -> (..., labels)."""
+
+    def __init__(self, width: int, inner: int, labels: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width, inner)
+        self.out = nn.Linear(inner, labels)
+
+    def forward(self, vector: Tensor) -> Tensor:
+        added: Tensor = self.out(self.hidden(vector).tanh())
+        return added
+
+
 class Heads(nn.Module):
     """The heads of all exits; modules that exits share exist once."""
 
@@ -142,6 +162,8 @@ class Heads(nn.Module):
         classifiers = -(-exits // self.sharing)
         self.hidden = nn.ModuleList(nn.Linear(width, head.hidden) for _ in range(classifiers) if head.hidden)
         self.classifiers = nn.ModuleList(nn.Linear(head.hidden or width, labels) for _ in range(classifiers))
+        corrected = 0 if not head.correction else exits if head.final_correction else exits - 1
+        self.corrections = nn.ModuleList(Correction(width, head.correction, labels) for _ in range(corrected))
         self.gate = nn.Linear(width, 1) if head.gate else None
 
     def forward(
@@ -171,13 +193,15 @@ class Heads(nn.Module):
             dropout=self.dropouts[exit],
             hidden=self.hidden[which] if self.hidden else None,
             classifier=self.classifiers[which],
+            correction=self.corrections[exit] if exit < len(self.corrections) else None,
             gate=self.gate,
         )
 
     def parts(self, exit: int) -> list[nn.Module]:
         """The modules with parameters that compute an exit's logits."""
         head = self.head_of(exit)
-        return [part for part in (head.pooler, head.hidden, head.classifier) if part is not None]
+        parts = head.pooler, head.hidden, head.classifier, head.correction
+        return [part for part in parts if part is not None]
 
 
 class Head(NamedTuple):
@@ -188,6 +212,7 @@ class Head(NamedTuple):
     dropout: nn.Module
     hidden: nn.Module | None
     classifier: nn.Module
+    correction: nn.Module | None
     gate: nn.Module | None
 
     def __call__(
@@ -203,9 +228,11 @@ class Head(NamedTuple):
         gate = None if self.gate is None else self.gate(vector.detach()).sigmoid().squeeze(-1)
         if self.dropout.training:
             vector = self.dropout(vector)
+        added = None if self.correction is None else self.correction(vector)
         if self.hidden is not None:
             vector = self.hidden(vector).tanh()
-        return self.classifier(vector), gate
+        logits = self.classifier(vector)
+        return logits if added is None else logits + added, gate
 
 
 def pooled_width(pooling: str, width: int) -> int:

@@ -12,7 +12,7 @@ than `MOST_WORDS` they read a sample: all words in spans, as far as they fit, an
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -210,19 +210,19 @@ def measure_scaling(features: Features) -> Scaling:
 
 @torch.no_grad()
 def fold_scaling_into_head(model: ExitModel, scaling: Scaling, inverse: bool = False) -> None:
-    """Move the standardization of the inputs into the first linear layer of each inner head, or out of it.
+    """Move the standardization of the inputs into the first linear layers of each inner head, or out of them.
 
     Heads then read plain features again, and nothing needs to be stored or exported for it.
     """
     for exit in range(len(model.config.exits) - 1):
-        first = first_linear(model.heads.head_of(exit))
-        mean, scale = (each[exit, : first.in_features].to(first.weight) for each in scaling)
-        if inverse:  # W(x) = W s ((x - m) / s) + W m + b
-            first.bias.add_(first.weight @ mean)
-            first.weight.mul_(scale)
-        else:
-            first.weight.div_(scale)
-            first.bias.sub_(first.weight @ mean)
+        for first in first_linears(model.heads.head_of(exit)):
+            mean, scale = (each[exit, : first.in_features].to(first.weight) for each in scaling)
+            if inverse:  # W(x) = W s ((x - m) / s) + W m + b
+                first.bias.add_(first.weight @ mean)
+                first.weight.mul_(scale)
+            else:
+                first.weight.div_(scale)
+                first.bias.sub_(first.weight @ mean)
 
 
 @torch.no_grad()
@@ -240,12 +240,16 @@ def shift_to_mean(model: ExitModel, features: Features) -> None:
         classifier.bias.add_(means[-1] - means[exit])
 
 
-def first_linear(head: Head) -> nn.Linear:
-    first: Any = head.pooler.dense if head.pooler is not None else head.hidden or head.classifier
-    return first  # type: ignore[no-any-return]
+def first_linears(head: Head) -> list[nn.Linear]:
+    """The layers that read the input of a head."""
+    if head.pooler is not None:
+        return [cast(Any, head.pooler).dense]
+    beside = [] if head.correction is None else [cast(Any, head.correction).hidden]
+    return [cast(nn.Linear, head.hidden or head.classifier), *beside]
 
 
 def can_standardize(model: ExitModel) -> bool:
-    """Whether each inner exit has a first linear layer of its own."""
+    """Whether each inner exit has first linear layers of its own."""
     heads = [model.heads.head_of(exit) for exit in range(len(model.config.exits))]
-    return len({id(first_linear(head)) for head in heads}) == len(heads)
+    first = [id(layer) for head in heads for layer in first_linears(head)]
+    return len({*first}) == len(first)
