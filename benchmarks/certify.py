@@ -122,7 +122,9 @@ def dynamic(plain: Path, original: Path, folder: Path) -> Path:
         for name in ("config.json", "tokenizer.json"):
             shutil.copyfile(original / name, folder / name)
         draft = folder / "draft.onnx"
-        quantize_dynamic(one_file(plain, Policy.parse("never")), draft, weight_type=QuantType.QInt8)
+        graph = one_file(plain, Policy.parse("never"))
+        del graph.graph.value_info[:]  # shapes of matrices that the quantizer transposes
+        quantize_dynamic(graph, draft, weight_type=QuantType.QInt8)
         draft.rename(file)
     return file
 

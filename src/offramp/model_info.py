@@ -212,9 +212,10 @@ def no_exits(path: str | PathLike[str], config: Mapping[str, Any]) -> CannotLoad
     kind, architectures = config.get("model_type"), config.get("architectures")
     if not isinstance(kind, str):
         return CannotLoad(f"{path}/{CONFIG} has no model_type; save or copy the model again.")
-    if "ForSequenceClassification" in str(architectures):
+    what = {"ForSequenceClassification": "classifier", "ForTokenClassification": "tagger"}
+    if found := [name for head, name in what.items() if head in str(architectures)]:
         return CannotLoad(
-            f"{path} is a {kind} classifier without exits; add them with `offramp retrofit {path} --texts FILE --out "
+            f"{path} is a {kind} {found[0]} without exits; add them with `offramp retrofit {path} --texts FILE --out "
             "FOLDER`, which needs no labels."
         )
     return CannotLoad(

@@ -162,6 +162,18 @@ def test_the_wrong_kind_of_model_gets_one_line_that_names_what_to_do(
     assert refused.stderr.count("offramp: ") == 1
 
 
+def test_a_plain_tagger_is_sent_to_retrofit(
+    tiny_tagger: Callable[..., Any], tmp_path: Path, run: Run
+) -> None:
+    tiny_tagger("bert").save_pretrained(tmp_path / "mine")
+    refused = run("predict", tmp_path / "mine", stdin="a good film")
+    assert refused.exit_code == 1
+    assert (
+        f"is a bert tagger without exits; add them with `offramp retrofit {tmp_path / 'mine'}"
+        in refused.stderr
+    )
+
+
 def test_every_rule_and_recipe_is_listed_with_its_own_description(ask: Ask) -> None:
     for kind in ("rules", "recipes"):
         lines = ask("list", kind)[kind]

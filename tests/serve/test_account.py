@@ -137,6 +137,22 @@ def test_a_damaged_file_is_replaced_by_what_the_worker_knows(
     assert json.loads((tmp_path / "account.json").read_text())["tallies"][ALL]["examined"] == 8
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("lost", 9.0), ("lost", float("nan")), ("stakes", [float("nan")] * 6)]
+)
+def test_impossible_numbers_in_a_file_are_damage(
+    tmp_path: Path, name: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = kept(tmp_path)
+    worker.settle([compared(key, 0.0) for key in range(7)])
+    record = json.loads((tmp_path / "account.json").read_text())
+    record["tallies"][ALL][name] = value
+    (tmp_path / "account.json").write_text(json.dumps(record))
+    worker.settle([compared("one more", 0.0)])
+    assert "does not hold an account" in caplog.text
+    assert worker.account.tallies[ALL].examined == 8
+
+
 def test_without_its_file_a_worker_goes_on_alone_and_catches_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock
 
 from offramp.files import atomic_file
-from offramp.guarantees.confidence_sequence import INTERVAL, ChangeTest, bounds
+from offramp.guarantees.confidence_sequence import INTERVAL, MOST_MONEY, ChangeTest, bounds
 
 REPEATS = 3600.0
 """Seconds within which a text counts once."""
@@ -74,9 +74,11 @@ class Tally:
     def load(self, record: Mapping[str, Any]) -> None:
         self.examined, self.lost = int(record["examined"]), float(record["lost"])
         self.latest.extend(map(float, record["latest"]))
+        if not 0 <= self.lost <= self.examined:
+            raise ValueError("its counts are impossible")
         if self.test:
             stakes = [*map(float, record["stakes"])]
-            if len(stakes) != len(self.test.stakes):
+            if len(stakes) != len(self.test.stakes) or not all(0 <= stake <= MOST_MONEY for stake in stakes):
                 raise ValueError("it is of another version")
             self.test.examples, self.test.stakes = int(record["examples"]), stakes
 

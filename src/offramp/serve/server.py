@@ -66,8 +66,8 @@ PROBES_END = 2.0
 NOT_A_PROBE = JSONResponse({"error": "not found; this port has only /health, /ready and /metrics."}, 404)
 RARE = 1000
 """Collections of younger objects between two full ones; Python's default is 10."""
-SWITCH = 0.0005
-"""Seconds for which a thread may keep Python's lock while others wait for it, a tenth of the default. The event loop
+SWITCH = 0.001
+"""Seconds for which a thread may keep Python's lock while others wait for it, a fifth of the default. The event loop
 gives it up with every system call, and a connection takes several: beside the model, each could take 5 ms."""
 RELOAD = 60.0
 """Seconds between two attempts of a worker to load the original model while it serves."""
