@@ -350,7 +350,7 @@ def study_groups(population: Trace, target: Guarantee, rows: Sequence[int], draw
                 groups = {"": np.zeros(len(population), int), "class": classes, "exit": decision.exits}
                 for each, members in groups.items():
                     worst[each].append(max(changed[members == group].mean() for group in np.unique(members)))
-                false += worst[by][-1] > target.epsilon
+                false += worst[by][-1] > target.bounds_of("changed", [""])[""]
                 layers.append(np.asarray(population.layers)[decision.exits].mean())
         shares = [f"{100 * np.mean(found):.2f}% (at most {100 * max(found):.2f})" for found in worst.values()]
         table.append([name, f"{len(layers)} of {draws}", str(false), f"{np.mean(layers):.2f}", *shares])
