@@ -69,6 +69,8 @@ ORIGINAL, OFFRAMP = "transformers", "offramp"
 EXITS = "exits"
 AS_FAST = 1.05
 """A simpler policy is kept if it costs at most this many times what the fastest one costs."""
+HEAD_RATE, TAG_RATE = 1e-3, 3e-3
+"""Learning rates of heads on stored features; those of taggers start as the final classifier."""
 SAME_BITS = 256
 """Texts on which full depth is compared with the original bit by bit."""
 TIMED_QUERIES = 10
@@ -144,6 +146,7 @@ class Steps:
             return self.work / TRAINED
         self.log("training the exits" + (" and the backbone" if tune else "; the backbone stays as it is"))
         set_seed(self.seed)
+        rate = TAG_RATE if self.tags else HEAD_RATE
         head = HeadConfig(pooling="pair") if self.has_pairs() else None
         model = ExitModel.from_encoder(self.original.model, head=head)
         model.config.name_or_path = self.original.name
@@ -169,7 +172,7 @@ class Steps:
         done = train(
             model,
             Dataset.from_dict(self.split.learn.columns()),
-            mixed(fine_tune=False) if tune else frozen(),
+            mixed(fine_tune=False, head_rate=rate) if tune else frozen(rate=rate),
             arguments,
             tokenizer=self.original.tokenizer,
             max_length=self.original.max_length,
