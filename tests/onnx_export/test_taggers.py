@@ -85,7 +85,9 @@ def between(engine: Engine, texts: list[Tokens]) -> Policy:
     """A policy with which about half of the texts exit early."""
     tokens = engine.tokens_of(texts)
     assert tokens is not None
-    return Policy.parse(f"entropy:{np.median(-tokens.least(-entropy(engine.trace(texts)[0]))[:, :-1])}")
+    values = np.unique(-tokens.least(-entropy(engine.trace(texts)[0]))[:, :-1])
+    middle = len(values) // 2
+    return Policy.parse(f"entropy:{values[middle - 1 : middle + 1].mean()}")  # no text is at the threshold itself
 
 
 def all_logits(runtime: Any, texts: list[Tokens]) -> np.ndarray:
