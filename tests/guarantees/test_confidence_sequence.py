@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import betaln
 from scipy.stats import binom
 
-from offramp.guarantees.confidence_sequence import INTERVAL, ChangeTest, bounds, evidence
+from offramp.guarantees.confidence_sequence import INTERVAL, MOST_MONEY, ChangeTest, bounds, evidence
 
 RUNS = 200
 STEPS = 800
@@ -104,7 +104,10 @@ def test_at_the_bound_the_next_loss_changes_no_money_on_average(
     """With probability `bound` it is 1, else 0; so the money is a martingale whatever came before."""
     before = [1.0, *money_of(past, bound, above)][-1]
     lost, kept = ([*money_of([*past, loss], bound, above)][-1] for loss in (1.0, 0.0))
-    assert bound * lost + (1 - bound) * kept == pytest.approx(before)
+    average = bound * lost + (1 - bound) * kept
+    if lost < MOST_MONEY:
+        assert average == pytest.approx(before)
+    assert average <= before * (1 + 1e-9)  # what is beyond the most that counts is lost
     assert min(lost, kept) >= 0
 
 
