@@ -13,6 +13,7 @@ import pytest
 from typer.testing import Result
 
 from offramp.inference import Classifier
+from offramp.inference.runner import Runner
 from offramp.models.exit_model import ExitModel
 
 Run = Callable[..., Result]
@@ -176,7 +177,7 @@ def test_no_safe_threshold_has_its_own_code_and_stores_nothing(home: Path, run: 
     before = files_in(home)
     result = run("calibrate", home / "films", home / "dev.trace", "--guarantee", 0.001)
     assert result.exit_code == 3
-    assert "60 examples cannot prove" in error_line(result)
+    assert "cannot prove changed of at most 0.001" in error_line(result)
     assert files_in(home) == before
 
 
@@ -211,7 +212,7 @@ def test_debug_shows_the_traceback(run: Run) -> None:
 def test_an_unexpected_error_is_one_line_too(
     trained: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    monkeypatch.setattr(Classifier, "from_pretrained", raises(RuntimeError("of a\nlibrary")))
+    monkeypatch.setattr(Runner, "from_pretrained", raises(RuntimeError("of a\nlibrary")))
     result = run("predict", trained / "films", trained / "dev.csv")
     assert result.exit_code == 1
     assert "RuntimeError: of a library" in error_line(result)
@@ -221,7 +222,7 @@ def test_a_missing_extra_gives_the_command_to_type(
     trained: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     missing = ModuleNotFoundError("No module named 'torch'", name="torch")
-    monkeypatch.setattr(Classifier, "from_pretrained", raises(missing))
+    monkeypatch.setattr(Runner, "from_pretrained", raises(missing))
     result = run("predict", trained / "films", trained / "dev.csv")
     assert result.exit_code == 1
     assert "needs torch: pip install 'offramp[train]', or in a checkout: pip install -c" in error_line(result)

@@ -183,7 +183,7 @@ def test_columns_that_are_no_labels_of_the_model_are_ignored(
     [
         (["--guarantee", "0.001"], "not enough texts (500)"),
         (["--guarantee", "yes"], "--guarantee yes: expected a number"),
-        (["--tolerance", "0.1"], "leave out --tolerance"),
+        (["--tolerance", "0.1"], "a tolerance is for numbers and for --risk score; leave it out"),
         (["--precision", "int8"], "--precision int8 needs --runtime onnx"),
         (["--labels", "a,b,c"], "3 label names for a model with 2 outputs"),
     ],

@@ -87,7 +87,9 @@ def between(engine: Engine, texts: list[Tokens]) -> Policy:
     assert tokens is not None
     values = np.unique(-tokens.least(-entropy(engine.trace(texts)[0]))[:, :-1])
     middle = len(values) // 2
-    return Policy.parse(f"entropy:{values[middle - 1 : middle + 1].mean()}")  # no text is at the threshold itself
+    return Policy.parse(
+        f"entropy:{values[middle - 1 : middle + 1].mean()}"
+    )  # no text is at the threshold itself
 
 
 def all_logits(runtime: Any, texts: list[Tokens]) -> np.ndarray:
