@@ -13,7 +13,7 @@ import pytest
 
 SOURCES = Path(__file__).parents[2] / "src" / "offramp"
 LOADERS = {"from_pretrained", "from_config"}
-OWN = {"Classifier", "Reranker", "Runner", "ExitModel", "super()"}
+OWN = {"Classifier", "Reranker", "Runner", "Tagger", "ExitModel", "super()"}
 """Classes of this package, which never look up a class by a name in a file; `super()` is ExitModel's."""
 
 

@@ -91,7 +91,7 @@ def test_too_few_queries_are_refused_before_any_work(
         retrofit(original, ["a", "b"], tmp_path / "out", TARGET)
     with pytest.raises(BadOption, match="seed=-1"):
         retrofit(original, pairs, tmp_path / "out", TARGET, seed=-1)
-    with pytest.raises(BadOption, match="no groups and no labels"):
+    with pytest.raises(BadOption, match="takes no groups, labels or learn_from"):
         retrofit(original, pairs, tmp_path / "out", TARGET, groups=[1] * len(pairs))
     assert not (tmp_path / "out").exists()
 
