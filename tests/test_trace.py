@@ -71,7 +71,9 @@ def test_a_saved_trace_loads_unchanged(tmp_path: Path, changes: dict[str, Any]) 
 
 def test_indexing_selects_rows_of_all_arrays() -> None:
     rows = np.arange(5)
-    made = trace(reference=np.arange(10.0).reshape(5, 2), trained_on=rows > 2, texts=rows, categories=rows % 2)
+    made = trace(
+        reference=np.arange(10.0).reshape(5, 2), trained_on=rows > 2, texts=rows, categories=rows % 2
+    )
     for rows in (slice(1, 3), np.array([4, 0]), made.labels == 1):
         kept = made[rows]
         for name in {*PER_PART, *PER_EXAMPLE} - {"counts", "words", "continues"}:
