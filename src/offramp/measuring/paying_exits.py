@@ -12,9 +12,9 @@ from offramp.rules.agreement import Agreement
 from offramp.trace import Trace
 
 THRESHOLDS = 200
-"""As many are tried."""
+"""How many thresholds are tried for each set of exits."""
 AS_FAST = 1.02
-"""Within the noise of the expected time."""
+"""Times that differ by less than this factor count as equal: the expected time is noisy."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class ExitCost:
 
     layer: float
     exit: float
-    """Of an exit on the way: its head and the decision."""
+    """An exit on the way: its head and the decision."""
 
 
 def paying_exits(
