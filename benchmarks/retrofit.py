@@ -44,7 +44,7 @@ from offramp.onnx_export import export
 from offramp.onnx_export.one_file import one_file
 from offramp.policy import Policy
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.steps import compile_policy
+from offramp.retrofits.timing import compile_policy
 
 LABELS = ("negative", "positive")
 TIMING = 600

@@ -17,8 +17,8 @@ from offramp.cli.rows import read_labels, read_rows
 from offramp.cli.targets import parse_bounds
 from offramp.errors import BadOption
 from offramp.folder import load_model
+from offramp.retrofits.arguments import check_labels
 from offramp.retrofits.original import load_original
-from offramp.retrofits.run import check_labels
 from offramp.trace import Trace
 
 Run = Callable[..., Any]

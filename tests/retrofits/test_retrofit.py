@@ -19,7 +19,7 @@ from offramp.errors import BadData, CertificateMismatch, NoSafeThreshold, Output
 from offramp.measuring.comparison import Speed
 from offramp.model_info import ModelInfo
 from offramp.reports.results import RetrofitResults
-from offramp.retrofits import steps
+from offramp.retrofits import choice, exits, timing
 from offramp.retrofits.text_split import check_enough, describe_repeats, split_texts
 from offramp.serve.server import load_rung
 
@@ -61,7 +61,7 @@ def pretend(milliseconds: Mapping[str, float]) -> Callable[..., dict[str, Speed]
 def exits_pay() -> Iterator[None]:
     """With tiny models they do not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "compare_speed", pretend({"exits": 1, "offramp": 1, "layer": 2, "": 4}))
+        patch.setattr(timing, "compare_speed", pretend({"exits": 1, "offramp": 1, "layer": 2, "": 4}))
         yield
 
 
@@ -137,8 +137,8 @@ def test_full_depth_of_an_untouched_backbone_is_bit_equal_to_the_original(
 def test_a_finished_retrofit_is_returned_as_it_is(
     original: Path, done: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "train", None)
-    monkeypatch.setattr(steps, "collect", None)
+    monkeypatch.setattr(exits, "train", None)
+    monkeypatch.setattr(exits, "collect", None)
     out = done.folder.parent
     again = retrofit(original, make_texts(), out, 0.1, runtime="torch", data="logs.csv")
     assert again.results == done.results
@@ -148,7 +148,7 @@ def test_an_interrupted_retrofit_resumes_with_the_same_result(
     original: Path, done: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(steps, "calibrate", interrupt)
+        broken.setattr(choice, "calibrate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             retrofit(original, make_texts(), tmp_path / "out", 0.1, runtime="torch", data="logs.csv")
     assert not (tmp_path / "out" / "model").exists()
@@ -216,8 +216,8 @@ def test_auto_keeps_one_of_two_precisions_and_says_why(
 def test_exits_that_do_not_pay_are_left_out(
     save_classifier: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "FEWEST_TO_TELL", 20)
-    monkeypatch.setattr(steps, "compare_speed", pretend({"every": 40, "last": 4, "offramp": 1, "": 2}))
+    monkeypatch.setattr(exits, "FEWEST_TO_TELL", 20)
+    monkeypatch.setattr(timing, "compare_speed", pretend({"every": 40, "last": 4, "offramp": 1, "": 2}))
     original = save_classifier(layers=2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
     lines: list[str] = []
     texts, out = make_texts(), tmp_path / "out"
@@ -241,7 +241,7 @@ def test_one_layer_for_all_is_kept_where_it_is_as_fast(
     tmp_path: Path,
 ) -> None:
     times = {"full depth": full_depth, "layer": layer, "exits": 1, "offramp": 1, "transformers": 4}
-    monkeypatch.setattr(steps, "compare_speed", pretend(times))
+    monkeypatch.setattr(timing, "compare_speed", pretend(times))
     found = retrofit(original, make_texts(), tmp_path / "out", 0.3, runtime="torch")
     classifier = Classifier.from_pretrained(found.folder)
     layers = {each.layer for each in classifier.predict(split_texts(make_texts()).test.texts)}
@@ -423,7 +423,7 @@ def test_another_guarantee_on_a_finished_retrofit_replaces_its_policy_and_pays_f
 ) -> None:
     out, lines = Path(shutil.copytree(done.folder.parent, tmp_path / "out")), []
     for name in ("train", "collect"):
-        monkeypatch.setattr(steps, name, None)  # the exits and their outputs are there
+        monkeypatch.setattr(exits, name, None)  # the exits and their outputs are there
 
     def again(guarantee: float, **options: Any) -> Any:
         return retrofit(

@@ -19,7 +19,7 @@ from offramp.errors import BadData, BadLabels, BadOption
 from offramp.inference.texts import BatchTokenizer
 from offramp.inference.windows import WindowTokenizer
 from offramp.measuring import comparison
-from offramp.retrofits import steps
+from offramp.retrofits import choice
 from offramp.retrofits.original import load_original
 from offramp.retrofits.text_split import split_texts
 from offramp.runtimes import runtime_of
@@ -205,7 +205,7 @@ def test_an_interrupted_retrofit_resumes_with_the_same_result(
 
     arguments: Any = (original, make_texts(), tmp_path / "out", 0.15)
     with monkeypatch.context() as broken:
-        broken.setattr(steps, "calibrate", interrupt)
+        broken.setattr(choice, "calibrate", interrupt)
         with pytest.raises(KeyboardInterrupt):
             retrofit(*arguments, runtime="torch", data="logs.csv")
     monkeypatch.setattr(offramp.training.run.Training, "train_heads", interrupt)  # they are trained already

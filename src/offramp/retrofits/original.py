@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from transformers import AutoConfig, PreTrainedModel
 from offramp.errors import Incompatible
 from offramp.files import explain_damage
 from offramp.folder import check_reachable, load_tokenizer
-from offramp.inference.texts import Text
+from offramp.inference.texts import BatchTokenizer, Text
+from offramp.inference.windows import WindowTokenizer
 from offramp.model_info import CONFIG
 from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel, classifier_kind, count_positions, load_encoder
@@ -36,9 +38,21 @@ class Original:
 
     @property
     def problem(self) -> Problem:
-        config = self.model.config
-        tags = classifier_kind([type(self.model).__name__]) == "ForTokenClassification"
-        return TOKENS if tags else problem_of(config.num_labels or 1, config.problem_type)
+        return TOKENS if self.tags else problem_of(self.outputs, self.model.config.problem_type)
+
+    @property
+    def tags(self) -> bool:
+        """Whether it is a tagger."""
+        return classifier_kind([type(self.model).__name__]) == "ForTokenClassification"
+
+    @property
+    def outputs(self) -> int:
+        return self.model.config.num_labels or 1
+
+    @cached_property
+    def windows(self) -> WindowTokenizer:
+        """Reads texts for a tagger."""
+        return WindowTokenizer(BatchTokenizer(self.tokenizer, self.max_length))
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Text], progress: bool = False) -> Array:

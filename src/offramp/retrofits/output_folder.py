@@ -1,7 +1,7 @@
 """The output folder of a retrofit: its settings, so that only the same retrofit is resumed in it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,6 @@ from filelock import FileLock, Timeout
 
 from offramp.errors import OutputExists
 from offramp.files import read_json, write_files
-from offramp.guarantees.attempts import Attempt, subject_of
-from offramp.inference.texts import Text
-from offramp.row_hashes import hash_rows
 
 SETTINGS, LOCK, WORK = "settings.json", ".lock", "work"
 
@@ -62,11 +59,3 @@ def check_work(home: Path) -> None:
             "calibrated again, was deleted; retrofit into another folder, or trace new texts and use "
             "`offramp calibrate`."
         )
-
-
-def attempt_in(home: Path, texts: Sequence[Text], settings: Mapping[str, Any], delta: float) -> Attempt:
-    """The attempt that a retrofit is; another folder or order of the same texts does not make them new."""
-    others = {
-        name: value for name, value in settings.items() if name not in ("model", "texts", "label_names")
-    }
-    return Attempt(subject_of(hash_rows(texts), settings["model"]), others, delta, home)

@@ -71,6 +71,15 @@ class TextSplit:
     calibration: TextSet
     test: TextSet
 
+    @property
+    def unit(self) -> str:
+        """What counts as one example."""
+        return "query" if self.test.by_query else "text"
+
+    def part(self, name: str) -> TextSet:
+        part: TextSet = getattr(self, name)
+        return part
+
     def sizes(self) -> dict[str, int]:
         """The number of examples of each part."""
         return {name: len(part.examples) for name, part in vars(self).items()}
@@ -78,7 +87,7 @@ class TextSplit:
     def before(self, part: str) -> Array:
         """The hashes of the texts that have been used before those of a part are."""
         names = [*vars(self)]
-        return np.concatenate([getattr(self, name).groups for name in names[: names.index(part)]])
+        return np.concatenate([self.part(name).groups for name in names[: names.index(part)]])
 
     def categories(self) -> set[str]:
         """The names of all categories."""
@@ -91,7 +100,7 @@ class TextSplit:
 
     def unseen(self, part: str) -> int:
         """The number of distinct texts of a part that are not among those used before."""
-        return len(np.setdiff1d(getattr(self, part).groups, self.before(part)))
+        return len(np.setdiff1d(self.part(part).groups, self.before(part)))
 
 
 def split_texts(
