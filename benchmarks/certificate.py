@@ -124,7 +124,7 @@ class Log:
 
     texts: Array
     weights: Array | None = None
-    """Of the population; None if all texts are new and equally likely."""
+    """Weights of the population; None if all texts are new and equally likely."""
 
 
 def distinct(rng: Rng, texts: int, rows: int) -> Log:
@@ -162,7 +162,7 @@ LOGS: dict[str, Callable[[Rng, int, int], Log]] = {
     "stable popularity (Zipf 1)": stable,
 }
 VARIANTS = 8
-"""Of each template: the same logits but for noise."""
+"""Variants of each template: the same logits but for noise."""
 
 
 def study_repeats(population: Trace, target: Guarantee, rows: Sequence[int], draws: int) -> str:

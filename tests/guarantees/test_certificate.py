@@ -68,7 +68,7 @@ def is_broken(policy: Policy, target: Guarantee, population: Trace) -> bool:
 
 
 def promises(population: Trace, rule: str | list[str], target: Guarantee, examples: int) -> tuple[int, int]:
-    """Of DRAWS calibrations on examples drawn from the population: how many certify, how many of them wrongly."""
+    """How many of DRAWS calibrations on examples from the population certify, and how many of them wrongly."""
     rng = np.random.default_rng(0)
     made = broken = 0
     for _ in range(DRAWS):

@@ -180,7 +180,7 @@ def test_there_is_a_case_for_every_sentence() -> None:
 
 
 def false_claims(case: str, log: Callable[[Rng], np.ndarray]) -> tuple[int, int]:
-    """Of DRAWS calibrations, how many prove something, and how many of them claim what is false."""
+    """How many of DRAWS calibrations prove something, and how many of them claim what is false."""
     target, kind = CASES[case]
     everything = replace(population(kind.get("labels", 0)), decide=kind.get("decide", ""))
     rng, made, false = np.random.default_rng(1), 0, 0

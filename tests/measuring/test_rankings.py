@@ -75,7 +75,7 @@ def test_a_certificate_says_what_was_proven(risk: str) -> None:
 
 
 def test_the_guarantee_holds_on_new_queries_with_and_without_exact_top() -> None:
-    """Of 20 calibrations, at most 5 % may be wrong; 5 or more would have a probability of 0.3 %."""
+    """At most 5% of calibrations may be wrong; 5 or more of 20 would have a probability of 0.3%."""
     trace = made_up(1000, seed=999)
     fresh = Rankings(trace, 5)
     risks = []

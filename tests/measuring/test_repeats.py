@@ -50,7 +50,7 @@ def everything_three_times(rng: np.random.Generator) -> Array:
 def share_of_false_certificates(
     draw: Draw, rule: Rules, risk: Callable[[Array], float], population: Trace = POPULATION
 ) -> tuple[float, float]:
-    """Of the draws, how many give a certificate that is false, and how many give one at all."""
+    """The share of draws that give a false certificate, and of those that give one at all."""
     false = certified = 0
     for seed in range(DRAWS):
         try:

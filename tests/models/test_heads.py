@@ -95,7 +95,7 @@ def test_the_gate_is_a_probability_without_gradients_for_the_exits() -> None:
         {"norm_eps": "tiny"},
         {"norm_eps": 0},
         {"gate": "open"},
-        {"colour": "red"},
+        {"color": "red"},
     ],
 )
 def test_an_invalid_option_is_refused_by_name(settings: dict[str, Any]) -> None:

@@ -246,10 +246,10 @@ def test_one_exit_and_non_finite_logits_are_reported(make_trace: Make, tmp_path:
     found.save(tmp_path, plots=True)
 
 
-def test_the_first_rules_differ_in_colour_and_in_shape() -> None:
+def test_the_first_rules_differ_in_color_and_in_shape() -> None:
     looks = [style(index) for index in range(6)]
-    assert len({look.colour for look in looks}) == len({look.mark for look in looks}) == 6
-    assert len({(look.colour, look.dashes, look.mark) for look in map(style, range(18))}) == 18
+    assert len({look.color for look in looks}) == len({look.mark for look in looks}) == 6
+    assert len({(look.color, look.dashes, look.mark) for look in map(style, range(18))}) == 18
 
 
 def test_models_are_compared_in_one_chart_with_the_spread_over_seeds(

@@ -141,7 +141,7 @@ def test_promises_of_a_learned_rule_are_broken_no_more_often_than_delta(problem_
         exits = policy.exits(population.logits, layers=population.layers, problem_type=problem_type)
         kept = np.stack([population.agrees(population.logits[:, exit], tolerance) for exit in range(5)])
         broken += 1 - kept[exits, np.arange(len(exits))].mean() > target.epsilon
-    assert broken <= 13  # 60 draws at 0.1: more has a probability of 0.1 %
+    assert broken <= 13  # 60 draws at 0.1: more has a probability of 0.1%
 
 
 def test_without_a_rule_the_best_of_five_shares_delta(make_trace: Make) -> None:

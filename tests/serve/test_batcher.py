@@ -37,7 +37,7 @@ Until = Callable[[Callable[[], bool]], None]
 
 
 def requests(seed: int) -> list[tuple[list[Any], dict[str, Any]]]:
-    """Of all shapes, with all options that do not depend on time."""
+    """Requests of all shapes, with all options that do not depend on time."""
     draw = random.Random(seed)
     made = []
     for _ in range(12):

@@ -30,7 +30,7 @@ Serve = Callable[..., Any]
 
 
 def spans(found: Any) -> list[tuple[Any, ...]]:
-    """Of a response's prediction, or of a tagger's."""
+    """The spans of a response's prediction, or of a tagger's."""
     fields = ("start", "end", "label", "text")
     rows = [
         each if isinstance(each, dict) else {name: getattr(each, name) for name in fields} for each in found

@@ -68,13 +68,13 @@ class SequentialTest:
     def give_up(self, left: float) -> str | None:
         """The verdict; "hopeless" if a proof cannot be expected from this many further examples.
 
-        It is judged two standard errors in favour of a proof.
+        It is judged two standard errors in favor of a proof.
         """
         if self.verdict is None and len(self.losses) >= FEWEST:
             growth = log_factors(self.losses, self.means(self.epsilon), self.lowest, PROVEN)
             alive = growth[np.isfinite(growth).all(1)]
-            favourable = alive.mean(1) + 2 * alive.std(1) / np.sqrt(len(self.losses))
-            future = alive.sum(1) + left * favourable
+            favorable = alive.mean(1) + 2 * alive.std(1) / np.sqrt(len(self.losses))
+            future = alive.sum(1) + left * favorable
             if mean_money(future, len(growth)) < -np.log(self.delta):
                 self.verdict = HOPELESS
         return self.verdict

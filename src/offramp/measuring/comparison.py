@@ -48,7 +48,7 @@ class Speed:
 
     @property
     def cost(self) -> float:
-        """Single examples and batches count the same."""
+        """The geometric mean of the two, squared: single examples and batches weigh the same."""
         return self.single * self.batch
 
     def times_faster_than(self, other: "Speed") -> "Speed":

@@ -25,7 +25,7 @@ class Point:
     exits: tuple[int, ...]
     """How many examples exit at each layer."""
     interval: tuple[float, float] | None = None
-    """The 95 % bootstrap interval of the headline score."""
+    """The 95% bootstrap interval of the headline score."""
 
 
 @dataclass(frozen=True)

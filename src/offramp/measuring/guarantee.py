@@ -51,7 +51,8 @@ RANK_GRID_SIZE = 60
 UNLIKELY = 0.0005, 0.25
 """The range of a grid of probabilities below which a document is dropped."""
 AGREEMENT_SHARE = 0.8
-"""Of delta, beside other rules: `agreement` mostly exits earliest, and another share would only make it later."""
+"""The share of delta that `agreement` gets beside other rules: it mostly exits earliest, and with less it would exit
+later."""
 LARGEST_LEAD = 25.0
 """The lead of the top logit at the safest end of the grid: a probability of 1 - 1e-11."""
 

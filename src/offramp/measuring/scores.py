@@ -71,7 +71,7 @@ def scores(trace: Trace, table: ExitTable, output: RuleOutput) -> dict[str, Arra
 def intervals(
     trace: Trace, table: ExitTable, output: RuleOutput, resamples: int, seed: int
 ) -> list[Interval]:
-    """The 95 % bootstrap interval of the headline score at each threshold."""
+    """The 95% bootstrap interval of the headline score at each threshold."""
     rng = np.random.default_rng(seed)
     headline, predictions = metric_names(trace)[0], output.predictions
     countable = from_counts(trace, [headline])

@@ -1,6 +1,6 @@
 """A chart as data: series, axes and their ranges. `svg` draws it.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart, without the yellow, which is too pale on
+Colors are Okabe and Ito's, which color-blind readers can tell apart, without the yellow, which is too pale on
 white. Lines differ in dashes and marks as well.
 """
 
@@ -13,30 +13,30 @@ Range: TypeAlias = tuple[float, float]
 MARKED_POINTS = 12
 """About as many points of a line get a mark."""
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ((), (6, 2), (2, 2), (6, 2, 2, 2), (10, 3), (1, 2))
 MARKS = ("circle", "square", "triangle", "diamond", "wedge", "cross")
 
 
 @dataclass(frozen=True)
 class Style:
-    colour: str
+    color: str
     dashes: tuple[int, ...] = ()
     """Lengths of dashes and gaps; empty for a solid line."""
     mark: str = ""
     """One of `MARKS`; empty for none."""
 
 
-RIGHT, WRONG = Style(COLOURS[0]), Style(COLOURS[1])
-SHIPPED = Style(COLOURS[0], mark="diamond")  # in the colour of the first curve, that of its rule
+RIGHT, WRONG = Style(COLORS[0]), Style(COLORS[1])
+SHIPPED = Style(COLORS[0], mark="diamond")  # in the color of the first curve, that of its rule
 FRONT, FULL_DEPTH = Style("#808080"), Style("#808080", (2, 3))
 
 
 def style(index: int) -> Style:
-    """The style of the index-th rule. From the seventh on, colours repeat with other dashes and marks."""
-    turn = index // len(COLOURS)
+    """The style of the index-th rule. From the seventh on, colors repeat with other dashes and marks."""
+    turn = index // len(COLORS)
     return Style(
-        COLOURS[index % len(COLOURS)],
+        COLORS[index % len(COLORS)],
         DASHES[(index + turn) % len(DASHES)],
         MARKS[(index + turn) % len(MARKS)],
     )

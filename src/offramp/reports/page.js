@@ -21,7 +21,7 @@ for (const data of document.querySelectorAll("script.points")) {
       const height = (bottom - top) * point.exits[exit] / 100;
       bar.setAttribute("y", bottom - height);
       bar.setAttribute("height", height);
-      bar.setAttribute("fill", point.colour);
+      bar.setAttribute("fill", point.color);
     });
   };
 

@@ -148,7 +148,7 @@ def curves_html(section: Section) -> str:
             "policy": policy,
             "lines": point_lines(sweep, point),
             "exits": [round(100 * count / sweep.examples, 2) for count in point.exits],
-            "colour": series.style.colour,
+            "color": series.style.color,
         }
 
     targets: list[dict[str, Any]] = []

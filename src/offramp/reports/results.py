@@ -30,7 +30,7 @@ LOSSES = {
 }
 """Headings of mean losses."""
 TAG_LOSSES = {"missed": "with a missed word %", "missed_share": "missed words %"}
-"""Those of taggers."""
+"""Headings of the losses of taggers."""
 OF_LABELS = {
     "label": ("spans", "changed", "spans"),
     "label of words": ("words in spans", "missed", "words"),
@@ -95,7 +95,7 @@ class RetrofitResults:
     """Changes among the test texts, by what groups them, such as "exit"; for queries, of the original's top k."""
     megabytes: Megabytes
     machine: Mapping[str, Any]
-    """That the times were measured on."""
+    """The machine that the times were measured on."""
 
     @classmethod
     def load(cls, folder: Path) -> "RetrofitResults":

@@ -104,7 +104,7 @@ class Drawing:
             case Band(x, low, high, style):
                 there = [self.at(*point) for point in zip(x, low, strict=True)]
                 back = [self.at(*point) for point in zip(x, high, strict=True)][::-1]
-                return f'<path d="{polygon(*there, *back)}" fill="{style.colour}" class="band"/>'
+                return f'<path d="{polygon(*there, *back)}" fill="{style.color}" class="band"/>'
             case Bars():
                 corners = zip(series.edges, series.heights, strict=True)
                 return "".join(
@@ -129,12 +129,12 @@ def polyline(pixels: Iterable[tuple[float, float]], style: Style, wide: bool = F
     points = " ".join(f"{x},{y}" for x, y in pixels)
     dashes = f' stroke-dasharray="{" ".join(map(str, style.dashes))}"' if style.dashes else ""
     return (
-        f'<polyline points="{points}" stroke="{style.colour}" class="{"wide" if wide else "line"}"{dashes}/>'
+        f'<polyline points="{points}" stroke="{style.color}" class="{"wide" if wide else "line"}"{dashes}/>'
     )
 
 
 def mark(x: float, y: float, style: Style, size: float) -> str:
-    return f'<path d="{SHAPES[style.mark](x, y, size)}" fill="{style.colour}"/>'
+    return f'<path d="{SHAPES[style.mark](x, y, size)}" fill="{style.color}"/>'
 
 
 def rectangle(
@@ -143,7 +143,7 @@ def rectangle(
     (left, top), (right, bottom) = top_left, bottom_right
     return (
         f'<rect x="{left}" y="{top}" width="{right - left:.1f}" height="{bottom - top:.1f}" '
-        f'fill="{style.colour}" class="{"pale" if pale else "bar"}"/>'
+        f'fill="{style.color}" class="{"pale" if pale else "bar"}"/>'
     )
 
 

@@ -47,7 +47,7 @@ class Arguments:
     split: TextSplit
     target: Guarantee
     rungs: list[Guarantee]
-    """Those of the ladder."""
+    """The looser guarantees of the ladder."""
     rules: Sequence[str] | None
     """To choose from; None for those of `calibrate`."""
     delta: float

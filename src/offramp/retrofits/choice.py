@@ -56,7 +56,7 @@ class Choice:
     reason: str
     """Why, in words."""
     rungs: list[Policy]
-    """Of the ladder, for the variant that is chosen."""
+    """The looser policies of the ladder, for the chosen variant."""
 
 
 def choose(exits: Exits, variants: Sequence[Variant], spent: float) -> Choice:

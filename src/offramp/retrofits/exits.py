@@ -37,7 +37,7 @@ HEAD_RATE, TAG_RATE = 1e-3, 3e-3
 EXIT_SECONDS = 3
 """The most time that is spent on timing what exits cost, in each precision."""
 FEWEST_TO_TELL = 200
-"""Of fewer texts, nothing is concluded about which exits pay."""
+"""The fewest texts to fit a rule on that tell which exits pay."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Exits:
         ]
 
     def plain_folder(self, precision: str) -> Path:
-        """Of the original with its last exit alone."""
+        """The folder of the original with its last exit alone."""
         return self.args.work / f"plain-{precision}"
 
     def plain(self, precision: str) -> Path:

@@ -50,7 +50,7 @@ class Tally:
     """Examples compared, and the sum of their losses, 1 for a prediction that differs."""
 
     test: ChangeTest | None
-    """Of what the certificate allows, if the audit can disprove it."""
+    """A test of what the certificate allows, if the audit can disprove it."""
     examined: int = 0
     lost: float = 0.0
     latest: deque[float] = field(default_factory=lambda: deque(maxlen=INTERVAL))
@@ -134,7 +134,7 @@ class Account:
             self.start(found.time, self.reason(max(money, key=lambda name: money[name])))
 
     def bounds(self, name: str) -> tuple[float, float]:
-        """Those of a tally; those of all but `ALL` hold together with confidence 1 - delta."""
+        """The bounds of a tally; those of all but `ALL` hold together with confidence 1 - delta."""
         return self.tallies[name].bounds(self.delta / (max(len(self.names) - 1, 1) if name else 1))
 
     def reason(self, name: str) -> str:

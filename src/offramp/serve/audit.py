@@ -107,7 +107,7 @@ class Sample:
     predictions: Sequence[Any] = ()
     """One, or one for each document of a list; empty if the policy has not run, because it may not be used."""
     trace_context: RequestTrace | None = None
-    """Of its request."""
+    """The trace of its request."""
 
     @cached_property
     def key(self) -> str:

@@ -170,7 +170,7 @@ def pabee() -> Recipe:
     """PABEE: all exits together, the mean of their losses weighted by exit number.
 
     *Reference*: Zhou et al. 2020, arXiv:2006.04152.
-    *Relation*: as `elbert`, but with fixed weights that favour deeper exits.
+    *Relation*: as `elbert`, but with fixed weights that favor deeper exits.
     """
     return published("pabee", Phase(losses.index_weighted))
 

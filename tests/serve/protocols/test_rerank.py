@@ -18,7 +18,7 @@ DOCUMENTS = ["bad bad", "a good film", "b c", "good good good film", ""]
 
 
 def logits(classifier: Classifier) -> list[float]:
-    """Of each document being relevant."""
+    """The logit of each document being relevant."""
     found = [each.logits for each in classifier.predict([(QUERY, document) for document in DOCUMENTS])]
     return [row[-1] - sum(row[:-1]) for row in found]
 

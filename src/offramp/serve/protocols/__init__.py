@@ -30,7 +30,7 @@ class Route:
     """By the field that a body must have. The first that matches is used; `""` matches every body."""
     media_types: tuple[str, ...] = JSON
     response: type[BaseModel] | None = None
-    """Of a route of our own, which is described in full."""
+    """The schema of a reply of our own protocol, which is described in full."""
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:

@@ -82,9 +82,9 @@ class OutputTensor(NamedTuple):
     name: str
     datatype: str
     shape: list[int] | None
-    """Of the part of each text; None if these have different lengths and follow one another."""
+    """The shape of each text's part; None if parts differ in length and follow one another."""
     values: Callable[[Any], Sequence[Any]]
-    """That part, from the prediction for the text."""
+    """The values of a text's part, from its prediction."""
 
     def whole(self, texts: int, values: int) -> list[int]:
         """The shape for so many texts, with so many values in all."""
