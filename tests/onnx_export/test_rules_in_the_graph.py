@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -68,13 +69,15 @@ POINTS: list[tuple[str, Problem, Sequence[str]]] = [
     ("a>=0.3,c>=0.8", MULTI_LABEL, "abc"),
     ("score>=1.5", REGRESSION, ("",)),
 ]
+OTHERS = [(SINGLE_LABEL, 2), (MULTI_LABEL, 1), (MULTI_LABEL, 3)]
 NUMBERS = [
     *map(Policy.parse, ["patience:1,tolerance=0.5", "gate:0.6", "layer:2", "never"]),
     Policy(fitted(5), 0.6),
 ]
+ONE_OF_EACH = [*{type(policy.rule): policy for policy in CLASSES}.values()]
 CASES = [
-    *((policy, SINGLE_LABEL, outputs) for policy in CLASSES for outputs in (2, 3)),
-    *((policy, MULTI_LABEL, outputs) for policy in CLASSES for outputs in (1, 3)),
+    *((policy, SINGLE_LABEL, 3) for policy in CLASSES),
+    *((policy, problem, outputs) for policy in ONE_OF_EACH for problem, outputs in OTHERS),
     *((policy, REGRESSION, 1) for policy in NUMBERS),
     *(
         (policy, OperatingPoint.parse(text).decisions(problem, names), len(names))
@@ -82,8 +85,6 @@ CASES = [
         for text, problem, names in POINTS
     ),
 ]
-
-
 TAGS = [
     *(policy for policy in CLASSES if policy.rule != fitted(7)),
     Policy(replace(fitted(11), outside=0), 0.6),
@@ -121,93 +122,95 @@ def compiled(policy: Policy, problem: Problem, outputs: int) -> onnxruntime.Infe
     )
 
 
-@pytest.fixture(scope="module")
-def sessions() -> dict[Any, onnxruntime.InferenceSession]:
-    return {}
+@cache
+def session(number: int) -> onnxruntime.InferenceSession:
+    return compiled(*CASES[number])
 
 
+every_case = pytest.mark.parametrize(
+    "number", range(len(CASES)), ids=[f"{policy}-{problem}-{outputs}" for policy, problem, outputs in CASES]
+)
 VALUES = st.one_of(
     st.floats(-6, 6, width=32),
     st.sampled_from([0.0, 1.0, -1.0, 40.0, -40.0, np.nan, np.inf, -np.inf]),
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
+@st.composite
+def any_logits(draw: Any, rows: int, outputs: int) -> np.ndarray:
+    """(rows, exits, outputs), of which one row has any values."""
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    logits = random.normal(0, 4, (rows, EXITS, outputs)).astype(np.float32)
+    values = st.lists(VALUES, min_size=EXITS * outputs, max_size=EXITS * outputs)
+    logits[random.integers(rows)] = np.reshape(draw(values), (EXITS, outputs))
+    return logits
+
+
+@every_case
 @settings(max_examples=15)
 @given(data=st.data())
-def test_a_rule_decides_in_the_graph_as_in_numpy(
-    sessions: dict[Any, Any], case: Any, data: st.DataObject
-) -> None:
-    policy, problem, outputs = case
-    key = (str(policy), id(problem), outputs)
-    if key not in sessions:
-        sessions[key] = compiled(*case)
+def test_a_rule_decides_in_the_graph_as_in_numpy(number: int, data: st.DataObject) -> None:
+    policy, problem, outputs = CASES[number]
     rows = data.draw(st.integers(1, 6))
-    values = st.lists(VALUES, min_size=rows * EXITS * outputs, max_size=rows * EXITS * outputs)
-    logits = np.array(data.draw(values), np.float32).reshape(rows, EXITS, outputs)
+    logits = data.draw(any_logits(rows, outputs))
     gates = np.random.default_rng(rows).random((rows, EXITS)).astype(np.float32)
     expected = policy.decide(logits, gates, LAYERS, problem)
-    found, layers = sessions[key].run(None, {"logits_of_exits": logits, "gates_of_exits": gates})
+    found, layers = session(number).run(None, {"logits_of_exits": logits, "gates_of_exits": gates})
     np.testing.assert_array_equal(layers, np.array(LAYERS)[expected.exits])
     np.testing.assert_allclose(found, expected.logits, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("outputs", [2, 3])
+@cache
+def tagging_session(policy: Policy) -> onnxruntime.InferenceSession:
+    return compiled(policy, TOKENS, outputs=3)
+
+
 @pytest.mark.parametrize("policy", TAGS, ids=str)
 @settings(max_examples=15)
 @given(data=st.data())
 def test_a_rule_decides_about_the_tokens_of_texts_in_the_graph_as_in_numpy(
-    sessions: dict[Any, Any], policy: Policy, outputs: int, data: st.DataObject
+    policy: Policy, data: st.DataObject
 ) -> None:
-    key = (repr(policy), "tags", outputs)
-    if key not in sessions:
-        sessions[key] = compiled(policy, TOKENS, outputs)
     sizes = np.array(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5)))
     draw = np.random.default_rng(data.draw(st.integers(0, 99)))
     number = int(sizes.sum())
-    values = st.lists(VALUES, min_size=EXITS * outputs, max_size=EXITS * outputs)
-    logits = draw.normal(0, 4, (number, EXITS, outputs)).astype(np.float32)
-    logits[draw.integers(number)] = np.array(data.draw(values)).reshape(EXITS, outputs)
+    logits = data.draw(any_logits(number, outputs=3))
     gates = draw.random((number, EXITS)).astype(np.float32)
     kinds = draw.integers(0, 3, number)
     lists = Lists.consecutive(sizes, counts=which_count(kinds, sizes))
     expected = policy.decide(logits, gates, LAYERS, TOKENS, lists)
     inputs = {"logits_of_exits": logits, "gates_of_exits": gates, "kinds": kinds}
     at, shape = (lists.numbers, lists.columns), (len(sizes), int(sizes.max()))
-    for name, flat in inputs.items():
-        inputs[name] = draw.integers(0, 3, (*shape, *flat.shape[1:])).astype(
-            flat.dtype
-        )  # padding is anything
+    for name, flat in inputs.items():  # padding is anything
+        inputs[name] = draw.integers(0, 3, (*shape, *flat.shape[1:])).astype(flat.dtype)
         inputs[name][at] = flat
     inputs |= {"sizes": sizes, "mask": attention_mask(sizes)}
-    found, layers = sessions[key].run(None, inputs)
+    found, layers = tagging_session(policy).run(None, inputs)
     np.testing.assert_array_equal(layers, np.array(LAYERS)[expected.exits])
     np.testing.assert_allclose(found[at], expected.logits, rtol=1e-6, atol=1e-6)
 
 
 def test_threshold_and_max_layer_can_be_overridden() -> None:
     policy = Policy.parse("confidence:0.9")
-    session = compiled(policy, SINGLE_LABEL, 2)
+    run = compiled(policy, SINGLE_LABEL, 2).run
     logits = np.random.default_rng(0).normal(0, 2, (50, EXITS, 2)).astype(np.float32)
     inputs = {"logits_of_exits": logits, "gates_of_exits": np.zeros((50, EXITS), np.float32)}
-    loose = session.run(["layer"], inputs | {"threshold": np.array(0.6)})[0]
+    loose = run(["layer"], inputs | {"threshold": np.array(0.6)})[0]
     assert (loose == np.array(LAYERS)[Policy.parse("confidence:0.6").exits(logits, layers=LAYERS)]).all()
-    deep = session.run(["layer"], inputs | {"threshold": np.array(np.inf)})[0]
+    deep = run(["layer"], inputs | {"threshold": np.array(np.inf)})[0]
     assert (deep == 6).all()
-    cut = session.run(["layer"], inputs | {"threshold": np.array(np.inf), "max_layer": np.array(3)})[0]
+    cut = run(["layer"], inputs | {"threshold": np.array(np.inf), "max_layer": np.array(3)})[0]
     assert (cut == 3).all()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}-{case[2]}")
-def test_a_threshold_that_is_not_a_number_is_never_reached(sessions: dict[Any, Any], case: Any) -> None:
-    policy, problem, outputs = case
-    key = (str(policy), problem, outputs)
-    session = sessions[key] = sessions.get(key) or compiled(*case)
+@every_case
+def test_a_threshold_that_is_not_a_number_is_never_reached(number: int) -> None:
+    policy, _, outputs = CASES[number]
     rng = np.random.default_rng(1)
     logits = rng.normal(0, 3, (40, EXITS, outputs)).astype(np.float32)
     inputs = {"logits_of_exits": logits, "gates_of_exits": rng.random((40, EXITS)).astype(np.float32)}
     never = {"threshold": np.full_like(policy.threshold, np.nan, float), "max_layer": np.array(LAYERS[-1])}
-    assert (session.run(["layer"], inputs | never)[0] == LAYERS[-1]).all()
+    assert (session(number).run(["layer"], inputs | never)[0] == LAYERS[-1]).all()
 
 
 def test_every_rule_that_runs_live_is_compiled() -> None:
