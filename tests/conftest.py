@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from shutil import which
 from tempfile import NamedTemporaryFile
@@ -14,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import make_certificate
 from huggingface_hub.constants import HF_HOME
 from hypothesis import HealthCheck, settings
 from onnx import ModelProto
@@ -33,7 +33,6 @@ from transformers import (
 )
 
 from offramp import Runner, Tagger
-from offramp.guarantees import Certificate
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
 from offramp.policy import Policy
@@ -100,17 +99,18 @@ def make(auto: Any, model_type: str, **options: Any) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For fixtures that several tests share."""
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Path]]:
+    """Folders for caches, which do not exist yet; the first is for fixtures that several tests share."""
+    home: Path = tmp_path_factory.mktemp("caches")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("session-cache")))
-        yield
+        patch.setenv("XDG_CACHE_HOME", str(home / "shared"))
+        yield (home / str(number) for number in count())
 
 
 @pytest.fixture(autouse=True)
-def cache(session_cache: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> Path:
-    """An empty cache for each test, so that it does not remember the attempts of others."""
-    folder: Path = tmp_path_factory.mktemp("cache")
+def cache(caches: Iterator[Path], monkeypatch: Any) -> Path:
+    """No cache yet for each test, so that it does not remember the attempts of others."""
+    folder = next(caches)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
 
@@ -290,11 +290,6 @@ def make_trace() -> Callable[..., Trace]:
         return Trace(steps.cumsum(1).astype(np.float32), **{**basics, **fields})
 
     return make
-
-
-@pytest.fixture(scope="session", name="make_certificate")
-def make_certificate_fixture() -> Callable[..., Certificate]:
-    return make_certificate
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import make_certificate
 
 from offramp import Policy, Reranker, store_policy
 from offramp.rules.rank import Rank
@@ -92,9 +93,7 @@ def test_a_file_of_lines_has_no_queries(run: Run, workplace: Path, tmp_path: Pat
     assert "with the columns query and text" in run("rerank", workplace / "mine", tmp_path / "a.txt").stderr
 
 
-def test_info_shows_the_rule_and_its_certificate(
-    ask: Ask, run: Run, workplace: Path, make_certificate: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_info_shows_the_rule_and_its_certificate(ask: Ask, run: Run, workplace: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(workplace / "mine", tmp_path / "mine"))
     proof = make_certificate(policy=str(RULE), risk="overlap", top_k=2, epsilon=0.05)
     store_policy(folder, replace(RULE, certificate=proof))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import make_certificate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -22,7 +23,6 @@ from offramp.cli.info import info as describe
 from offramp.errors import BadConfig, CannotLoad, CertificateMismatch, OfframpError
 from offramp.folder import Manifest, load_model
 from offramp.folder.manifest import digest
-from offramp.guarantees.certificate import Certificate
 from offramp.inference import Classifier
 from offramp.model_info import ModelInfo
 from offramp.models.exit_model import ExitModel
@@ -271,7 +271,7 @@ def test_an_export_behind_links_predicts_the_same(exported: Path, tmp_path: Path
 
 
 @pytest.fixture
-def certified(exported: Path, tmp_path: Path, make_certificate: Callable[..., Certificate]) -> Path:
+def certified(exported: Path, tmp_path: Path) -> Path:
     """An export with a certificate for its policy."""
     folder = Path(shutil.copytree(exported, tmp_path / "certified"))
     certificate = make_certificate(fingerprint=Manifest.load(folder).fingerprint)

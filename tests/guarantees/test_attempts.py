@@ -61,6 +61,7 @@ def test_a_folder_remembers_where_the_cache_does_not(
 def test_a_cache_that_cannot_be_written_is_a_warning(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cache.mkdir()
     (cache / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
     with pytest.warns(UserWarning, match="cannot be remembered .* set XDG_CACHE_HOME"):

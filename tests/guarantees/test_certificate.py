@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import make_certificate
 from scipy.stats import binom
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
@@ -152,7 +153,7 @@ WORDS = [
 
 @pytest.mark.parametrize(("risk", "fields", "words"), WORDS)
 def test_the_words_of_a_certificate_are_those_of_its_loss(
-    risk: str, fields: dict[str, Any], words: str, make_certificate: Callable[..., Certificate]
+    risk: str, fields: dict[str, Any], words: str
 ) -> None:
     proof = make_certificate(**{"risk": risk, "epsilon": 0.03, **fields})
     assert proof.summary.startswith(f"With 95% confidence, {words}")
@@ -163,9 +164,7 @@ def test_the_words_of_a_certificate_are_those_of_its_loss(
     assert "{" not in proof.promise + proof.summary
 
 
-def test_a_certificate_without_conditions_applies_to_no_policy(
-    make_certificate: Callable[..., Certificate],
-) -> None:
+def test_a_certificate_without_conditions_applies_to_no_policy() -> None:
     bare = make_certificate(conditions=None)
     assert Certificate.from_json(bare.to_json()) == bare
     assert "policy unknown (here: entropy:0.3)" in bare.mismatches("entropy:0.3", "abc", "fp32")

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from fakes import FakeRuntime, make_certificate
+from fakes import FakeRuntime
 
 from offramp.inference import Classifier
 from offramp.policy import Policy
@@ -15,7 +15,6 @@ from offramp.serve.batcher import Batcher, Reply, Request
 
 WAIT = 20
 """Seconds that nothing here takes."""
-PROOF = make_certificate(examples=100, observed_risk=0.0, conditions=None)
 NORMAL, LOOSER, LOOSEST = (Policy.parse(text) for text in ("confidence:0.9", "confidence:0.7", "layer:2"))
 
 

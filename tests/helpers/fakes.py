@@ -1,13 +1,14 @@
 """A runtime without a model, `FakeRuntime`, and a certificate of no calibration."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from offramp.guarantees.certificate import Certificate, Conditions, ProvenBound
 from offramp.model_info import ModelInfo
+from offramp.policy import Policy
 from offramp.problems import SINGLE_LABEL, Problem
 from offramp.runtimes import Tokens
 
@@ -106,3 +107,9 @@ def make_certificate(**changes: Any) -> Certificate:
         "conditions": Conditions(**changed(Conditions, CONDITIONS)),
     }
     return Certificate(**changed(Certificate, claim))
+
+
+def certified(policy: Policy | str, **changes: Any) -> Policy:
+    """A policy with such a certificate of its own."""
+    policy = Policy.parse(policy) if isinstance(policy, str) else policy
+    return replace(policy, certificate=make_certificate(**{"policy": str(policy), **changes}))

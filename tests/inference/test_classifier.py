@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes import make_certificate
 from scipy.special import expit, softmax
 from transformers import PreTrainedTokenizerFast
 
@@ -23,7 +24,7 @@ from offramp.errors import (
 )
 from offramp.inference import Classifier, Prediction, Runner
 from offramp.models.exit_model import ExitModel
-from offramp.policy import Certificate, Policy
+from offramp.policy import Policy
 from offramp.rules.confidence import Entropy
 
 TEXTS = ["good film", "bad", "", "a b c d e", "z", "good good bad", "q r s", "film", "c a b", "unheard of"]
@@ -226,7 +227,6 @@ def test_a_saved_model_brings_its_tokenizer_and_policy(
 
 def test_a_certificate_for_another_model_or_policy_warns(
     make_model: Callable[..., ExitModel],
-    make_certificate: Callable[..., Certificate],
     tokenizer: PreTrainedTokenizerFast,
     tmp_path: Path,
 ) -> None:

@@ -18,6 +18,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from fakes import make_certificate
 from google.protobuf.message import EncodeError
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -33,7 +34,7 @@ from offramp.onnx_export import export, exporter
 from offramp.onnx_export.fewer_exits import leave_out_exits
 from offramp.onnx_export.one_file import check_size, one_file
 from offramp.onnx_export.portable import encoder_config, write_portable
-from offramp.policy import Certificate, Policy
+from offramp.policy import Policy
 from offramp.reports.stored_policy import store_policy
 from offramp.runtimes import Tokens
 from offramp.runtimes.compiled import CompiledRuntime
@@ -346,7 +347,6 @@ def test_bad_arguments_are_refused(
 def test_a_certificate_for_another_precision_warns_and_is_left_out(
     models: Callable[[str], ExitModel],
     exported: Callable[..., Path],
-    make_certificate: Callable[..., Certificate],
     monkeypatch: pytest.MonkeyPatch,
     precision: str,
     warned: bool,

@@ -2,15 +2,15 @@
 
 import json
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import fakes
 import numpy as np
 import pytest
 
 from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, OfframpError
-from offramp.policy import Certificate, Policy, check_certificate
+from offramp.policy import Policy, check_certificate
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from offramp.rules import RULES
 from offramp.rules.agreement import Agreement
@@ -133,8 +133,8 @@ def test_a_mistake_in_saved_json_gets_advice(record: Any, advice: str) -> None:
 
 
 @pytest.fixture
-def certified(make_certificate: Callable[..., Certificate]) -> Policy:
-    return Policy(Entropy(), 0.3, certificate=make_certificate(epsilon={"spam": 0.01, "ham": 0.1}))
+def certified() -> Policy:
+    return fakes.certified("entropy:0.3", epsilon={"spam": 0.01, "ham": 0.1})
 
 
 def test_a_certificate_survives_json(certified: Policy) -> None:
@@ -217,10 +217,9 @@ def test_a_matching_certificate_does_not_warn(certified: Policy) -> None:
     ],
 )
 def test_a_certificate_is_left_out_if_anything_it_depends_on_was_edited(
-    make_certificate: Callable[..., Certificate], place: tuple[Any, ...], value: Any
+    place: tuple[Any, ...], value: Any
 ) -> None:
-    policy = Policy(Agreement(coefficients=((0.1,) * 7,) * 2), 0.9)
-    policy = replace(policy, certificate=make_certificate(policy=str(policy)))
+    policy = fakes.certified(Policy(Agreement(coefficients=((0.1,) * 7,) * 2), 0.9))
     record: Any = json.loads(json.dumps(policy.to_json()))
     assert Policy.from_json(record) == policy
     inner = record

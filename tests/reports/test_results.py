@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import make_certificate
 
 from offramp.errors import CannotLoad
 from offramp.guarantees.comparison import Difference, GroupDifferences
 from offramp.measuring.changes import Changes
 from offramp.measuring.comparison import Contender, Speed
-from offramp.policy import Certificate
 from offramp.reports import report
 from offramp.reports.results import Megabytes, RetrofitResults, Unseen
 from offramp.trace import Trace
@@ -25,7 +25,7 @@ def contender(name: str, single: float, batch: float, changed: float = 0) -> Con
 
 
 @pytest.fixture
-def results(make_certificate: Callable[..., Certificate]) -> RetrofitResults:
+def results() -> RetrofitResults:
     return RetrofitResults(
         date="2026-01-01",
         original="mine",
@@ -98,9 +98,7 @@ def test_changed_predictions_have_an_interval_and_rare_exits_are_left_out(result
     assert "exits: 50% at layer 0, 50% at layer 6; 3.00 of 12 layers on average" in lines
 
 
-def test_queries_are_compared_by_what_was_missed(
-    results: RetrofitResults, make_certificate: Callable[..., Certificate]
-) -> None:
+def test_queries_are_compared_by_what_was_missed(results: RetrofitResults) -> None:
     rows = [replace(row, losses={"overlap": 0.031, "ndcg": 0.01}) for row in results.comparison]
     certificate = make_certificate(risk="overlap", top_k=5)
     ranked = replace(results, unit="query", comparison=tuple(rows), certificate=certificate)

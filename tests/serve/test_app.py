@@ -7,19 +7,19 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from fakes import certified
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import BadOption
 from offramp.inference import Classifier, Prediction, Runner
 from offramp.models.exit_model import ExitModel
-from offramp.policy import Certificate, Policy
+from offramp.policy import Policy
 from offramp.runtimes import Tokens
 from offramp.serve.app import READERS
 from offramp.serve.audit import Audit, Sample
@@ -34,6 +34,7 @@ Logged = Callable[[int], list[logging.LogRecord]]
 
 TEXTS = ["good film", "", "bad bad bad", "a b c d e f g h i j", "unheard"]
 PAIRS = [("good", "bad film"), ("a b", "c")]
+LOOSE = certified("layer:1")
 
 
 def as_json(predictions: list[Prediction]) -> list[dict[str, Any]]:
@@ -47,11 +48,6 @@ def as_json(predictions: list[Prediction]) -> list[dict[str, Any]]:
         }
         for each in predictions
     ]
-
-
-@pytest.fixture
-def loose(make_certificate: Callable[..., Certificate]) -> Policy:
-    return replace(Policy.parse("layer:1"), certificate=make_certificate(policy="layer:1"))
 
 
 def test_a_text_a_list_and_pairs_get_the_classifiers_predictions(serve: Serve, any_runtime: Path) -> None:
@@ -87,8 +83,8 @@ def test_a_request_may_name_only_an_allowed_policy(server: Any) -> None:
     assert "confidence:0.775, never" in refused.json()["error"]
 
 
-def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve, loose: Policy) -> None:
-    server = serve(rungs=(Policy.parse("confidence:0.775"), loose), audit_share=0.5)
+def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve) -> None:
+    server = serve(rungs=(Policy.parse("confidence:0.775"), LOOSE), audit_share=0.5)
     assert server.ask(TEXTS, policy="layer:1").status_code == 200
     server.batcher.ladder.forbid(1)
     assert server.ask(TEXTS, policy="layer:1").status_code == 422
@@ -96,10 +92,8 @@ def test_a_request_may_not_name_a_policy_that_proved_wrong(serve: Serve, loose: 
     assert (info["allowed"], info["forbidden"]) == (["confidence:0.775", "never"], ["layer:1"])
 
 
-def test_metrics_say_why_rungs_are_forbidden_until_they_are_allowed_again(
-    serve: Serve, loose: Policy
-) -> None:
-    server = serve(rungs=(Policy.parse("confidence:0.775"), loose, loose), audit_share=0.5)
+def test_metrics_say_why_rungs_are_forbidden_until_they_are_allowed_again(serve: Serve) -> None:
+    server = serve(rungs=(Policy.parse("confidence:0.775"), LOOSE, LOOSE), audit_share=0.5)
 
     def reasons() -> list[tuple[str, str]]:
         found = re.findall(
@@ -114,9 +108,9 @@ def test_metrics_say_why_rungs_are_forbidden_until_they_are_allowed_again(
 
 
 def test_a_rung_that_another_worker_found_broken_is_no_longer_used_until_its_file_is_deleted(
-    serve: Serve, loose: Policy, tmp_path: Path, until: Until
+    serve: Serve, tmp_path: Path, until: Until
 ) -> None:
-    rungs = Policy.parse("confidence:0.775"), loose
+    rungs = Policy.parse("confidence:0.775"), LOOSE
     other = Audit(rungs, (1, 2, 3, 4), share=1, folder=tmp_path)
     server = serve(rungs=rungs, audit_share=0.5, audit_folder=tmp_path)
     for token in range(20):
@@ -298,9 +292,9 @@ def test_health_answers_while_the_model_and_all_readers_are_busy(
 
 
 def test_load_steps_down_the_ladder_and_every_response_names_its_rung(
-    serve: Serve, loose: Policy, door: Any, until: Until
+    serve: Serve, door: Any, until: Until
 ) -> None:
-    server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), loose))
+    server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), LOOSE))
     door.shut()
     with ThreadPoolExecutor(16) as clients:
         futures = [clients.submit(server.ask, "good") for _ in range(16)]
@@ -311,10 +305,8 @@ def test_load_steps_down_the_ladder_and_every_response_names_its_rung(
     assert seen <= {(0, "never"), (1, "layer:1")}
 
 
-def test_scraping_metrics_never_moves_the_ladder(
-    serve: Serve, loose: Policy, door: Any, until: Until
-) -> None:
-    server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), loose))
+def test_scraping_metrics_never_moves_the_ladder(serve: Serve, door: Any, until: Until) -> None:
+    server = serve(limits=Limits(items=20, window=1), rungs=(Policy.parse("never"), LOOSE))
     door.shut()
     with ThreadPoolExecutor(16) as clients:
         running = clients.submit(server.ask, "good")
@@ -330,10 +322,8 @@ def test_scraping_metrics_never_moves_the_ladder(
     assert waiting[0].result().json()["rung"] == 1  # the worker steps when it takes a window
 
 
-def test_an_idle_server_steps_back_up_the_ladder(
-    serve: Serve, loose: Policy, door: Any, until: Until
-) -> None:
-    server = serve(limits=Limits(items=20), rungs=(Policy.parse("never"), loose))
+def test_an_idle_server_steps_back_up_the_ladder(serve: Serve, door: Any, until: Until) -> None:
+    server = serve(limits=Limits(items=20), rungs=(Policy.parse("never"), LOOSE))
     server.batcher.ladder.rise = 0.01
     assert server.ask(["good"] * 10).json()["rung"] == 1
     until(lambda: "offramp_rung 0.0" in server.client.get("/metrics").text)
@@ -485,11 +475,11 @@ def test_info_describes_what_is_served(serve: Serve, classifier: Classifier) -> 
     assert info["guarantee"] is None
 
 
-def test_info_has_the_guarantee_in_one_sentence(serve: Serve, loose: Policy) -> None:
-    assert loose.certificate is not None
-    info = serve(rungs=[loose]).client.get("/info").json()
-    assert info["guarantee"] == loose.certificate.summary
-    assert info["certificate"]["promise"] == loose.certificate.promise
+def test_info_has_the_guarantee_in_one_sentence(serve: Serve) -> None:
+    assert LOOSE.certificate is not None
+    info = serve(rungs=[LOOSE]).client.get("/info").json()
+    assert info["guarantee"] == LOOSE.certificate.summary
+    assert info["certificate"]["promise"] == LOOSE.certificate.promise
 
 
 def test_metrics_count_texts_by_exit_layer(serve: Serve) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fakes
 import numpy as np
 import pytest
 from bench import LOOSER, LOOSEST, WAIT, Bench, Make
@@ -61,8 +62,8 @@ TEXTS = [f"{one} {two} {three}" for one in "abcdefghij" for two in "abcdefghij" 
 PROOF: dict[str, Any] = {"epsilon": 0.05, "examples": 100, "observed_risk": 0.0, "conditions": None}
 
 
-def certified(text: str = "entropy:0.2", **fields: Any) -> Policy:
-    return replace(Policy.parse(text), certificate=make_certificate(**PROOF | fields))
+def certified(policy: Policy | str = "entropy:0.2", **fields: Any) -> Policy:
+    return fakes.certified(policy, **PROOF | fields)
 
 
 def answer(label: str | None = "yes", layer: int = 1, score: float = 0.9) -> Prediction:
@@ -385,7 +386,7 @@ def test_drift_is_the_distance_of_the_latest_exits_from_calibration(
 def test_a_rung_whose_certificate_the_audit_breaks_is_no_longer_used(
     make: Make, caplog: pytest.LogCaptureFixture, until: Until
 ) -> None:
-    bench = make(replace(LOOSEST, certificate=make_certificate(**PROOF)), audit=1.0, items=60, tokens=6000)
+    bench = make(certified(LOOSEST), audit=1.0, items=60, tokens=6000)
     assert bench.batcher.audit is not None
     bench.shut()
     replies = [bench.submit(text) for text in TEXTS[:58]]  # one text of each request is examined
@@ -399,8 +400,7 @@ def test_a_rung_whose_certificate_the_audit_breaks_is_no_longer_used(
 
 
 def test_a_rung_is_used_again_once_new_texts_have_proven_it(make: Make, until: Until) -> None:
-    proof = make_certificate(**PROOF | {"epsilon": 0.3})
-    bench = make(audit=1.0, rung_0=replace(LOOSER, certificate=proof), items=200)
+    bench = make(audit=1.0, rung_0=certified(LOOSER, epsilon=0.3), items=200)
     differ = {
         text: bench.classifier.predict(text, policy=LOOSER).label != full(bench, text) for text in TEXTS
     }
@@ -423,7 +423,7 @@ def test_a_rung_is_still_used_if_the_audit_may_only_warn(
     make: Make, caplog: pytest.LogCaptureFixture, until: Until
 ) -> None:
     bench = make(
-        replace(LOOSEST, certificate=make_certificate(**PROOF)),
+        certified(LOOSEST),
         audit=1.0,
         warn_only=True,
         items=60,
@@ -441,7 +441,7 @@ def test_a_rung_is_still_used_if_the_audit_may_only_warn(
 
 
 def test_what_one_server_found_is_known_to_the_next(make: Make, tmp_path: Path, until: Until) -> None:
-    rung = replace(LOOSEST, certificate=make_certificate(**PROOF))
+    rung = certified(LOOSEST)
     bench = make(rung, audit=1.0, items=60, tokens=6000, folder=tmp_path)
     audit = bench.batcher.audit
     assert audit is not None
@@ -453,9 +453,7 @@ def test_what_one_server_found_is_known_to_the_next(make: Make, tmp_path: Path, 
     bench.batcher.settle_audit()
     assert bench.batcher.ladder.reasons == ["", "certificate"]
     assert make(rung, audit=1.0, folder=tmp_path).batcher.ladder.reasons == ["", "certificate"]
-    others = make(
-        replace(rung, certificate=make_certificate(**PROOF | {"epsilon": 0.04})), audit=1.0, folder=tmp_path
-    )
+    others = make(certified(LOOSEST, epsilon=0.04), audit=1.0, folder=tmp_path)
     assert others.batcher.ladder.reasons == ["", ""]  # another certificate has another account
 
 

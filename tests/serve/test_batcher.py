@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench import LOOSER, LOOSEST, NORMAL, PROOF, WAIT, Make, WordRuntime, predictions
+from bench import LOOSER, LOOSEST, NORMAL, WAIT, Make, WordRuntime, predictions
+from fakes import certified
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import (
@@ -409,8 +410,7 @@ def test_without_its_worker_thread_the_batcher_refuses_requests(make: Make, unti
 
 
 def test_load_steps_down_the_ladder_and_every_reply_names_its_rung(make: Make) -> None:
-    rungs = [replace(policy, certificate=PROOF) for policy in (LOOSER, LOOSEST)]
-    bench = make(*rungs, items=20, tokens=1000, window=4)
+    bench = make(certified(LOOSER), certified(LOOSEST), items=20, tokens=1000, window=4)
     first = bench.shut()
     futures = [bench.submit(["a b", "c"]) for _ in range(10)]
     bench.open()

@@ -3,13 +3,13 @@
 import random
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes import certified
 
 from offramp.inference import Prediction
-from offramp.policy import Certificate, Policy
+from offramp.policy import Policy
 from offramp.serve.cache import Cache, Known
 
 Serve = Callable[..., Any]
@@ -18,9 +18,8 @@ NAMED = ["confidence:0.6", "never"]
 
 
 @pytest.fixture
-def rungs(make_certificate: Callable[..., Certificate]) -> tuple[Policy, ...]:
-    texts = ("confidence:0.6", "layer:2", "layer:1")
-    return tuple(replace(Policy.parse(text), certificate=make_certificate(policy=text)) for text in texts)
+def rungs() -> tuple[Policy, ...]:
+    return tuple(map(certified, ("confidence:0.6", "layer:2", "layer:1")))
 
 
 @pytest.mark.parametrize("seed", range(3))

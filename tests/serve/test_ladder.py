@@ -1,28 +1,16 @@
 """The ladder moves one rung at a time, never past the last allowed one, and does not flap."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
-from fakes import make_certificate
+from fakes import certified
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offramp.errors import BadPolicy
-from offramp.guarantees import Conditions
 from offramp.policy import Policy
 from offramp.serve.ladder import FULL_DEPTH, Ladder
-
-PROOF = make_certificate(examples=100, observed_risk=0.0, conditions=None)
-
-
-def certified(text: str, mean_layer: float = 2.0, **fields: Any) -> Policy:
-    return replace(
-        Policy.parse(text), certificate=replace(PROOF, conditions=Conditions(text, mean_layer), **fields)
-    )
-
 
 RUNGS = [
     Policy.parse("entropy:0.1"),

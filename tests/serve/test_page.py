@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fakes import certified
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from offramp import Tagger
 from offramp.inference import Classifier, Runner
-from offramp.policy import Certificate, Policy
+from offramp.policy import Policy
 
 Serve = Callable[..., Any]
 
@@ -85,13 +86,12 @@ def pairs_classifier(make_model: Callable[..., Any], tokenizer: Any) -> Classifi
 
 def test_the_page_shows_each_rungs_certificate_and_audit_and_the_layers_saved(
     serve: Serve,
-    make_certificate: Callable[..., Certificate],
     browser: webdriver.Chrome,
     wait: Any,
     until: Any,
 ) -> None:
     normal = Policy.parse("never")
-    loose = replace(Policy.parse("layer:1"), certificate=make_certificate(policy="layer:1"))
+    loose = certified("layer:1")
     server = serve(rungs=(normal, loose), audit_share=1.0)
     server.ask("good", policy="never")
     server.ask("bad")

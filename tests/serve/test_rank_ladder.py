@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fakes
 import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import BadPolicy, TooLarge
-from offramp.guarantees import Certificate, Conditions, ProvenBound
 from offramp.inference import Classifier, Prediction, Runner
 from offramp.lists import Lists
 from offramp.models.exit_model import ExitModel
@@ -34,26 +34,9 @@ POLICY = Policy(RULE, 0.01)
 LAYERS = (0, 1, 2, 3, 4)
 
 
-def certified(
-    threshold: float = 0.49,
-    epsilon: float = 0.05,
-    mean_layer: float = 1.0,
-    reference: str = "",
-    **about: Any,
-) -> Policy:
-    policy = Policy(RULE, threshold)
-    exits = {"mean_layer": mean_layer, "exits": (0.2,) * 5}
-    return replace(
-        policy,
-        certificate=Certificate(
-            (ProvenBound("overlap", epsilon, 100, 0.0, "betting"),),
-            delta=0.05,
-            examples=100,
-            reference=reference,
-            top_k=2,
-            conditions=Conditions(str(policy), **exits, **about),
-        ),
-    )
+def certified(threshold: float = 0.49, **changes: Any) -> Policy:
+    proof = {"risk": "overlap", "examples": 100, "observed_risk": 0.0, "bound": "betting", "top_k": 2}
+    return fakes.certified(Policy(RULE, threshold), exits=(0.2,) * 5, **proof | changes)
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
+import fakes
 import httpx
 import pytest
 from fastapi import FastAPI
@@ -28,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from offramp.errors import BadData, BadOption, BadPolicy, CannotLoad, Incompatible
 from offramp.inference import Classifier
 from offramp.models.exit_model import ExitModel
-from offramp.policy import Certificate, Policy
+from offramp.policy import Policy
 from offramp.serve.batcher import Request
 from offramp.serve.ladder import FULL_DEPTH
 from offramp.serve.network import OWN_FILES, bind
@@ -396,15 +397,12 @@ def test_a_missing_key_variable_is_an_error(exported: Path) -> None:
 
 
 @pytest.fixture
-def certified(classifier: Classifier, make_certificate: Callable[..., Certificate]) -> Callable[..., Policy]:
+def certified(classifier: Classifier) -> Callable[..., Policy]:
     """certified("entropy:0.3", ...) -> a policy with a certificate for this model."""
     runtime = classifier.runner.runtime
     about = {"fingerprint": runtime.fingerprint(), "precision": runtime.precision}
 
-    def make(text: str, **fields: Any) -> Policy:
-        return replace(Policy.parse(text), certificate=make_certificate(policy=text, **about | fields))
-
-    return make
+    return partial(fakes.certified, **about)
 
 
 def test_an_audit_folder_that_cannot_be_written_is_an_error_and_the_cache_only_a_warning(

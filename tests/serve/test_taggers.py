@@ -4,7 +4,6 @@ import re
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import huggingface_hub
@@ -13,7 +12,7 @@ import pytest
 import schemathesis
 import torch
 import tritonclient.http as triton
-from fakes import make_certificate
+from fakes import certified
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from transformers import TokenClassificationPipeline
@@ -223,10 +222,8 @@ def forgetful(plain_tagger: Any, tokenizer: Any) -> Tagger:
 def test_the_audit_counts_what_texts_lose_against_full_depth(
     serve: Serve, forgetful: Tagger, until: Callable[..., None], risk: str, loss: Callable[[Any, Any], float]
 ) -> None:
-    proof = make_certificate(risk=risk, epsilon=0.9, policy="patience:1", conditions=None)
-    server = serve(
-        forgetful, rungs=(replace(Policy.parse("patience:1"), certificate=proof),), audit_share=1.0
-    )
+    rung = certified("patience:1", risk=risk, epsilon=0.9)
+    server = serve(forgetful, rungs=(rung,), audit_share=1.0)
     texts = some_texts(40)
     for text in texts:
         server.client.post("/tag", json={"texts": text})
@@ -241,16 +238,15 @@ def test_the_audit_counts_what_texts_lose_against_full_depth(
 def test_a_rung_whose_certificate_about_spans_proves_wrong_is_no_longer_used(
     serve: Serve, tagger: Tagger, until: Callable[..., None]
 ) -> None:
-    proof = make_certificate(risk="changed_spans", epsilon=0.01, policy="layer:0", conditions=None)
-    rungs = Policy.parse("never"), replace(Policy.parse("layer:0"), certificate=proof)
-    server = serve(tagger, rungs=rungs, audit_share=1.0)
+    rung = certified("layer:0", risk="changed_spans", epsilon=0.01)
+    server = serve(tagger, rungs=(Policy.parse("never"), rung), audit_share=1.0)
     for text in some_texts(60):
         server.batcher.ladder.current = min(1, server.batcher.ladder.last)
         server.client.post("/tag", json={"texts": text})
         until(lambda: server.batcher.audit.pending == 0)
         if server.batcher.ladder.forbidden:
             break
-    assert [*server.batcher.ladder.forbidden] == [rungs[1]]
+    assert [*server.batcher.ladder.forbidden] == [rung]
     assert server.client.post("/tag", json={"texts": "a good film"}).json()["rung"] == 0
 
 
