@@ -13,8 +13,8 @@ from offramp.policy import Policy
 from offramp.runtimes import Tokens
 from offramp.serve.batcher import Batcher, Reply, Request
 
-WAIT = 20
-"""Seconds that nothing here takes."""
+WAIT = 120
+"""Seconds that nothing here takes, on however busy a machine."""
 NORMAL, LOOSER, LOOSEST = (Policy.parse(text) for text in ("confidence:0.9", "confidence:0.7", "layer:2"))
 
 

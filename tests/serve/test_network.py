@@ -148,8 +148,8 @@ def test_a_connection_without_the_head_of_a_request_is_closed(serve: Serve, sent
 
 
 def test_the_rest_of_a_refused_body_does_not_keep_a_connection_open(serve: Serve) -> None:
-    client = connect(serve(connections={"header_seconds": 0.2}), b"POST /nowhere HTTP/1.1\r\nHost: a\r\n")
-    client.sendall(b"Content-Length: 1000\r\n\r\n{")
+    request = b"POST /nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{"
+    client = connect(serve(connections={"header_seconds": 0.2}), request)
     assert response(client) == "HTTP/1.1 404 Not Found"
     while response(client):  # its body, and then the end
         pass

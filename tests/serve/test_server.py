@@ -120,11 +120,11 @@ def ask(url: str, texts: Any) -> httpx.Response:
     return httpx.post(f"{url}/predict", json={"texts": texts}, timeout=120)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("model", "number"), [("saved", signal.SIGTERM), ("exported", signal.SIGINT)])
 def test_stopped_under_load_it_answers_all_accepted_requests_and_exits_with_0(
-    running: Run, any_runtime: Path, number: signal.Signals, until: Until
+    running: Run, request: pytest.FixtureRequest, model: str, number: signal.Signals, until: Until
 ) -> None:
-    with running(any_runtime, "--threads", 1) as server, ThreadPoolExecutor(8) as clients:
+    with running(request.getfixturevalue(model), "--threads", 1) as server, ThreadPoolExecutor(8) as clients:
         futures = [clients.submit(ask, server.url, ["a b c d e f g h"] * 60) for _ in range(8)]
         until(lambda: working(server.url) or all(each.done() for each in futures))
         server.process.send_signal(number)
@@ -135,12 +135,10 @@ def test_stopped_under_load_it_answers_all_accepted_requests_and_exits_with_0(
 
 
 def test_requests_that_there_is_no_time_to_answer_get_503_and_the_server_exits_with_0(
-    running: Run,
-    any_runtime: Path,
-    until: Until,
+    running: Run, exported: Path, until: Until
 ) -> None:
     hasty = ["--threads", 1, "--window", 1, "--max-waiting", 8000, "--drain-seconds", 0]
-    with running(any_runtime, *hasty) as server, ThreadPoolExecutor() as clients:
+    with running(exported, *hasty) as server, ThreadPoolExecutor() as clients:
         future = clients.submit(ask, server.url, ["a"] * 8000)
         until(lambda: working(server.url) or future.done())
         server.process.send_signal(signal.SIGTERM)
@@ -274,7 +272,7 @@ def test_a_signal_to_all_processes_of_a_server_still_lets_them_answer(
 def test_while_requests_are_finished_new_connections_are_refused(
     running: Run, exported: Path, workers: int, until: Until
 ) -> None:
-    slow = ["--threads", 1, "--window", 1, "--max-waiting", 8000, "--drain-seconds", 3, "--probe-port", 0]
+    slow = ["--threads", 1, "--window", 1, "--max-waiting", 8000, "--drain-seconds", 60, "--probe-port", 0]
     with running(exported, "--workers", workers, *slow) as server, ThreadPoolExecutor() as clients:
         assert httpx.get(f"{server.probes}/ready").status_code == 200
         future = clients.submit(ask, server.url, ["a"] * 8000)
@@ -300,7 +298,7 @@ def test_while_requests_are_finished_new_connections_are_refused(
         assert not future.done()
         assert outcomes <= {"HTTP/1.1 200"}  # until the signal has arrived
         assert len(resets) <= 1  # the kernel resets one that has not been accepted when the socket is closed
-        assert future.result().status_code in (200, 503)
+        server.process.kill()  # that the request is answered is tested above
 
 
 def test_connections_that_no_worker_has_accepted_when_the_server_is_stopped_are_answered(
@@ -338,12 +336,11 @@ def test_a_burst_of_connections_at_the_limit_does_not_use_up_all_open_files(
         assert not [line for line in lines if line.get("level") == "error"]
 
 
-def test_workers_find_their_modules_imported_but_not_onnxruntime(exported: Path, any_runtime: Path) -> None:
-    for model in (exported, any_runtime):
-        imports = "\n".join(f"import {name}" for name in modules_for(model))
-        code = f"{imports}\nimport sys; print('onnxruntime' in sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == "False"
+def test_workers_find_their_modules_imported_but_not_onnxruntime(any_runtime: Path) -> None:
+    imports = "\n".join(f"import {name}" for name in modules_for(any_runtime))
+    code = f"{imports}\nimport sys; print('onnxruntime' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def parent_of(process: int) -> int:
