@@ -4,7 +4,7 @@ that never were."""
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -90,7 +90,10 @@ def tiny_config(model_type: str, layers: int = 4, **options: Any) -> Any:
     return AutoConfig.for_model(model_type, **{**sizes, **SPECIAL.get(model_type, {}), **options})
 
 
-def make(auto: Any, model_type: str, **options: Any) -> PreTrainedModel:
+def make(auto: Any, model_type: str, labels: Sequence[str] = (), **options: Any) -> PreTrainedModel:
+    if labels:
+        numbers = {label: number for number, label in enumerate(labels)}
+        options |= {"id2label": dict(enumerate(labels)), "label2id": numbers}
     torch.manual_seed(0)
     model: PreTrainedModel = auto.from_config(tiny_config(model_type, **options))
     for parameter in model.parameters():  # biases and norms start alike in every layer; make each count
@@ -134,22 +137,20 @@ def tiny_encoder() -> Callable[..., PreTrainedModel]:
 
 @pytest.fixture(scope="session")
 def tiny_classifier() -> Callable[..., PreTrainedModel]:
-    """tiny_classifier("bert", ...) -> a random `...ForSequenceClassification`."""
+    """tiny_classifier("bert", labels=["no", "yes"], ...) -> a random `...ForSequenceClassification`."""
     return lambda model_type, **options: make(AutoModelForSequenceClassification, model_type, **options)
 
 
 @pytest.fixture(scope="session")
 def tiny_tagger() -> Callable[..., PreTrainedModel]:
-    """tiny_tagger("bert", ...) -> a random `...ForTokenClassification`."""
+    """tiny_tagger("bert", labels=["O", "B-A", "I-A"], ...) -> a random `...ForTokenClassification`."""
     return lambda model_type, **options: make(AutoModelForTokenClassification, model_type, **options)
 
 
 @pytest.fixture(scope="session")
 def plain_tagger(tiny_tagger: Callable[..., Any]) -> Any:
     """A random model that tags tokens as O, A or B."""
-    tags = ["O", "B-A", "I-A", "B-B", "I-B"]
-    numbers = {tag: number for number, tag in enumerate(tags)}
-    return tiny_tagger("bert", id2label=dict(enumerate(tags)), label2id=numbers)
+    return tiny_tagger("bert", labels=["O", "B-A", "I-A", "B-B", "I-B"])
 
 
 @pytest.fixture(scope="session")

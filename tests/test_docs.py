@@ -51,8 +51,7 @@ def demo_model(
     reranker = tmp_path / "fast-reranker/model"
     ExitModel.from_encoder(tiny_encoder("bert"), num_labels=1).save_pretrained(reranker)
     BertTokenizer(vocab=str(vocabulary)).save_pretrained(reranker)
-    tags = {0: "O", 1: "B-PER", 2: "I-PER"}
-    named = tiny_tagger("bert", id2label=tags, label2id={tag: index for index, tag in tags.items()})
+    named = tiny_tagger("bert", labels=["O", "B-PER", "I-PER"])
     ExitModel.from_encoder(named).save_pretrained(tmp_path / "fast-ner/model")
     BertTokenizer(vocab=str(vocabulary)).save_pretrained(tmp_path / "fast-ner/model")
     tiny_classifier("bert").save_pretrained(tmp_path / "my-classifier")

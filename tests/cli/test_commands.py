@@ -105,7 +105,7 @@ def classifier(
 
     def save(*names: str) -> Path:
         folder = tmp_path / "classifier"
-        tiny_classifier("bert", id2label=dict(enumerate(names)), label2id={}).save_pretrained(folder)
+        tiny_classifier("bert", labels=names).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
 

@@ -30,8 +30,7 @@ def home(
     """A folder with the tagger `ner`, `texts.csv` without tags, and `test.conll`."""
     home = tmp_path_factory.mktemp("taggers")
     save_encoder(home / "encoder")
-    labels = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: row for row, tag in enumerate(TAGS)}}
-    model = ExitModel.from_encoder(tiny_tagger("bert", layers=2, pad_token_id=0, **labels))
+    model = ExitModel.from_encoder(tiny_tagger("bert", layers=2, pad_token_id=0, labels=TAGS))
     torch.manual_seed(7)
     for head in model.heads.classifiers[:-1]:
         torch.nn.init.normal_(head.weight, std=0.5)

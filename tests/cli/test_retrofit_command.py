@@ -31,7 +31,7 @@ def workplace(
 ) -> Path:
     """A classifier, texts with labels as csv, and without as txt."""
     home = tmp_path_factory.mktemp("retrofit")
-    model = tiny_classifier("bert", id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    model = tiny_classifier("bert", labels=["no", "yes"])
     model.save_pretrained(home / "mine")
     tokenizer.save_pretrained(home / "mine")
     draw = random.Random(0)
@@ -157,7 +157,7 @@ def test_labels_are_numbered_as_the_outputs_are(
     tiny_classifier: Callable[..., PreTrainedModel], tokenizer: Any, tmp_path: Path
 ) -> None:
     names = [f"class {number}" for number in range(12)]  # saved in the order of "0", "1", "10", "11", "2"
-    tiny_classifier("bert", id2label=dict(enumerate(names)), label2id={}).save_pretrained(tmp_path)
+    tiny_classifier("bert", labels=names).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     labels = check_labels(names, 12, load_original(tmp_path), None, "logs.csv")
     assert labels is not None

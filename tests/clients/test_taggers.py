@@ -31,8 +31,7 @@ def folders(
 ) -> tuple[Path, Path]:
     """An exported tagger whose texts exit at several layers, and its portable folder."""
     home = tmp_path_factory.mktemp("tagger")
-    labels = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: row for row, tag in enumerate(TAGS)}}
-    model = ExitModel.from_encoder(tiny_tagger("bert", layers=3, **labels)).eval()
+    model = ExitModel.from_encoder(tiny_tagger("bert", layers=3, labels=TAGS)).eval()
     torch.manual_seed(7)
     for head in model.heads.classifiers[:-1]:
         torch.nn.init.normal_(head.weight, std=0.5)

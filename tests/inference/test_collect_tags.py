@@ -24,8 +24,7 @@ WORDS = [*"abcdefghij", "good", "bad", "film"]
 
 @pytest.fixture(scope="module")
 def runner(tiny_tagger: Callable[..., Any], tokenizer: PreTrainedTokenizerFast) -> Runner:
-    names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: row for row, tag in enumerate(TAGS)}}
-    model = ExitModel.from_encoder(tiny_tagger("bert", **names))
+    model = ExitModel.from_encoder(tiny_tagger("bert", labels=TAGS))
     torch.manual_seed(7)
     for head in model.heads.classifiers[:-1]:
         torch.nn.init.normal_(head.weight, std=0.5)

@@ -68,7 +68,7 @@ def test_modernbert_keeps_the_pooling_of_its_classifier(tiny_classifier: Make, p
 def test_a_fine_tuned_classifier_keeps_label_names_and_problem_type(
     tiny_classifier: Make, tmp_path: Path
 ) -> None:
-    plain = tiny_classifier("bert", id2label={0: "ham", 1: "spam", 2: "bulk"}, label2id={}, num_labels=3)
+    plain = tiny_classifier("bert", labels=["ham", "spam", "bulk"])
     plain.config.problem_type = "multi_label_classification"
     plain.save_pretrained(tmp_path)
     model = ExitModel.from_encoder(tmp_path)

@@ -43,8 +43,7 @@ PRECISIONS = ("fp32", "int8")
 @pytest.fixture(scope="module")
 def plain(tiny_tagger: Callable[..., Any]) -> Callable[[str], Any]:
     """A fine-tuned tagger of each family."""
-    labels = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: row for row, tag in enumerate(TAGS)}}
-    return cache(lambda family: tiny_tagger(family, layers=3, **labels))
+    return cache(lambda family: tiny_tagger(family, layers=3, labels=TAGS))
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def exits_pay() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def original(save_classifier: Callable[..., Path]) -> Path:
-    return save_classifier(id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    return save_classifier(labels=["no", "yes"])
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_auto_keeps_one_of_two_precisions_and_says_why(
     save_classifier: Callable[..., Path], tmp_path: Path
 ) -> None:
     # two layers, because each is exported twice
-    original = save_classifier(layers=2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    original = save_classifier(layers=2, labels=["no", "yes"])
     found = retrofit(original, make_texts(), tmp_path / "out", 0.15, rule="entropy")
     assert found.results.precision in ("fp32", "int8")
     assert found.results.kept_because
@@ -218,7 +218,7 @@ def test_exits_that_do_not_pay_are_left_out(
 ) -> None:
     monkeypatch.setattr(exits, "FEWEST_TO_TELL", 20)
     monkeypatch.setattr(timing, "compare_speed", pretend({"every": 40, "last": 4, "offramp": 1, "": 2}))
-    original = save_classifier(layers=2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    original = save_classifier(layers=2, labels=["no", "yes"])
     lines: list[str] = []
     texts, out = make_texts(), tmp_path / "out"
     found = retrofit(original, texts, out, 0.15, rule="entropy", precision="fp32", log=lines.append)

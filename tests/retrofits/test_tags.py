@@ -53,8 +53,7 @@ def original(
     tiny_tagger: Callable[..., Any], tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A random tagger whose layers change little, so that early exits can tell what it says, and mostly O."""
-    names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: row for row, tag in enumerate(TAGS)}}
-    model = tiny_tagger("bert", **names)
+    model = tiny_tagger("bert", labels=TAGS)
     with torch.no_grad():
         for layer in model.bert.encoder.layer:
             layer.attention.output.dense.weight.mul_(0.02)

@@ -104,11 +104,10 @@ def test_a_misspelt_recipe_suggests_the_nearest(fit: Fit) -> None:
 def test_a_model_with_label_names_keeps_their_order(
     fit: Fit, tiny_classifier: Callable[..., Any], tiny_task: MakeTask, tokenizer: BertTokenizer
 ) -> None:
-    names = {"id2label": {0: "yes", 1: "no"}, "label2id": {"yes": 0, "no": 1}}
-    model = ExitModel.from_encoder(tiny_classifier("bert", pad_token_id=0, **names))
+    model = ExitModel.from_encoder(tiny_classifier("bert", pad_token_id=0, labels=["yes", "no"]))
     assert tiny_task().labels == ("no", "yes")
     trained = fit(RECIPES["deebert"](fine_tune=False), model, num_train_epochs=30)
-    assert model.config.id2label == names["id2label"]
+    assert model.config.label_names == ["yes", "no"]
     assert trained.scores["acc"][1] > 0.9, "inner exits learned in the model's order"
     with torch.no_grad():
         tokens = tokenizer("a very good film", return_tensors="pt")

@@ -78,8 +78,7 @@ def test_both_splits_of_a_data_set_are_used(start: Start, tiny_encoder: Callable
 def test_a_classifier_keeps_its_outputs_and_needs_no_labels(
     start: Start, tiny_classifier: Callable[..., PreTrainedModel]
 ) -> None:
-    names = {"id2label": {0: "yes", 1: "no"}, "label2id": {"yes": 0, "no": 1}}
-    classifier = tiny_classifier("bert", pad_token_id=0, **names)
+    classifier = tiny_classifier("bert", pad_token_id=0, labels=["yes", "no"])
     weight = classifier.get_submodule("classifier").weight.clone()  # type: ignore[operator]
     texts = Dataset.from_dict({"text": ROWS["text"]})
     lines: list[str] = []

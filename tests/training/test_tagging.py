@@ -91,7 +91,7 @@ def test_recipes_learn_tags(
 def test_frozen_heads_learn_from_a_tagger_without_labels_and_leave_it_as_it_is(
     tiny_tagger: Callable[..., Any], subwords: Any, tmp_path: Path
 ) -> None:
-    model = tiny_tagger("bert", layers=2, id2label=dict(enumerate(TAGS)), label2id={})
+    model = tiny_tagger("bert", layers=2, labels=TAGS)
     model.save_pretrained(tmp_path / "tagger")
     subwords.save_pretrained(tmp_path / "tagger")
     texts = datasets.Dataset.from_dict({"text": [" ".join(words) for words in tagged(200)["tokens"]]})
@@ -112,7 +112,7 @@ def test_frozen_heads_learn_from_a_tagger_without_labels_and_leave_it_as_it_is(
 def test_the_tags_of_files_with_labels_count_too(
     tiny_tagger: Callable[..., Any], subwords: Any, tmp_path: Path
 ) -> None:
-    model = tiny_tagger("bert", layers=2, id2label=dict(enumerate(TAGS)), label2id={})
+    model = tiny_tagger("bert", layers=2, labels=TAGS)
     run = train(model, task(), "frozen:epochs=2", options(tmp_path), tokenizer=subwords)
     assert set(run.scores) == {"entity_f1"}
     assert len(run.scores["entity_f1"]) == 3
@@ -208,7 +208,7 @@ def test_a_trained_tagger_is_read_as_one_by_transformers(
 def test_a_tagger_teaches_every_token_of_texts_without_labels(
     tiny_tagger: Callable[..., Any], subwords: Any, tmp_path: Path
 ) -> None:
-    model = ExitModel.from_encoder(tiny_tagger("bert", layers=2, id2label=dict(enumerate(TAGS)), label2id={}))
+    model = ExitModel.from_encoder(tiny_tagger("bert", layers=2, labels=TAGS))
     texts = datasets.Dataset.from_dict({"text": [" ".join(words) for words in tagged(30)["tokens"]]})
     rows = tokenize_words(texts, subwords, 12)  # some texts are several rows
     taught = add_teacher(model, rows, TagCollator(subwords), tmp_path / "teacher.npy", 7, progress=False)
@@ -225,7 +225,7 @@ def test_a_tagger_teaches_every_token_of_texts_without_labels(
 def test_the_backbone_of_a_tagger_is_tuned_with_the_original_as_teacher(
     tiny_tagger: Callable[..., Any], subwords: Any, tmp_path: Path
 ) -> None:
-    plain = tiny_tagger("bert", layers=2, id2label=dict(enumerate(TAGS)), label2id={})
+    plain = tiny_tagger("bert", layers=2, labels=TAGS)
     model = ExitModel.from_encoder(plain)
     texts = datasets.Dataset.from_dict({"text": [" ".join(words) for words in tagged(200)["tokens"]]})
     run = train(
