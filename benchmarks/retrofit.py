@@ -233,11 +233,13 @@ class PlainRuntime:
 
 
 def one_file_facts(out: Path, done: Any, texts: list[str]) -> dict[str, float]:
-    """The size of the graph with exits beside the plain one, and how long an export takes."""
+    """The size of the graph with exits beside the plain one, how long an export takes, and what exits cost where no
+    text takes one."""
     if done.portable is None:
         return {}
     precision = done.results.precision
-    plain = one_file(out / "fast" / "work" / f"plain-{precision}", Policy.parse("never"))
+    folder = out / "fast" / "work" / f"plain-{precision}"
+    plain = one_file(folder, Policy.parse("never"))
     model, tokenizer = load_model(out / "fast" / "work" / "training" / "model")
     with TemporaryDirectory() as folder:
         begin = time.perf_counter()
@@ -252,6 +254,26 @@ def one_file_facts(out: Path, done: Any, texts: list[str]) -> dict[str, float]:
         "MB of the heads of inner exits": of_heads,
         "percent more than both": 100 * (whole / (bare + of_heads) - 1),
         "seconds to export all layers with exits": seconds,
+        **never_exiting(done.folder, folder, texts),
+    }
+
+
+def never_exiting(with_exits: Path, plain: Path, texts: list[str]) -> dict[str, float]:
+    """How many times the time of the plain graph it takes to run all layers with the exits on the way, in one graph
+    and in stages."""
+    stages = Classifier.from_pretrained(with_exits, "never")
+    stages.runner.runtime.compiled = None  # type: ignore[attr-defined]
+    contenders = {
+        "plain": predictor(plain, "never"),
+        "one graph": predictor(with_exits, "never"),
+        "stages": stages.predict,
+    }
+    speeds = compare_speed(contenders, texts, seconds=TIMING / 10)
+    return {
+        f"never exiting in {name}, times the plain graph, {way}": getattr(speeds[name], kind)
+        / getattr(speeds["plain"], kind)
+        for name in ("one graph", "stages")
+        for way, kind in (("one text", "single"), ("batches", "batch"))
     }
 
 
