@@ -19,7 +19,7 @@ from statistics import median
 
 from shared import about, markdown
 
-from offramp.guarantees.confidence_sequence import evidence
+from offramp.guarantees.sequential import evidence
 from offramp.serve.account import ALL, Account, Comparison
 
 EPSILON, DELTA = 0.02, 0.05

@@ -41,7 +41,7 @@ from offramp import (
     store_policy,
     train,
 )
-from offramp.measuring.comparison import time_in_turns
+from offramp.measuring.speed import time_in_turns
 from offramp.models.heads import HeadConfig
 from offramp.problems import Array
 from offramp.retrofits.original import Original, load_original

@@ -39,7 +39,7 @@ from offramp import Classifier, NoSafeThreshold, retrofit
 from offramp.cpus import available_cpus
 from offramp.folder import load_model
 from offramp.folder.manifest import GRAPH
-from offramp.measuring.comparison import compare_speed
+from offramp.measuring.speed import compare_speed
 from offramp.onnx_export import export
 from offramp.onnx_export.one_file import one_file
 from offramp.policy import Policy

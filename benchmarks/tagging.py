@@ -30,7 +30,7 @@ from offramp.data.files import read_file
 from offramp.inference.spans import Span, find_spans
 from offramp.inference.texts import BatchTokenizer
 from offramp.inference.windows import WindowTokenizer
-from offramp.measuring.comparison import compare_speed
+from offramp.measuring.speed import compare_speed
 from offramp.retrofits.original import Original, load_original
 from offramp.tags import TagScheme
 

@@ -17,7 +17,7 @@ from shared import about, markdown
 from transformers import AutoModelForSequenceClassification, TrainingArguments, set_seed
 
 from offramp import RECIPES, ExitModel
-from offramp.measuring.comparison import time_in_turns
+from offramp.measuring.speed import time_in_turns
 from offramp.training.trainer import PhaseTrainer
 
 JOINT = ["pabee", "elbert", "elasticbert", "berxit", "romebert"]

@@ -16,9 +16,10 @@ from offramp.errors import BadData, BadOption, Incompatible
 from offramp.guarantees.losses import LOSSES, OF_TAGS
 from offramp.inference.spans import Words, find_spans
 from offramp.lists import Lists
+from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import calibrate
-from offramp.measuring.exit_table import apply_rule, build_exit_table, fit_rule, reference_of
-from offramp.measuring.guarantee import Guarantee
+from offramp.measuring.exit_table import apply_rule, build_exit_table, fit_rule
+from offramp.measuring.losses import reference_of
 from offramp.numerics import entropy
 from offramp.policy import Policy
 from offramp.problems import TOKENS

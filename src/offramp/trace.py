@@ -304,7 +304,7 @@ class Trace:
         text_ids = not np.issubdtype(self.ids.dtype, np.number)
         if text_ids:
             arrays["ids"] = np.frombuffer(json.dumps(self.ids.tolist()).encode(), np.uint8)
-        rest = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ARRAYS}
+        rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ARRAYS}
         rest |= {"shape": dict(self.shape), "text_ids": text_ids}
         metadata = {"offramp_trace": str(FORMAT), "fields": json.dumps(rest)}
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -326,7 +326,7 @@ class Trace:
             rest = json.loads(metadata["fields"])
             if rest.pop("text_ids"):
                 arrays["ids"] = np.array(json.loads(arrays["ids"].tobytes()))
-            unknown = {*arrays, *rest} - {each.name for each in fields(cls)}
+            unknown = {*arrays, *rest} - {field.name for field in fields(cls)}
             if unknown:
                 raise BadData(f"{path} has unknown fields {', '.join(sorted(unknown))}; upgrade offramp.")
             return cls(**{"labels": None} | arrays | rest)

@@ -52,7 +52,7 @@ def retrofit(run: Run, home: Path, *more: Any, texts: str = "logs.txt", out: str
 @pytest.fixture(scope="module")
 def shown(run: Run, workplace: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("offramp.measuring.comparison.REPEATS", 1)
+        patch.setattr("offramp.measuring.speed.REPEATS", 1)
         return retrofit(run, workplace)
 
 
@@ -140,7 +140,7 @@ def test_an_operating_point_is_stored_and_its_decisions_printed(
 
 
 def test_labels_in_the_file_give_scores(run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offramp.measuring.comparison.REPEATS", 1)
+    monkeypatch.setattr("offramp.measuring.speed.REPEATS", 1)
     found = json.loads(retrofit(run, workplace, "--json", texts="logs.csv", out="scored").stdout)
     assert all("acc" in row["scores"] for row in found["comparison"])
 
@@ -168,7 +168,7 @@ def test_labels_are_numbered_as_the_outputs_are(
 def test_columns_that_are_no_labels_of_the_model_are_ignored(
     header: tuple[str, ...], run: Run, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offramp.measuring.comparison.REPEATS", 1)
+    monkeypatch.setattr("offramp.measuring.speed.REPEATS", 1)
     texts = (workplace / "logs.txt").read_text(encoding="utf-8").splitlines()
     with (workplace / "other.csv").open("w", newline="") as file:
         csv.writer(file).writerows([header, *((text, "0.57", "pos")[: len(header)] for text in texts)])

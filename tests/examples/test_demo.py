@@ -33,7 +33,7 @@ def inputs(
 @pytest.fixture(scope="module")
 def done(inputs: dict[str, Path]) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("offramp.measuring.comparison.REPEATS", 1)
+        patch.setattr("offramp.measuring.speed.REPEATS", 1)
         return demo.run(**inputs, settings=QUICK)
 
 

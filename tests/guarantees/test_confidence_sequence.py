@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.special import betaln
 from scipy.stats import binom
 
-from offramp.guarantees.confidence_sequence import INTERVAL, MOST_MONEY, ChangeTest, bounds, evidence
+from offramp.guarantees.sequential import INTERVAL, MOST_MONEY, ChangeTest, bounds, evidence
 
 RUNS = 200
 STEPS = 800

@@ -13,7 +13,7 @@ from offramp.errors import BadOption, NoSafeThreshold, ReusedData, UnknownName
 from offramp.guarantees.bounds import betting_examples, binomial_examples
 from offramp.measuring import Budget, Guarantee, MaxLoss, MinSpeedup, calibrate, sweep
 from offramp.measuring.cost import macs
-from offramp.measuring.guarantee import threshold_grid
+from offramp.measuring.proof import threshold_grid
 from offramp.measuring.targets import Target
 from offramp.numerics import softmax
 from offramp.policy import Policy

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offramp.measuring import Sweep, sweep
-from offramp.measuring.mean_curve import compare
+from offramp.measuring.curve import compare
 from offramp.trace import Trace
 
 Make = Callable[..., Trace]

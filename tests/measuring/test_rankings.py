@@ -8,8 +8,8 @@ import pytest
 
 from offramp.errors import BadData, BadOption, NoSafeThreshold
 from offramp.measuring import Guarantee, MaxLoss, calibrate, sweep
-from offramp.measuring.guarantee import threshold_grid
-from offramp.measuring.rankings import Rankings
+from offramp.measuring.losses import losses_on
+from offramp.measuring.proof import threshold_grid
 from offramp.policy import Policy
 from offramp.rules.rank import Rank
 from offramp.trace import Trace
@@ -77,12 +77,12 @@ def test_a_certificate_says_what_was_proven(risk: str) -> None:
 def test_the_guarantee_holds_on_new_queries_with_and_without_exact_top() -> None:
     """At most 5% of calibrations may be wrong; 5 or more of 20 would have a probability of 0.3%."""
     trace = made_up(1000, seed=999)
-    fresh = Rankings(trace, 5)
     risks = []
     for seed in range(20):
         policy = calibrate(made_up(200, seed=seed), "rank", guarantee(0.05, 5)).policy
         ways = (policy, policy.with_exact_top())
-        risks.append([fresh.losses(way.decide_trace(trace, 5).logits, "overlap").mean() for way in ways])
+        decided = [way.decide_trace(trace, 5).logits for way in ways]
+        risks.append([losses_on(trace, logits, ["overlap"], top_k=5)["overlap"].mean() for logits in decided])
     assert ((np.array(risks) > 0.05).sum(0) < 5).all()
     assert np.mean(risks) > 0.005, "the rule is too careful to be tested by this"
 

@@ -12,7 +12,7 @@ from fakes import make_certificate
 from offramp.errors import CannotLoad
 from offramp.guarantees.comparison import Difference, GroupDifferences
 from offramp.measuring.changes import Changes
-from offramp.measuring.comparison import Contender, Speed
+from offramp.measuring.speed import Contender, Speed
 from offramp.reports import report
 from offramp.reports.results import Megabytes, RetrofitResults, Unseen
 from offramp.trace import Trace

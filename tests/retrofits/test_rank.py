@@ -35,7 +35,7 @@ def pairs() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("offramp.measuring.comparison.REPEATS", 1)
+        patch.setattr("offramp.measuring.speed.REPEATS", 1)
         yield
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 import offramp.training.run
 from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, Runner, retrofit
 from offramp.errors import BadData, CertificateMismatch, NoSafeThreshold, OutputExists
-from offramp.measuring.comparison import Speed
+from offramp.measuring.speed import Speed
 from offramp.model_info import ModelInfo
 from offramp.reports.results import RetrofitResults
 from offramp.retrofits import choice, exits, timing

@@ -18,7 +18,6 @@ from offramp.engine import Engine
 from offramp.errors import BadData, BadLabels, BadOption
 from offramp.inference.texts import BatchTokenizer
 from offramp.inference.windows import WindowTokenizer
-from offramp.measuring import comparison
 from offramp.retrofits import choice
 from offramp.retrofits.original import load_original
 from offramp.retrofits.text_split import split_texts
@@ -43,8 +42,8 @@ def make_texts(count: int = 600) -> list[str]:
 def quick_timing() -> Iterator[None]:
     """Timing is not tested here, so it need not be exact."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "REPEATS", 1)
-        patch.setattr(comparison, "SINGLES", 3)
+        patch.setattr("offramp.measuring.speed.REPEATS", 1)
+        patch.setattr("offramp.measuring.speed.SINGLES", 3)
         yield
 
 

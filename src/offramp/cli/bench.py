@@ -41,7 +41,7 @@ def bench(
     from offramp.inference.collect import collect
     from offramp.inference.runner import NEVER
     from offramp.inference.tagger import Tagger
-    from offramp.measuring.comparison import compare_speed, describe_machine, measure_contender
+    from offramp.measuring.speed import compare_speed, describe_machine, measure_contender
     from offramp.model_info import ModelInfo
     from offramp.reports.results import contender_rows
     from offramp.reports.table import format_table, short

@@ -117,7 +117,7 @@ def retrofit(
         offramp retrofit my-ner --texts logs.csv --guarantee 0.01 --risk missed --out fast-ner
         offramp retrofit my-reranker --texts candidates.csv --rank --out fast-reranker
     """
-    from offramp.guarantees.certificate import BY_CLASS, BY_EXIT
+    from offramp.guarantees.guarantee import BY_CLASS, BY_EXIT
     from offramp.measuring import Guarantee
     from offramp.retrofits import retrofit as run
 

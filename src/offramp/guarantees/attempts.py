@@ -38,8 +38,8 @@ class Attempt:
 
     def spent(self) -> float:
         """The delta of all attempts before this one; if nothing is left, `NoSafeThreshold`."""
-        known = self.known()
-        before = known[: known.index(self.record)] if self.record in known else known
+        attempts = self.attempts()
+        before = attempts[: attempts.index(self.record)] if self.record in attempts else attempts
         spent = float(sum(attempt["delta"] for attempt in before))
         if spent + self.delta > 1 - 1e-9:
             raise NoSafeThreshold(
@@ -84,9 +84,9 @@ class Attempt:
             self.write(self.files[1:])
 
     def write(self, files: Sequence[Path]) -> None:
-        known = unique([*self.known(), self.record])
+        attempts = unique([*self.attempts(), self.record])
         for file in files:
-            write_files({file: json.dumps({"attempts": known}, indent=1)})
+            write_files({file: json.dumps({"attempts": attempts}, indent=1)})
 
     @property
     def record(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Attempt:
         cached = cache_folder() / "attempts" / f"{self.subject}.json"
         return [cached] if self.folder is None else [cached, self.folder / FILE]
 
-    def known(self) -> list[dict[str, Any]]:
+    def attempts(self) -> list[dict[str, Any]]:
         """All attempts, the first one first."""
         return unique([record for file in self.files for record in read(file)])
 

@@ -117,7 +117,7 @@ class Bound:
         >>> round(BOUNDS["exact binomial"].upper([0] * 299, 0.05), 3)
         0.01
         """
-        return bisect(lambda epsilon: self.p_value(losses, epsilon) <= delta, self.lowest)
+        return bisect(lambda epsilon: self.p_value(losses, epsilon) <= delta, 1.0, self.lowest)
 
     def lower(self, losses: ArrayLike, delta: float) -> float:
         """The largest risk that the true one is proven to exceed; the lowest loss if there is none."""
@@ -136,16 +136,15 @@ class Bound:
         return np.asarray(1 + self.lowest - np.asarray(losses, np.float64))
 
 
-def bisect(proves: Callable[[float], bool], lowest: float) -> float:
-    """The smallest epsilon from `lowest` to 1 that is proven; larger ones are too."""
-    proven = 1.0
-    for _ in range(45):
-        middle = (lowest + proven) / 2
-        if proves(middle):
-            proven = middle
+def bisect(holds: Callable[[float], bool], true: float, false: float) -> float:
+    """The last point where something holds, on the way from one where it does to one where it does not."""
+    for _ in range(60):
+        middle = (true + false) / 2
+        if holds(middle):
+            true = middle
         else:
-            lowest = middle
-    return proven
+            false = middle
+    return true
 
 
 SMALL_BETS = Bound(partial(betting, bets=NET_BETS), partial(betting_examples, bets=NET_BETS))

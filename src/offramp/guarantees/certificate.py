@@ -1,12 +1,13 @@
-"""Guarantee: a bound on a risk that is asked for. Certificate: what was proven, and for what."""
+"""Certificate: what was proven, and for what."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
-from offramp.errors import BadOption, BadPolicy, CertificateMismatch
+from offramp.errors import BadPolicy, CertificateMismatch
 from offramp.guarantees.bounds import BOUNDS
+from offramp.guarantees.guarantee import BY_CLASS, BY_EXIT, are_fractions
 from offramp.guarantees.losses import LOSSES, Loss
 from offramp.wording import count, enumerate_names
 
@@ -14,119 +15,9 @@ NOT_FIELDS = "promise", "seal"
 """What the JSON form has besides the fields: a sentence for people, and a hash of the policy."""
 ARGMAX = "the most likely class"
 """The operating point that has no text."""
-BY_EXIT, BY_CLASS = "exit", "class"
 MOST_NAMES = 8
 """Groups whose names are in a summary."""
 Certified = TypeVar("Certified", bound=Any)
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """A risk of at most epsilon, with probability at least 1 - delta.
-
-    The probability is over the draw of the calibration examples. The risk is the mean of a loss over examples from
-    the same distribution.
-
-    >>> Guarantee({"missed": 0.02, "false_alarm": 0.05}).risks
-    ('missed', 'false_alarm')
-    """
-
-    epsilon: float | Mapping[str, float]
-    """One bound. Or one for each of several risks, all of which then hold together. Or one for each group, by default
-    for each class. A group needs enough calibration examples of its own."""
-    delta: float = 0.05
-    risk: str = "changed"
-    """A loss of `LOSSES`, or several with commas. "changed": the prediction differs from the reference (no labels
-    needed). For decisions that are yes or no, "missed" and "false_alarm", as shares of the examples that the
-    reference says yes or no to, or with "_of_all" as shares of all. "score": a score moves by more than the
-    tolerance. With labels: "accuracy", a correct prediction is lost, so accuracy drops by at most epsilon;
-    "accuracy_drop", the same net of correct predictions that are gained, which allows earlier exits. For rankings:
-    "overlap", the share of the reference's top k that is missed; "ndcg", 1 - nDCG@k, where the reference's top k
-    have the gains k, ..., 1."""
-    tolerance: float | None = None
-    """Numbers no further apart than this count as equal: those of a regression, and for "score" probabilities."""
-    top_k: int | None = None
-    """For rankings: how many documents count, by default 10."""
-    by: str = ""
-    """Groups, within each of which the bounds hold: "exit", "class", or the name of the trace's categories, such as
-    "language". A class is that of the reference's prediction, or for accuracy the correct one."""
-
-    def __post_init__(self) -> None:
-        require(are_fractions(self.epsilon), f"epsilon={self.epsilon}: expected a fraction between 0 and 1")
-        require(0 < self.delta < 1, f"delta={self.delta}: expected a probability between 0 and 1")
-        if isinstance(self.epsilon, Mapping):
-            if self.epsilon.keys() <= LOSSES.keys():
-                object.__setattr__(self, "risk", ",".join(self.epsilon))
-            elif not self.by:
-                object.__setattr__(self, "by", BY_CLASS)
-        unknown = [risk for risk in self.risks if risk not in LOSSES]
-        require(not unknown, f"risk={self.risk!r}: choose one of {', '.join(LOSSES)}")
-        require(len({*self.risks}) == len(self.risks), f"risk={self.risk!r} names a risk twice")
-        if self.has_group_bounds:
-            require(self.by != BY_EXIT, "by='exit' takes one bound for all exits")
-            require(len(self.risks) == 1, "bounds that differ by group are for one risk at a time")
-        near = self.tolerance is None or 0 <= self.tolerance < float("inf")
-        require(near, f"tolerance={self.tolerance}: expected a distance of 0 or more")
-        units = {loss.unit for loss in self.losses.values()}
-        require(len(units) == 1, f"risk={self.risk!r}: these risks are not about the same things")
-        if self.unit == "query":
-            object.__setattr__(self, "top_k", 10 if self.top_k is None else self.top_k)
-        else:
-            require(self.top_k is None, "top_k is for rankings only; leave it out")
-        require(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k}: expected 1 or more")
-        require(not self.by or self.unit == "example", f"by={self.by!r} is for single texts; leave it out")
-
-    @property
-    def risks(self) -> tuple[str, ...]:
-        return tuple(self.risk.split(","))
-
-    @property
-    def losses(self) -> dict[str, Loss]:
-        """By risk."""
-        return {risk: LOSSES[risk] for risk in self.risks}
-
-    @property
-    def unit(self) -> str:
-        """What is counted: an example, a text whose words are tagged, or a query."""
-        return LOSSES[self.risks[0]].unit
-
-    @property
-    def needs_labels(self) -> bool:
-        return any(loss.needs_labels for loss in self.losses.values())
-
-    @property
-    def has_group_bounds(self) -> bool:
-        """Whether each group has a bound of its own."""
-        return isinstance(self.epsilon, Mapping) and tuple(self.epsilon) != self.risks
-
-    def bounds_of(self, risk: str, groups: Iterable[str]) -> dict[str, float]:
-        """The bound on a risk in each group."""
-        if self.has_group_bounds:
-            return {group: dict(self.epsilon)[group] for group in groups}  # type: ignore[arg-type]
-        bound = self.epsilon[risk] if isinstance(self.epsilon, Mapping) else self.epsilon
-        return dict.fromkeys(groups, bound)
-
-    def bounds_by_group(self, risk: str) -> dict[str, float]:
-        """The bound on a risk, by group where groups have bounds of their own."""
-        return self.bounds_of(risk, self.epsilon if self.has_group_bounds else [""])  # type: ignore[arg-type]
-
-    def with_risks(self, names: Mapping[str, str]) -> Self:
-        """The guarantee with other names of its risks."""
-        risks = [names.get(risk, risk) for risk in self.risks]
-        epsilon = self.epsilon
-        if isinstance(epsilon, Mapping) and not self.has_group_bounds:
-            epsilon = dict(zip(risks, epsilon.values(), strict=True))
-        return replace(self, risk=",".join(risks), epsilon=epsilon)
-
-
-def require(holds: bool, message: str) -> None:
-    if not holds:
-        raise BadOption(message)
-
-
-def are_fractions(epsilon: float | Mapping[str, float]) -> bool:
-    bounds = epsilon.values() if isinstance(epsilon, Mapping) else [epsilon]
-    return bool(bounds) and all(0 < bound < 1 for bound in bounds)
 
 
 @dataclass(frozen=True)
@@ -283,10 +174,10 @@ class Certificate:
         within = "" if first.tolerance is None else first.loss.within.format(tolerance=first.tolerance)
         shares = [percent(bound.epsilon) for bound in bounds]
         if not self.by or len({*shares}) > 1:
-            each = [
+            of_groups = [
                 f"{share} (of {name})" if name else share for share, name in zip(shares, groups, strict=True)
             ]
-            return self.words(first.loss.summary, ", ".join(each)) + within
+            return self.words(first.loss.summary, ", ".join(of_groups)) + within
         if len(groups) == 1 and self.by != BY_EXIT:
             return f"{self.words(first.loss.summary, shares[0])}{within}, where the {self.by} is {groups[0]}"
         named = ", ".join(groups) if len(groups) <= MOST_NAMES else f"{len(groups)} in all"
@@ -443,7 +334,7 @@ class Certificate:
         """The certificate that `to_json` wrote. Anything incomplete is refused: it would promise nothing."""
         if not isinstance(record, Mapping) or record.keys() - {
             *NOT_FIELDS,
-            *(each.name for each in fields(cls)),
+            *(field.name for field in fields(cls)),
         }:
             raise BadPolicy("the certificate has unknown fields or is not an object; calibrate again.")
         values = {name: value for name, value in record.items() if name not in NOT_FIELDS}

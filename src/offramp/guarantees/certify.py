@@ -8,7 +8,7 @@ import numpy as np
 
 from offramp.errors import BadData, BadOption
 from offramp.guarantees.bounds import BOUNDS, Bound
-from offramp.guarantees.certificate import BY_CLASS, Certificate, ProvenBound, are_fractions
+from offramp.guarantees.certificate import Certificate, ProvenBound
 from offramp.guarantees.comparison import (
     Compared,
     Comparison,
@@ -20,6 +20,7 @@ from offramp.guarantees.comparison import (
     common_labels,
     largest,
 )
+from offramp.guarantees.guarantee import BY_CLASS, are_fractions
 from offramp.guarantees.losses import LOSSES, RISKS
 from offramp.guarantees.operating_point import OperatingPoint
 from offramp.guarantees.sequential import HOPELESS, PROVEN, REFUTED, SequentialTest, fewest_examples
@@ -71,13 +72,13 @@ class Claim:
     @property
     def provable(self) -> float:
         """The smallest bound that could have been proven."""
-        return max(each.provable for each in self.evidence)
+        return max(sample.provable for sample in self.evidence)
 
     @property
     def more_rows(self) -> int | None:
         """About how many more rows like these a verdict needs; None if more than a billion."""
-        needed = [each.more_rows for each in self.evidence]
-        return None if None in needed else max(each for each in needed if each is not None)
+        needed = [sample.more_rows for sample in self.evidence]
+        return None if None in needed else max(number for number in needed if number is not None)
 
 
 @dataclass(frozen=True)
@@ -403,7 +404,7 @@ class Trial:
         comparison, loss = self.comparison, self.comparison.loss(risk, problem)
         scores = loss.compares == "scores"
         bound = ProvenBound(
-            risk=next(name for name, each in LOSSES.items() if each is loss),
+            risk=next(name for name, known in LOSSES.items() if known is loss),
             epsilon=self.bounds[key],
             group=group,
             examples=evidence[0].examples,
@@ -424,7 +425,7 @@ class Trial:
             decision="" if scores else str(comparison.point),
             population=self.population,
         )
-        verdict = worst(each.verdict for each in evidence)
+        verdict = worst(sample.verdict for sample in evidence)
         certificate = proof if verdict == PROVEN else None
         return Claim(risk, self.bounds[key], proof.claim, verdict, tuple(evidence), certificate, group)
 

@@ -236,10 +236,10 @@ def common_labels(old: Any, new: Any, names: tuple[str, str]) -> tuple[str, ...]
     if not all(isinstance(side, np.ndarray) and is_labels(side) for side in (old, new)):
         return ()
     sides = old.astype(str), new.astype(str)
-    known = [np.unique(side).tolist() for side in sides]
-    for side, name, other, others in zip(sides, names, names[::-1], known[::-1], strict=True):
+    labels = [np.unique(side).tolist() for side in sides]
+    for side, name, other, others in zip(sides, names, names[::-1], labels[::-1], strict=True):
         check_known(side, others, np.arange(len(side)), name, f"not in {other}")
-    return tuple(known[0])
+    return tuple(labels[0])
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,8 @@ def accuracy_drop(predictions: Array, reference: Reference) -> Array:
     labels, problem, tolerance = reference.labels, reference.problem, reference.tolerance
     assert labels is not None
     was_correct, is_correct = (
-        problem.same(each, labels, tolerance).astype(np.float64)
-        for each in (reference.predictions, predictions)
+        problem.same(values, labels, tolerance).astype(np.float64)
+        for values in (reference.predictions, predictions)
     )
     net = was_correct - is_correct
     return np.asarray(net.mean(-1) if problem.multi_label else net)

@@ -127,24 +127,24 @@ class Decisions(MultiLabel):
             self.margin(logits.astype(np.float64), column, threshold)
             for column, threshold in zip(self.columns, self.thresholds.values(), strict=True)
         ]
-        every: Array = np.stack(margins, -1)
-        every = np.where(every == 0, np.finfo(np.float32).tiny, every)
+        stacked: Array = np.stack(margins, -1)
+        stacked = np.where(stacked == 0, np.finfo(np.float32).tiny, stacked)
         # a row that is not finite is not ready, even if the outputs that are named are finite
-        return np.where(finite_rows(logits)[..., None], every, np.nan).astype(np.float32)
+        return np.where(finite_rows(logits)[..., None], stacked, np.nan).astype(np.float32)
 
     def margin(self, logits: Array, column: int, threshold: float | None) -> Array:
-        own: Array = logits[..., column]
+        score: Array = logits[..., column]
         if not self.outputs.has_classes:
-            return own - (threshold or 0.0)
+            return score - (threshold or 0.0)
         needed = 0.0 if threshold is None else log(threshold / (1 - threshold))
         if self.outputs.multi_label:
-            return own - needed
+            return score - needed
         others = np.concatenate([logits[..., :column], logits[..., column + 1 :]], -1)
         with np.errstate(invalid="ignore"):  # inf - inf
             rival: Array = others.max(-1)
             if threshold is not None and others.shape[-1] > 1:  # log-odds against all others together
                 rival = rival + np.log(np.exp(others - rival[..., None]).sum(-1))
-            return own - rival - needed
+            return score - rival - needed
 
     def decode(self, logits: Array) -> Array:
         return super().decode(self.margins(logits))

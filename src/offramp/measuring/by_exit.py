@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offramp.guarantees.bounds import BOUNDS
-from offramp.guarantees.certificate import Guarantee
+from offramp.guarantees.guarantee import Guarantee
 from offramp.guarantees.losses import LOSSES
-from offramp.measuring.exit_table import losses_on, reference_of, unreachable_threshold
+from offramp.measuring.exit_table import unreachable_threshold
+from offramp.measuring.losses import losses_on, reference_of
 from offramp.measuring.targets import Candidate
 from offramp.policy import Policy, fold
 from offramp.problems import Array
@@ -45,19 +46,15 @@ def policies_by_exit(
         tests_last=tests_last_exit(policy.rule, candidate.trace),
         layers=trace.layers,
         readiness=folded.readiness,
-        losses=losses_on(trace, folded.logits, target),
+        losses=losses_on(trace, folded.logits, target.risks, target.tolerance),
         counted={
             risk: every if loss.among is None else loss.among(reference)
             for risk, loss in target.losses.items()
         },
         epsilon={risk: target.bounds_of(risk, [""])[""] for risk in target.risks},
     )
-    found = [search.find(confidence) for confidence in CONFIDENCES]
-    return [
-        policy
-        for number, policy in enumerate(found)
-        if policy not in found[:number] and open_exits(policy, trace.layers)
-    ]
+    policies = dict.fromkeys(map(search.find, CONFIDENCES))
+    return [policy for policy in policies if open_exits(policy, trace.layers)]
 
 
 def exits_tested(policy: Policy, trace: Trace, exits: Array) -> dict[str, Array]:

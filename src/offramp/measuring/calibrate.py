@@ -7,22 +7,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from offramp.errors import BadOption, NoSafeThreshold, ReusedData
+from offramp.errors import BadOption, ReusedData
 from offramp.guarantees import Guarantee
-from offramp.guarantees.certificate import BY_EXIT
-from offramp.guarantees.losses import Loss
-from offramp.measuring.curve import Curve, Point, Sweep, parse_rule
+from offramp.guarantees.guarantee import BY_EXIT
+from offramp.measuring.curve import parse_rule
 from offramp.measuring.exit_table import default_tolerance, fit_rule
-from offramp.measuring.guarantee import certify, check_target
-from offramp.measuring.sweep import sweep
-from offramp.measuring.targets import (
-    NO_EARLY_EXIT,
-    Budget,
-    Candidate,
-    MaxLoss,
-    MinSpeedup,
-    Target,
-)
+from offramp.measuring.proof import certify, check_target
+from offramp.measuring.targets import Candidate, MaxLoss, Target, reach
 from offramp.policy import Policy
 from offramp.policy.text import fitted_names, rule_name
 from offramp.problems import Problem
@@ -42,8 +33,6 @@ RANK_FIT_SHARE = 5
 """A fifth of the queries: each has many documents."""
 TRAINING_SHARE = 0.01
 """The share of texts that may also be in the training data: short texts recur by chance."""
-POINTS = 400
-"""Thresholds tried where no statistical test limits them."""
 AS_GOOD = 1.02
 """A static cut is as good if its mean layer is at most this many times that of the best policy."""
 
@@ -102,7 +91,7 @@ def calibrate(
     trace, fit_on = trace.decided(), None if fit_on is None else fit_on.decided()
     check_held_out(trace, allow_training_rows, proves_unseen=isinstance(target, Guarantee))
     rules = rules_to_try(trace, rule, target)
-    policies = [parse_rule(each) for each in rules]
+    policies = [*map(parse_rule, rules)]
     for policy in policies:
         if not policy.rule.takes_threshold:
             raise BadOption(f"{policy} has no threshold to calibrate")
@@ -111,16 +100,13 @@ def calibrate(
 
     if trace.has_lists and not isinstance(target, Guarantee):
         raise BadOption("a trace of lists takes a Guarantee with risk='overlap' or 'ndcg'")
-    tolerance, loss = None, None
     if isinstance(target, Guarantee):
         target = check_target(trace, target)
-        tolerance, loss = target.tolerance, target.losses[target.risks[0]]
         policies = [replace(policy, rule=unfitted(policy.rule, target)) for policy in policies]
-    by_exit = isinstance(target, Guarantee) and target.by == BY_EXIT
-    candidates = [fit(trace, policy, tolerance, fit_on, loss, by_exit) for policy in policies]
-    if isinstance(target, Guarantee):
+        candidates = [fit(trace, policy, fit_on, target) for policy in policies]
         reached = certify(candidates, target, name_of(chosen_on), choices, spent)
     else:
+        candidates = [fit(trace, policy, fit_on) for policy in policies]
         if len(policies) > 1:
             warn(f"one of {len(policies)} rules is chosen by the data that sets its threshold")
         reached = reach(candidates, target)
@@ -161,11 +147,11 @@ class Calibration:
 
 def check_held_out(trace: Trace, allow_training_rows: bool, proves_unseen: bool) -> None:
     """On its training texts a model is surer, and its exits agree more, than on any others."""
-    rows, known = (0, 0) if trace.trained_on is None else (len(trace.trained_on), int(trace.trained_on.sum()))
-    if not known or (allow_training_rows and proves_unseen):
+    rows, seen = (0, 0) if trace.trained_on is None else (len(trace.trained_on), int(trace.trained_on.sum()))
+    if not seen or (allow_training_rows and proves_unseen):
         return
-    message = f"the model was trained on {known} of the {rows} rows of the trace"
-    if allow_training_rows or known <= TRAINING_SHARE * rows:
+    message = f"the model was trained on {seen} of the {rows} rows of the trace"
+    if allow_training_rows or seen <= TRAINING_SHARE * rows:
         warn(message)
     else:
         raise BadOption(f"{message}; calibrate on others, or pass allow_training_rows=True.")
@@ -202,20 +188,14 @@ def rules_of(problem: Problem, classes: int) -> list[str]:
     return rules
 
 
-def fit(
-    trace: Trace,
-    policy: Policy,
-    tolerance: float | None,
-    fit_on: Trace | None,
-    loss: Loss | None = None,
-    by_exit: bool = False,
-) -> Candidate:
+def fit(trace: Trace, policy: Policy, fit_on: Trace | None, target: Guarantee | None = None) -> Candidate:
     """A rule that learns is fitted on some examples and calibrated on the others, any other on all of them; with
     bounds by exit, policies are found on some examples too."""
-    if policy.rule.is_fitted and not (by_exit and policy.rule.reads != "layer"):
+    finds_policies = target is not None and target.by == BY_EXIT and policy.rule.reads != "layer"
+    if policy.rule.is_fitted and not finds_policies:
         return Candidate(policy, trace)
     if fit_on is not None:
-        return Candidate(fit_rule(policy, fit_on, tolerance, loss), trace.without(fit_on), fit_on)
+        return Candidate(fit_rule(policy, fit_on, target), trace.without(fit_on), fit_on)
     share, unit = (RANK_FIT_SHARE, "query") if trace.has_lists else (FIT_SHARE, "example")
     together = bool(trace.group_column) or trace.continues is not None
     some, others = split_rows(trace.keys(), [(1 / share, FIT_MOST)], together=together)
@@ -224,9 +204,8 @@ def fit(
             f"too few to fit {rule_name(policy.rule)} and calibrate its threshold: {count(len(trace), unit)}, "
             f"expected at least {2 * share}"
         )
-    fitted_on = trace[some]
-    fitted = fit_rule(policy, fitted_on, tolerance, loss)
-    return Candidate(fitted, trace[others].without(fitted_on), fitted_on)
+    fit_on = trace[some]
+    return Candidate(fit_rule(policy, fit_on, target), trace[others].without(fit_on), fit_on)
 
 
 def unfitted(rule: Rule, target: Guarantee) -> Rule:
@@ -235,20 +214,6 @@ def unfitted(rule: Rule, target: Guarantee) -> Rule:
         return Rank(target.top_k or rule.top_k)
     learned = fitted_names(type(rule))
     return replace(cast(Any, rule), **dict.fromkeys(learned)) if learned else rule
-
-
-def reach(candidates: Sequence[Candidate], target: MaxLoss | MinSpeedup | Budget) -> list[Candidate]:
-    """The policies that reach a target without a guarantee, the best first.
-
-    All rules are compared on the same examples, those that none of them was fitted on.
-    """
-    trace = min((candidate.trace for candidate in candidates), key=len)
-    curves = sweep(trace, [candidate.policy for candidate in candidates], points=POINTS)
-    chosen = within_loss(curves, target) if isinstance(target, MaxLoss) else within_cost(curves, target)
-    return [
-        Candidate(curve.policy(point), trace, mean_layer=point.cost.mean_layer, score=curves.score(point))
-        for curve, point in chosen
-    ]
 
 
 def as_good(static: Candidate, best: Candidate, target: Target) -> bool:
@@ -279,66 +244,3 @@ def warn(what: str) -> None:
     warnings.warn(
         f"{what}: expect a worse score on new data, or hold examples out.", ReusedData, stacklevel=4
     )
-
-
-def within_loss(curves: Sweep, target: MaxLoss) -> list[tuple[Curve, Point]]:
-    """For each rule the point with the fewest layers within the allowed loss, the fewest first."""
-    metric = target.metric or curves.headline
-    if metric not in curves.metrics:
-        raise BadOption(f"the trace is not scored by {metric!r}; it has {', '.join(curves.metrics)}")
-
-    def lost(point: Point) -> float:
-        return 100 * (curves.full.scores[metric] - point.scores[metric])
-
-    points = [(curve, point) for curve in curves.curves.values() for point in curve.points]
-    saving = [(curve, point) for curve, point in points if point.cost.mean_layer < point.cost.depth]
-    if not saving:
-        raise NoSafeThreshold(NO_EARLY_EXIT)
-    allowed = [(curve, point) for curve, point in saving if lost(point) <= target.points + 1e-9]
-    if not allowed:
-        least = min(lost(point) for _, point in saving)
-        unit = "point" if target.points == 1 else "points"
-        raise NoSafeThreshold(
-            f"no threshold saves a layer and loses at most {target.points:g} {unit} of {metric}: "
-            f"the smallest loss is {least:.2f}. Allow that, or train the exits further."
-        )
-    allowed.sort(key=lambda item: (item[1].cost.mean_layer, lost(item[1])))
-    return first_of_each(allowed)
-
-
-def within_cost(curves: Sweep, target: MinSpeedup | Budget) -> list[tuple[Curve, Point]]:
-    """For each rule the point with the best score within the allowed cost, the best first."""
-
-    def cost(point: Point) -> float:
-        return expense(point, target.cost)
-
-    full = cost(curves.full)
-    most = target.mean if isinstance(target, Budget) else full / target.ratio
-    points = [(curve, point) for curve in curves.curves.values() for point in curve.points]
-    allowed = [(curve, point) for curve, point in points if cost(point) <= most * (1 + 1e-9)]
-    if not allowed:
-        least = min(cost(point) for _, point in points)
-        wanted = (
-            f"a mean of {target.mean:g} {target.cost}; the least is {least:.4g}"
-            if isinstance(target, Budget)
-            else f"{target.ratio:g} times fewer {target.cost}; the most is {full / max(least, 1e-9):.2f} times"
-        )
-        raise NoSafeThreshold(f"no threshold reaches {wanted}. Ask for less, or train earlier exits.")
-    allowed.sort(key=lambda item: (-curves.score(item[1]), cost(item[1])))
-    return first_of_each(allowed)
-
-
-def first_of_each(points: Sequence[tuple[Curve, Point]]) -> list[tuple[Curve, Point]]:
-    """The first point of each rule."""
-    firsts: dict[str, tuple[Curve, Point]] = {}
-    for curve, point in points:
-        firsts.setdefault(curve.rule, (curve, point))
-    return [*firsts.values()]
-
-
-def expense(point: Point, unit: str) -> float:
-    if unit == "layers":
-        return point.cost.mean_layer
-    if point.cost.macs is None:
-        raise BadOption("MACs are unknown: the trace has no model shape. Count layers, or collect it again.")
-    return point.cost.macs

@@ -4,7 +4,7 @@ Of a trace of lists, the documents of the reference's top k are counted; one tha
 taggers, texts, and spans and words by their label.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -86,11 +86,9 @@ def changed_predictions(
         groups[trace.category_column] = by_group(different[:, None], members, trace.category_names)
     if problem.has_classes:
         _, sureness = problem.named(logits[0], scores[0], names or [*map(str, range(logits[0].shape[-1]))])
-        groups["sureness of the original"] = by_level(
-            different, 100 * sureness, [100 * s for s in SURENESS], "%"
-        )
+        groups["sureness of the original"] = by_sureness(different, sureness)
     examples = largest(compared, names, tolerance, texts, MOST)
-    return changes(groups, examples, trace, decision)
+    return changes(groups, examples, trace, decision.exits)
 
 
 def changed_spans(
@@ -100,14 +98,13 @@ def changed_spans(
     spans of the reference that are in none now, by label."""
     words, scheme = trace.words_of_examples, trace.scheme
     assert words is not None
-    logits = [
-        each if trace.words is None else each[trace.words]
-        for each in (trace.reference_logits, decision.logits)
-    ]
+    logits = [trace.reference_logits, decision.logits]
+    if trace.words is not None:
+        logits = [rows[trace.words] for rows in logits]
     text_of_word = trace.text_numbers[words.numbers]
     begins = begin_texts(text_of_word)
-    tags = [each.argmax(-1) for each in logits]
-    old, new = (scheme.spans(each, begins) for each in tags)
+    tags = [rows.argmax(-1) for rows in logits]
+    old, new = (scheme.spans(rows, begins) for rows in tags)
     kept = are_among(old, new)
     marked, missed = ~scheme.outside[tags[0]], scheme.outside[tags[1]]
     names = [
@@ -126,15 +123,14 @@ def changed_spans(
             missed[marked, None], label_of_tag[tags[0][marked]][:, None] == labels, names
         ),
         "length": by_length(different, lengths),
-        "sureness of the original": by_level(different, 100 * sureness, [100 * s for s in SURENESS], "%"),
+        "sureness of the original": by_sureness(different, sureness),
     }
     examples, ends = [], np.cumsum(np.bincount(text_of_word, minlength=len(different)))
     for row in np.flatnonzero(different)[:MOST].tolist():
-        own = slice(ends[row - 1] if row else 0, ends[row])
-        before, after = spell(row, logits[0][own]), spell(row, logits[1][own])
+        its_words = slice(ends[row - 1] if row else 0, ends[row])
+        before, after = (spell(row, rows[its_words]) for rows in logits)
         examples.append(Difference(row, before, after, None, texts[row]))
-    layers = tuple(trace.layers[exits[example.row]] for example in examples)
-    return Changes(without_empty(groups), tuple(examples), layers)
+    return changes(groups, examples, trace, exits)
 
 
 def missed_documents(trace: Trace, decision: Decision, texts: Sequence[Any], top_k: int) -> Changes:
@@ -152,26 +148,26 @@ def missed_documents(trace: Trace, decision: Decision, texts: Sequence[Any], top
         "documents of the query": by_level(missed, sizes, quartiles(sizes)),
     }
     worst = top[missed][np.argsort(old[top[missed]], kind="stable")][:MOST]
-    examples = tuple(
+    examples = (
         Difference(row, f"place {old[row] + 1}", f"place {new[row] + 1}", None, one_text(texts[row]))
         for row in worst.tolist()
     )
-    return changes(groups, examples, trace, decision)
+    return changes(groups, examples, trace, decision.exits)
 
 
 def changes(
-    groups: dict[str, tuple[GroupDifferences, ...]],
-    examples: tuple[Difference, ...],
+    groups: Mapping[str, Sequence[GroupDifferences]],
+    examples: Iterable[Difference],
     trace: Trace,
-    decision: Decision,
+    exits: Array,
 ) -> Changes:
-    layers = tuple(trace.layers[decision.exits[example.row]] for example in examples)
-    return Changes(without_empty(groups), examples, layers)
-
-
-def without_empty(groups: dict[str, tuple[GroupDifferences, ...]]) -> dict[str, tuple[GroupDifferences, ...]]:
-    kept = {what: tuple(group for group in parts if group.rows) for what, parts in groups.items()}
-    return {what: parts for what, parts in kept.items() if parts}
+    shown = tuple(examples)
+    full = {what: tuple(group for group in parts if group.rows) for what, parts in groups.items()}
+    return Changes(
+        {what: parts for what, parts in full.items() if parts},
+        shown,
+        layers=tuple(trace.layers[exits[example.row]] for example in shown),
+    )
 
 
 def by_layer(different: Array, trace: Trace, exits: Array) -> tuple[GroupDifferences, ...]:
@@ -181,6 +177,10 @@ def by_layer(different: Array, trace: Trace, exits: Array) -> tuple[GroupDiffere
 
 def by_length(different: Array, lengths: Array) -> tuple[GroupDifferences, ...]:
     return by_level(different, lengths, quartiles(lengths), " tokens")
+
+
+def by_sureness(different: Array, sureness: Array) -> tuple[GroupDifferences, ...]:
+    return by_level(different, 100 * sureness, [100 * start for start in SURENESS], "%")
 
 
 def quartiles(values: Array) -> list[int]:

@@ -1,6 +1,9 @@
-"""The result of a sweep: points, curves, the Pareto front, and summary scores."""
+"""The result of a sweep: points, curves, the Pareto front, and summary scores; and the sweeps of several models side
+by side, in which traces of one model that differ in their seed are averaged.
+"""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +14,9 @@ from offramp.measuring.cost import Cost
 from offramp.policy import Policy
 from offramp.policy.text import rule_in_text
 from offramp.problems import Array
+
+GRID = 50
+"""Points of a mean curve whose traces have different thresholds."""
 
 
 @dataclass(frozen=True)
@@ -148,5 +154,86 @@ def elue_score(points: ArrayLike | Iterable[tuple[float, float]], reference: Arr
     0.5
     """
     flops, performance = np.asarray(points, np.float64).T
-    known, level = np.asarray(sorted(np.asarray(reference, np.float64).tolist())).T
-    return float(np.mean(performance - np.interp(flops, known, level)))
+    spent, level = np.asarray(sorted(np.asarray(reference, np.float64).tolist())).T
+    return float(np.mean(performance - np.interp(flops, spent, level)))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over several traces."""
+
+    mean: float
+    deviation: float
+    """The standard deviation, with n - 1; 0 for one trace."""
+
+
+@dataclass(frozen=True)
+class MeanCurve:
+    """One rule of one model, over its traces."""
+
+    model: str
+    rule: str
+    traces: int
+    points: tuple[tuple[float, Spread], ...]
+    """Mean layers and the headline score, cheapest first."""
+    full: Spread
+    """The headline score of full depth."""
+    area: Spread
+
+
+def compare(sweeps: Mapping[str, Sweep]) -> tuple[MeanCurve, ...]:
+    """Every rule of every model, given the sweeps by name; none if there is one sweep, or if the data differ.
+
+    Names that differ only in an ending such as -seed1 are one model.
+    """
+    data = {(sweep.data, sweep.examples, sweep.metrics) for sweep in sweeps.values()}
+    if len(sweeps) < 2 or len(data) > 1:
+        return ()
+    models: dict[str, list[Sweep]] = {}
+    for name, sweep in sweeps.items():
+        models.setdefault(model_name(name), []).append(sweep)
+    return tuple(
+        MeanCurve(
+            model,
+            rule,
+            len(seeds),
+            mean_points(rule, seeds),
+            full=spread([sweep.score(sweep.full) for sweep in seeds]),
+            area=spread([sweep.area(rule) for sweep in seeds]),
+        )
+        for model, seeds in models.items()
+        for rule in seeds[0].curves
+        if all(rule in sweep.curves for sweep in seeds)
+    )
+
+
+def model_name(name: str) -> str:
+    """The name without its seed.
+
+    >>> model_name("pabee-seed12"), model_name("runs/pabee_seed=3.trace"), model_name("checkpoint-500")
+    ('pabee', 'runs/pabee', 'checkpoint-500')
+    """
+    return re.sub(r"[-_. ]?seed[-_=]?\d+(\.trace)?$", "", name) or name
+
+
+def mean_points(rule: str, seeds: Sequence[Sweep]) -> tuple[tuple[float, Spread], ...]:
+    """Means at each threshold, if all sweeps have the same thresholds, else at each number of layers.
+
+    Linear between two points, because a system can choose between them at random.
+    """
+    curves = [sweep.curves[rule].points for sweep in seeds]
+    layers = [np.array([point.cost.mean_layer for point in points]) for points in curves]
+    scores = [np.array([*map(sweep.score, points)]) for sweep, points in zip(seeds, curves, strict=True)]
+    if len({tuple(point.threshold for point in points) for points in curves}) > 1:
+        grid = np.linspace(max(map(np.min, layers)), min(map(np.max, layers)), GRID)
+        orders = [np.argsort(values, kind="stable") for values in layers]
+        scores = [
+            np.interp(grid, at[order], height[order])
+            for order, at, height in zip(orders, layers, scores, strict=True)
+        ]
+        layers = [grid]
+    return tuple(zip(np.mean(layers, 0).tolist(), map(spread, np.transpose(scores)), strict=True))
+
+
+def spread(values: Sequence[float] | Array) -> Spread:
+    return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0)

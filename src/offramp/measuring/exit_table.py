@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from offramp.guarantees.certificate import Guarantee
-from offramp.guarantees.losses import Loss, Reference
+from offramp.guarantees.guarantee import Guarantee
 from offramp.lists import Lists
+from offramp.measuring.losses import losses_on
 from offramp.policy import Policy, fold
 from offramp.problems import Array
 from offramp.rules.agreement import Agreement
@@ -73,13 +73,11 @@ def cross_fit(trace: Trace, policy: Policy, seed: int) -> RuleOutput:
     )
 
 
-def fit_rule(
-    policy: Policy, trace: Trace, tolerance: float | None = None, loss: Loss | None = None
-) -> Policy:
+def fit_rule(policy: Policy, trace: Trace, target: Guarantee | None = None) -> Policy:
     """The policy with its rule fitted to a trace; unchanged if the rule does not learn or is already fitted.
 
-    `tolerance` is for regression, and for a rule that has none of its own. `loss` is what the rule of a tagger learns
-    to keep at 0, by default any change.
+    The target's tolerance is for a rule that has none of its own. The rule of a tagger learns when an exit loses
+    nothing of what the target bounds, any other when an exit predicts the same as the reference.
     """
     if policy.rule.is_fitted:
         return policy
@@ -87,45 +85,21 @@ def fit_rule(
     if isinstance(policy.rule, Rank):
         return replace(policy, rule=Rank.fit(some, policy.rule.top_k))
     assert isinstance(policy.rule, Agreement)  # no other rule learns
-    kept = None
-    if some.problem.of_tokens and loss is not None:
-        predictions = np.moveaxis(some.decode(some.logits), 1, 0)
-        kept = loss.values(predictions, reference_of(some)) == 0
-    return replace(policy, rule=Agreement.fit(some, policy.rule.tolerance or tolerance, kept))
+    tolerance = policy.rule.tolerance or (None if target is None else target.tolerance)
+    kept = None if target is None else nothing_lost(some, target)
+    return replace(policy, rule=Agreement.fit(some, tolerance, kept))
 
 
-def reference_of(trace: Trace, tolerance: float | None = None) -> Reference:
-    """What predictions on a trace are compared with."""
-    return Reference(
-        trace.reference_predictions(),
-        None if trace.problem.of_tokens else trace.labels,
-        trace.problem,
-        tolerance,
-        words=trace.words_of_examples,
-    )
+def nothing_lost(trace: Trace, target: Guarantee) -> Array | None:
+    """(exits, tagged texts) whether the tags of an exit lose nothing of any risk; None if a text has one prediction.
 
-
-def losses_on(trace: Trace, logits: Array, target: Guarantee) -> dict[str, Array]:
-    """By risk, what each example loses: (examples, ..., outputs) logits -> (..., examples)."""
-    reference, losses = reference_of(trace, target.tolerance), {}
-    for risk, loss in target.losses.items():
-        kept, given = reference, None
-        if loss.compares == "scores" and trace.problem.has_classes:
-            given = trace.problem.probabilities(logits)
-            kept = replace(reference, predictions=trace.problem.probabilities(trace.reference_logits))
-        given = trace.decode(logits) if given is None else given
-        losses[risk] = loss.values(np.moveaxis(given, 1, 0) if logits.ndim > 2 else given, kept)
-    return losses
-
-
-def mean_losses(trace: Trace, logits: Array, target: Guarantee) -> dict[str, float]:
-    """By risk, the mean loss of the examples that count; 0 if none do."""
-    reference, means = reference_of(trace, target.tolerance), {}
-    for risk, losses in losses_on(trace, logits, target).items():
-        among = target.losses[risk].among
-        counted = trace.by_text(losses) if among is None else losses[among(reference)]
-        means[risk] = float(counted.mean()) if len(counted) else 0.0
-    return means
+    A rule of single predictions reads how certain they are and not what they are, so it could not tell those that
+    lose a yes. And if it could, it would say yes wherever it is in doubt, as no bound on `missed` forbids.
+    """
+    if not trace.problem.of_tokens:
+        return None
+    losses = losses_on(trace, trace.logits, target.risks)
+    return np.asarray(np.all([values == 0 for values in losses.values()], axis=0))
 
 
 def default_tolerance(trace: Trace) -> float:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from offramp.policy.decide import fold, reached
-from offramp.problems import Array
+from offramp.measuring.exit_table import build_exit_table
+from offramp.policy import Policy, fold
 from offramp.rules.agreement import Agreement
 from offramp.trace import Trace
 
@@ -64,25 +63,19 @@ def expected_time(
     tolerance: float | None,
 ) -> float:
     """The shortest at any threshold at which at most a share of predictions changes."""
-    fitted, tried = (at_exits(each, kept) for each in (fitted, tried))
-    rule = Agreement.fit(fitted, tolerance)
-    readiness = fold(rule, tried.logits, None, tried.layers, tried.problem).readiness
-    agrees = np.stack([tried.agrees(tried.logits[:, exit], tolerance) for exit in range(len(kept))], axis=1)
-    layers, rows = np.array(tried.layers), np.arange(len(tried))
+    fitted, tried = at_exits(fitted, kept), at_exits(tried, kept)
+    policy = Policy(Agreement.fit(fitted, tolerance))
+    readiness = fold(policy.rule, tried.logits, None, tried.layers, tried.problem).readiness
     thresholds = np.append(np.quantile(readiness, np.linspace(0, 1, THRESHOLDS)), np.inf)
-    times = []
-    for threshold in thresholds:
-        ready = reached(rule, readiness, threshold)
-        ready[:, -1] = True
-        exits: Array = ready.argmax(1)
-        if threshold == np.inf or 1 - agrees[rows, exits].mean() <= most:
-            times.append(
-                np.prod([cost.layer * layers[exits].mean() + cost.exit * exits.mean() for cost in costs])
-            )
-    return float(min(times))
+    table = build_exit_table(policy, readiness, tried.layers, thresholds)
+    shares = table.histogram() / len(tried)  # (thresholds, exits)
+    changed = table.total(lambda exit: ~tried.agrees(tried.logits[:, exit], tolerance)) / len(tried)
+    mean_layer, mean_exit = shares @ np.array(tried.layers), shares @ np.arange(len(kept))
+    times = np.prod([cost.layer * mean_layer + cost.exit * mean_exit for cost in costs], axis=0)
+    return float(times[(changed <= most) | np.isinf(table.thresholds)].min())
 
 
-def at_exits(trace: Trace, kept: Sequence[int]) -> Any:
+def at_exits(trace: Trace, kept: Sequence[int]) -> Trace:
     """The trace of the model with some of its exits."""
     if trace.reference is None:
         trace = replace(trace, reference=trace.logits[:, -1])

@@ -111,7 +111,7 @@ def agreement_of_exits(trace: Trace, predictions: Array) -> Array:
     reference, words = trace.reference_predictions(), trace.words_of_examples
     if words is None:
         return trace.problem.agree(predictions, reference)
-    return np.stack([words.total(each != reference) == 0 for each in predictions])
+    return np.stack([words.total(of_exit != reference) == 0 for of_exit in predictions])
 
 
 def tags_taken(trace: Trace, table: ExitTable, output: RuleOutput) -> Iterator[Array]:
@@ -129,11 +129,13 @@ def span_counts(trace: Trace, tags: Array) -> Array:
     assert trace.labels is not None
     texts = trace.text_numbers[Lists.consecutive(trace.sizes).numbers[trace.tagged]]
     begins = begin_texts(texts)
-    expected, found = (trace.scheme.spans(each, begins) for each in (trace.labels[trace.tagged], tags))
-    both = expected[are_among(expected, found)]
+    expected, predicted = (
+        trace.scheme.spans(values, begins) for values in (trace.labels[trace.tagged], tags)
+    )
+    both = expected[are_among(expected, predicted)]
     number = count_texts(trace)
     return np.column_stack(
-        [np.bincount(texts[rows[:, 0]], minlength=number) for rows in (expected, found, both)]
+        [np.bincount(texts[rows[:, 0]], minlength=number) for rows in (expected, predicted, both)]
     )
 
 
@@ -254,7 +256,7 @@ def mcc(counts: Counts) -> Array:
     examples = counts.examples[..., None]
     # fractions, because products of integer counts would overflow
     label, predicted, both = (
-        divide(each, examples) for each in (counts.label, counts.predicted, counts.both)
+        divide(number, examples) for number in (counts.label, counts.predicted, counts.both)
     )
     covariance = both.sum(-1) - (label * predicted).sum(-1)
     spread = (label * (1 - label)).sum(-1) * (predicted * (1 - predicted)).sum(-1)

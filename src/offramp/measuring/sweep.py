@@ -60,13 +60,13 @@ def sweep(
         raise BadOption("a sweep is about single texts, and this is a trace of lists; calibrate it instead")
     metrics = metric_names(trace)
 
-    def curve(rule: str | Policy, given: str | Sequence[float]) -> Curve:
+    def curve(rule: str | Policy, wanted: str | Sequence[float]) -> Curve:
         policy = policy_for(rule, trace)
         if isinstance(policy.rule, Rank):
             raise BadOption("rank compares the documents of a query; calibrate it with a guarantee instead")
         output = apply_rule(trace, policy, seed)
         policy = fit_rule(policy, trace)
-        values = thresholds_for(policy, given, output.readiness, trace, points)
+        values = thresholds_for(policy, wanted, output.readiness, trace, points)
         table = build_exit_table(policy, output.readiness, trace.layers, values)
         by_metric = scores(trace, table, output)
         around = intervals(trace, table, output, bootstrap, seed) if bootstrap else None
@@ -89,7 +89,7 @@ def sweep(
     by_text = {str(rule): rule for rule in ([rules] if isinstance(rules, str | Policy) else rules)}
     by_rule = thresholds_by_rule(thresholds, [*by_text])
     return Sweep(
-        curves={rule: curve(by_text[rule], given) for rule, given in by_rule.items()},
+        curves={rule: curve(by_text[rule], wanted) for rule, wanted in by_rule.items()},
         per_exit=curve("layer", "auto").points,
         layers=tuple(trace.layers),
         metrics=metrics,
@@ -110,9 +110,9 @@ def thresholds_by_rule(thresholds: Thresholds, rules: Sequence[str]) -> dict[str
     by_rule = thresholds if isinstance(thresholds, Mapping) else dict.fromkeys(rules, thresholds)
     for rule in by_rule.keys() - set(rules):
         raise BadOption(f"thresholds are given for a rule that is not swept, {did_you_mean(rule, rules)}")
-    for given in by_rule.values():
-        if isinstance(given, str) and given != "auto":
-            raise BadOption(f'thresholds must be "auto", numbers, or numbers by rule; not {given!r}')
+    for wanted in by_rule.values():
+        if isinstance(wanted, str) and wanted != "auto":
+            raise BadOption(f'thresholds must be "auto", numbers, or numbers by rule; not {wanted!r}')
     return {rule: by_rule.get(rule, "auto") for rule in rules}
 
 
@@ -126,13 +126,13 @@ def policy_for(rule: str | Policy, trace: Trace) -> Policy:
 
 
 def thresholds_for(
-    policy: Policy, given: str | Sequence[float], readiness: Array, trace: Trace, points: int
+    policy: Policy, wanted: str | Sequence[float], readiness: Array, trace: Trace, points: int
 ) -> Array:
     """The thresholds of one rule, each of which must work for the model of this trace."""
     if not policy.rule.takes_threshold:
         return np.zeros(1)
-    if not isinstance(given, str):
-        values = np.asarray(given, np.float64)
+    if not isinstance(wanted, str):
+        values = np.asarray(wanted, np.float64)
     elif policy.rule.reads == "layer":
         values = np.asarray(trace.layers)
     else:
@@ -156,17 +156,17 @@ def measure_point(trace: Trace, policy: Policy, padded_to: int | None = None) ->
     decision = policy.decide_trace(trace)
     histogram = np.bincount(decision.exits, minlength=len(trace.layers))
     metrics = metric_names(trace)
-    found = score(trace, decision.logits)
+    by_metric = score(trace, decision.logits)
     if AGREEMENT in metrics:
         agree = trace.by_text(trace.agrees(decision.logits), np.logical_and)
-        found = {**found, AGREEMENT: float(agree.mean())}
+        by_metric[AGREEMENT] = float(agree.mean())
     spent = None
     if trace.shape:
         by_exit = [macs_to_exit(trace, policy, exit, padded_to) for exit in range(len(trace.layers))]
         spent = float(np.stack(by_exit)[decision.exits, np.arange(len(trace))].mean())
     return Point(
         threshold=None if isinstance(policy.threshold, tuple) else policy.threshold,
-        scores=found,
+        scores=by_metric,
         cost=cost(histogram, trace.layers, trace.layers[-1], spent),
         exits=tuple(histogram.tolist()),
     )
@@ -209,7 +209,7 @@ def best_for_micro_f1(false_negatives: Array, false_positives: Array, usable: Ar
     while f1 > best:
         best = f1
         exits = np.where(usable, (2 - f1) * false_negatives + f1 * false_positives, np.inf).argmin(1)
-        missed, extra = (each[examples, exits].sum() for each in (false_negatives, false_positives))
+        missed, extra = (errors[examples, exits].sum() for errors in (false_negatives, false_positives))
         hits = positives - missed
         f1 = 2 * hits / max(2 * hits + missed + extra, 1)
     return np.asarray(exits)

@@ -146,8 +146,8 @@ class Policy:
         if self.rule.is_fitted or other is None or type(other.rule) is not kind:
             return self
         fitted = {name: getattr(other.rule, name) for name in text.fitted_names(kind)}
-        own = replace(cast(Any, self.rule), **fitted)
-        if self.rule != kind() and own != other.rule:
+        refitted = replace(cast(Any, self.rule), **fitted)
+        if self.rule != kind() and refitted != other.rule:
             raise BadPolicy(
                 f"{self} has other options than {other}, which the model was calibrated for; omit them."
             )

@@ -6,12 +6,12 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from itertools import takewhile
 from typing import Any, get_args, get_type_hints
 
-from offramp.errors import BadPolicy, UnknownName
+from offramp.errors import BadPolicy
 from offramp.rules import RULES
 from offramp.rules.base import FITTED, Rule
 from offramp.wording import did_you_mean
@@ -105,23 +105,6 @@ def round_threshold(value: float) -> float:
     if 0.9 < value < 1:
         digits = max(digits, 1 - math.floor(math.log10(1 - value)))
     return round(value, digits)
-
-
-def class_indices(labels: Iterable[str], names: Sequence[str], kind: str = "class") -> list[int]:
-    """The indices of classes, or things of another kind, given by name, or by index where none has that name.
-
-    >>> class_indices(["spam", "0"], names=["ham", "spam"])
-    [1, 0]
-    """
-    found: list[int] = []
-    for label in labels:
-        index = names.index(label) if label in names else int(label) if label.isdecimal() else len(names)
-        if index >= len(names):
-            raise UnknownName(f"unknown {kind} {did_you_mean(label, names)}")
-        if index in found:
-            raise UnknownName(f"{label!r} names the {kind} {names[index]!r} twice; leave one out.")
-        found.append(index)
-    return found
 
 
 def _parse_settings(parts: Iterable[str]) -> dict[str, str]:

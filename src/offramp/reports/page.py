@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from offramp.measuring import Point, Sweep
-from offramp.measuring.mean_curve import MeanCurve
+from offramp.measuring.curve import MeanCurve
 from offramp.reports.chart import Bars, Chart, Line
 from offramp.reports.sections import (
     SHIPPED_NAME,

@@ -13,9 +13,8 @@ from typing import Any
 
 from offramp.files import write_files
 from offramp.measuring import sweep
-from offramp.measuring.curve import needs_labels
+from offramp.measuring.curve import MeanCurve, compare, needs_labels
 from offramp.measuring.exit_table import default_tolerance
-from offramp.measuring.mean_curve import MeanCurve, compare
 from offramp.policy import Policy
 from offramp.reports.page import page
 from offramp.reports.sections import Section, charts, comparison_chart, measure_section
@@ -39,7 +38,7 @@ def report(
 ) -> "Report":
     """Measure one trace, or several by name; `bootstrap`, `padded_to` and other options are those of `sweep`.
 
-    Traces of the same data are also compared: see `offramp.measuring.mean_curve.compare`. With `elue_reference`,
+    Traces of the same data are also compared: see `offramp.measuring.curve.compare`. With `elue_reference`,
     every rule gets its ELUE score above the exits of that trace.
     `opening` is shown first. The policy that is `shipped` is marked, and its rule is
     measured as it was fitted, first of all rules.

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from offramp.measuring import Curve, Point, Sweep, sweep
-from offramp.measuring.curve import parse_rule
+from offramp.measuring.curve import MeanCurve, parse_rule
 from offramp.measuring.exit_table import apply_rule
-from offramp.measuring.mean_curve import MeanCurve
 from offramp.measuring.scores import agreement_of_exits
 from offramp.measuring.sweep import measure_point
 from offramp.policy import Policy

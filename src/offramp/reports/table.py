@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from offramp.measuring import Curve, Point, Sweep
-from offramp.measuring.mean_curve import MeanCurve, Spread
+from offramp.measuring.curve import MeanCurve, Spread
 from offramp.policy.text import round_threshold
 from offramp.reports.sections import Section
 from offramp.wording import count

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from offramp.data.checks import label_numbers
 from offramp.errors import BadData, BadLabels, BadOption, MissingExtra, install_hint
-from offramp.guarantees.certificate import BY_CLASS, BY_EXIT
+from offramp.guarantees.guarantee import BY_CLASS, BY_EXIT
 from offramp.guarantees.operating_point import Decisions, OperatingPoint
 from offramp.guarantees.testing import class_names
 from offramp.inference.collect import read_labels
@@ -21,17 +21,19 @@ from offramp.inference.texts import Text, check_texts
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import rules_of
 from offramp.measuring.curve import parse_rule
-from offramp.measuring.guarantee import shares_of_delta, target_for, with_bounds_of
+from offramp.measuring.proof import shares_of_delta
 from offramp.models.config import names_in_order
 from offramp.models.exit_model import hash_weights
 from offramp.policy.decide import check_reranker, check_rule
 from offramp.problems import Array, Problem
 from offramp.retrofits.original import Original, load_original
-from offramp.retrofits.output_folder import WORK
 from offramp.retrofits.text_split import TextSplit, check_enough, hash_texts, split_texts
 from offramp.wording import count
 
 RUNTIMES, PRECISIONS = ("onnx", "torch"), ("auto", "fp32", "int8")
+
+WORK = "work"
+"""The folder of intermediate files, in the output folder."""
 
 Log = Callable[[str], None]
 
@@ -73,7 +75,6 @@ class Arguments:
 
     @property
     def work(self) -> Path:
-        """The folder of intermediate files."""
         return self.home / WORK
 
     @property
@@ -123,23 +124,23 @@ def check_arguments(
     if by_query and decide:
         raise BadOption("a guarantee about rankings takes no operating point; leave out decide=...")
     decisions = decisions_of(original, decide, label_names)
-    target = bounds_by_group(target_for(decisions, target), original, decisions, label_names, categories)
+    target = bounds_by_group(target.for_problem(decisions), original, decisions, label_names, categories)
     if by_query:
         check_reranker(original.outputs, decisions)
-    known = None
+    numbers = None
     if labels is not None:
-        known = check_labels(labels, len(texts), original, label_names, data or "the labels")
-    if target.needs_labels and known is None:
+        numbers = check_labels(labels, len(texts), original, label_names, data or "the labels")
+    if target.needs_labels and numbers is None:
         raise BadOption(f"risk={target.risk!r} needs labels, a correct one for each text")
     rules = rules_for(original, rule, by_query, decisions)
-    split = split_texts(texts, known, groups, by_query, categories, more)
-    share = max(shares_of_delta([parse_rule(each).rule for each in rules]))
+    split = split_texts(texts, numbers, groups, by_query, categories, more)
+    share = max(shares_of_delta([parse_rule(name).rule for name in rules]))
     delta = target.delta * share / (len(precisions) * (1 + len(rungs)))
     check_enough(split, target, delta)
     settings = {
         "model": hash_weights(original.model),
         "label_names": label_names and [*label_names],
-        "texts": hash_texts(texts, known),
+        "texts": hash_texts(texts, numbers),
         "learn_from": hash_texts(more, None) if more else None,
         "decide": decide,
         "groups": None if groups is None else hash_texts([*map(str, groups)], None),
@@ -258,8 +259,8 @@ def bounds_by_group(
     if target.by == BY_CLASS:
         outputs = label_names or names_in_order(original.model.config)
         named = [*decisions.thresholds] if isinstance(decisions, Decisions) else outputs
-        return with_bounds_of(target, class_names(decisions, named))
-    return target if categories is None else with_bounds_of(target, sorted({*map(str, categories)}))
+        return target.with_group_names(class_names(decisions, named))
+    return target if categories is None else target.with_group_names(sorted({*map(str, categories)}))
 
 
 def check_labels(
@@ -292,6 +293,6 @@ def rules_for(
     if rule is None:
         return ["rank"] if by_query else rules_of(problem, original.outputs)
     rules = [rule] if isinstance(rule, str) else [*rule]
-    for each in rules:
-        check_rule(parse_rule(each).rule, original.outputs, problem, has_gate=False)
+    for name in rules:
+        check_rule(parse_rule(name).rule, original.outputs, problem, has_gate=False)
     return rules

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from offramp.errors import NoSafeThreshold
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import calibrate
-from offramp.measuring.comparison import Speed
+from offramp.measuring.speed import Speed
 from offramp.measuring.targets import Candidate
 from offramp.policy import Policy
 from offramp.reports.results import FULL_DEPTH
@@ -96,7 +96,7 @@ def calibrate_variant(exits: Exits, variant: Variant, target: Guarantee, spent: 
         allow_training_rows=True,  # as often as texts to come repeat them: the split is random
     )
     best, *others = (Calibrated(variant, candidate) for candidate in calibration.reached)
-    return [best, *(each for each in others if each.fixed_layer is not None)]
+    return [best, *(option for option in others if option.fixed_layer is not None)]
 
 
 def choose_by_time(args: Arguments, calibrated: Sequence[Calibrated], tried: int) -> tuple[Calibrated, str]:
@@ -104,8 +104,8 @@ def choose_by_time(args: Arguments, calibrated: Sequence[Calibrated], tried: int
     alone = f"the only precision {'tried' if tried == 1 else 'with a safe policy'}"
     if len(calibrated) == 1:
         return calibrated[0], alone
-    args.log(f"timing {'; '.join(each.name for each in calibrated)}, for at most {CHOICE_SECONDS} s")
-    contenders = {each.name: predictor(args, each.variant.folder, each.policy) for each in calibrated}
+    args.log(f"timing {'; '.join(option.name for option in calibrated)}, for at most {CHOICE_SECONDS} s")
+    contenders = {option.name: predictor(args, option.variant.folder, option.policy) for option in calibrated}
     speeds = time_on(args, args.split.calibration, contenders, CHOICE_SECONDS)
     chosen, rival = fastest(calibrated, speeds)
     if rival is None:
@@ -113,8 +113,8 @@ def choose_by_time(args: Arguments, calibrated: Sequence[Calibrated], tried: int
     times = speeds[chosen.name].times_faster_than(speeds[rival.name])
     same_kind = chosen.kind == rival.kind
     what, than = (
-        each.variant.precision if same_kind else f"{each.kind} in {each.variant.precision}"
-        for each in (chosen, rival)
+        option.variant.precision if same_kind else f"{option.kind} in {option.variant.precision}"
+        for option in (chosen, rival)
     )
     return chosen, (
         f"{what} is {times.single:.2f} times as fast as {than} for one {args.split.unit} and {times.batch:.2f} times "
@@ -127,15 +127,15 @@ def fastest(
 ) -> tuple[Calibrated, Calibrated | None]:
     """The fastest, and its fastest rival of another kind; of those that are as fast, full depth or a fixed layer."""
 
-    def cost(each: Calibrated) -> float:
-        return speeds[each.name].cost
+    def cost(option: Calibrated) -> float:
+        return speeds[option.name].cost
 
     least = min(map(cost, calibrated))
-    as_fast = [each for each in calibrated if cost(each) <= AS_FAST * least]
+    as_fast = [option for option in calibrated if cost(option) <= AS_FAST * least]
     chosen = max(
-        as_fast, key=lambda each: (-1 if each.fixed_layer is None else each.fixed_layer, -cost(each))
+        as_fast, key=lambda option: (-1 if option.fixed_layer is None else option.fixed_layer, -cost(option))
     )
     fixed, precision = chosen.fixed_layer is not None, chosen.variant.precision
-    rivals = [each for each in calibrated if each.fixed_layer is None] if fixed else []
-    rivals = rivals or [each for each in calibrated if each.variant.precision != precision]
+    rivals = [option for option in calibrated if option.fixed_layer is None] if fixed else []
+    rivals = rivals or [option for option in calibrated if option.variant.precision != precision]
     return chosen, min(rivals, key=cost, default=None)

@@ -12,11 +12,11 @@ from transformers import set_seed
 
 from offramp.data.checks import has_default_names
 from offramp.files import SCORES, atomic_file, atomic_folder
-from offramp.guarantees.certificate import BY_CLASS, BY_EXIT
+from offramp.guarantees.guarantee import BY_CLASS, BY_EXIT
 from offramp.inference.collect import collect, words_of
 from offramp.inference.runner import NEVER, Runner
-from offramp.measuring.guarantee import parts_of
 from offramp.measuring.paying_exits import ExitCost, paying_exits
+from offramp.measuring.proof import parts_of
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import backbone_for
 from offramp.models.config import names_in_order

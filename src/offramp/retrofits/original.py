@@ -57,27 +57,29 @@ class Original:
     @torch.no_grad()
     def logits(self, texts: Sequence[Text], progress: bool = False) -> Array:
         """(texts, outputs), in batches of similar length."""
-        found = np.empty((len(texts), len(self.model.config.id2label or {})), np.float32)
+        outputs = np.empty((len(texts), len(self.model.config.id2label or {})), np.float32)
         order = sorted(range(len(texts)), key=lambda index: -length(texts[index]))
         with tqdm(total=len(texts), desc="original model", unit=" texts", disable=not progress) as bar:
             for start in range(0, len(order), BATCH):
                 rows = order[start : start + BATCH]
-                found[rows] = self.model(**self.inputs([texts[row] for row in rows])).logits.float().numpy()
+                outputs[rows] = self.model(**self.inputs([texts[row] for row in rows])).logits.float().numpy()
                 bar.update(len(rows))
-        return found
+        return outputs
 
     @torch.no_grad()
     def tag_logits(self, windows: Sequence[Tokens], progress: bool = False) -> list[Array]:
         """(tokens, tags) of each window of texts, in batches of similar length."""
-        found: dict[int, Array] = {}
+        outputs: dict[int, Array] = {}
         order = sorted(range(len(windows)), key=lambda index: -len(windows[index].ids))
         with tqdm(total=len(windows), desc="original model", unit=" texts", disable=not progress) as bar:
             for start in range(0, len(order), BATCH):
                 rows = order[start : start + BATCH]
                 logits = self.model(**self.padded([windows[row] for row in rows])).logits.float().numpy()
-                found |= {row: own[: len(windows[row].ids)] for row, own in zip(rows, logits, strict=True)}
+                outputs |= {
+                    row: tags[: len(windows[row].ids)] for row, tags in zip(rows, logits, strict=True)
+                }
                 bar.update(len(rows))
-        return [found[row] for row in range(len(windows))]
+        return [outputs[row] for row in range(len(windows))]
 
     def padded(self, windows: Sequence[Tokens]) -> dict[str, torch.Tensor]:
         """A batch of windows, padded on the right."""

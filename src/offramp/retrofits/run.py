@@ -6,30 +6,36 @@ The steps; an interrupted run resumes at the one where it stopped:
 2. the model is exported, in one precision or in both (`offramp.onnx_export`);
 3. the predictions of the original model on the others are the reference (`original.py`);
 4. a policy is calibrated for each, and the faster is kept (`offramp.measuring`);
-5. it is compared with the original on texts that nothing was chosen on (`offramp.measuring.comparison`).
+5. it is compared with the original on texts that nothing was chosen on (`offramp.measuring.speed`).
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from transformers import TrainerCallback
 
-from offramp.errors import NoSafeThreshold
+from offramp.errors import NoSafeThreshold, OutputExists
+from offramp.files import read_json, write_files
 from offramp.guarantees.attempts import Attempt, subject_of
 from offramp.inference.texts import Text
 from offramp.measuring import Guarantee
 from offramp.reports.results import RetrofitResults
 from offramp.reports.table import short
-from offramp.retrofits.arguments import Arguments, Log, check_arguments
+from offramp.retrofits.arguments import WORK, Arguments, Log, check_arguments
 from offramp.retrofits.choice import choose
 from offramp.retrofits.exits import Exits
-from offramp.retrofits.output_folder import check_work, open_output
 from offramp.retrofits.text_split import describe_repeats
 from offramp.retrofits.writing import PORTABLE, compare, write
 from offramp.row_hashes import hash_rows
+
+SETTINGS, LOCK = "settings.json", ".lock"
+"""Files of the output folder."""
 
 
 @dataclass(frozen=True)
@@ -186,3 +192,50 @@ def describe_sizes(args: Arguments) -> str:
         f"{learn} {'queries' if args.split.unit == 'query' else 'texts'} to learn from, {fit} to fit a rule on, "
         f"{calibration} to calibrate on and {test} to test on"
     )
+
+
+@contextmanager
+def open_output(home: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Create the output folder, or check that it holds the same retrofit, and keep others out of it.
+
+    The settings are those that the exits and their outputs depend on, not what a policy is calibrated for.
+    """
+    files = (file for file in home.rglob("*") if file.is_file() and file.name != LOCK)
+    if not (home / SETTINGS).exists() and any(files):
+        raise OutputExists(f"{home} is not empty; choose another folder.")
+    home.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(home / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise OutputExists(
+            f"another retrofit is running in {home}; wait until it is done, or choose another folder."
+        ) from None
+    try:
+        check_settings(home, settings)
+        yield
+    finally:
+        lock.release()
+
+
+def check_settings(home: Path, settings: Mapping[str, Any]) -> None:
+    file, settings = home / SETTINGS, json.loads(json.dumps(settings))
+    if file.exists():
+        stored = read_json(file)
+        changed = [name for name, value in settings.items() if stored.get(name) != value]
+        if changed:
+            raise OutputExists(
+                f"{home} contains a different retrofit (other {', '.join(changed)}); choose another folder, or "
+                "delete it."
+            )
+    write_files({file: json.dumps(settings, indent=1)})
+
+
+def check_work(home: Path) -> None:
+    """Another policy for a finished retrofit needs what its exits predicted."""
+    if not (home / WORK).exists():
+        raise OutputExists(
+            f"{home} has another guarantee, rule, precision or ladder, and its folder {WORK}, from which it could be "
+            "calibrated again, was deleted; retrofit into another folder, or trace new texts and use "
+            "`offramp calibrate`."
+        )

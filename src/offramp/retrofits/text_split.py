@@ -224,9 +224,9 @@ def describe_repeats(split: TextSplit) -> list[str]:
             f"the bound must also be proven on the {split.unseen('calibration')} distinct unseen texts alone, as "
             "repeats prove little about new texts"
         )
-    known = {template(text) for text in chain(split.learn.texts, split.fit.texts)}
+    templates = {template(text) for text in chain(split.learn.texts, split.fit.texts)}
     new = ~np.isin(part.groups, split.before("calibration"))
-    near = sum(template(text) in known for text, is_new in zip(part.texts, new, strict=True) if is_new)
+    near = sum(template(text) in templates for text, is_new in zip(part.texts, new, strict=True) if is_new)
     if near:
         lines.append(
             f"{near / len(part):.0%} of the calibration rows are like one to learn from but for numbers and names; "

@@ -11,7 +11,7 @@ from offramp.inference import Classifier
 from offramp.inference.reranker import Reranker
 from offramp.inference.runner import Runner
 from offramp.inference.tagger import Tagger
-from offramp.measuring.comparison import BATCH, Predict, Speed, compare_speed
+from offramp.measuring.speed import BATCH, Predict, Speed, compare_speed
 from offramp.policy import Policy
 from offramp.retrofits.arguments import Arguments
 from offramp.retrofits.text_split import TextSet

@@ -17,7 +17,7 @@ from offramp.folder.manifest import GRAPH
 from offramp.inference.runner import NEVER
 from offramp.inference.spans import Words, find_spans
 from offramp.measuring.changes import Changes, find_changes
-from offramp.measuring.comparison import Predict, describe_machine, measure_contender
+from offramp.measuring.speed import Predict, describe_machine, measure_contender
 from offramp.policy import Policy
 from offramp.problems import Array
 from offramp.reports import report
@@ -96,15 +96,15 @@ def compare(exits: Exits, choice: Choice) -> tuple[RetrofitResults, Changes]:
 def spell(args: Arguments, trace: Trace) -> Callable[[int, Array], str]:
     """A function of a test text's number and the logits of its words: its spans, in words."""
 
-    def spans(row: int, logits: Array) -> str:
+    def spelled(row: int, logits: Array) -> str:
         text = args.split.test.texts[row]
         assert isinstance(text, str)
         [read] = args.original.windows([text])
         words = Words(np.arange(len(read.words)), read.words.starts, read.words.ends)
-        found = find_spans(text, words, logits, trace.scheme)
-        return "; ".join(f"{span.label} {span.text}" for span in found) or "none"
+        spans = find_spans(text, words, logits, trace.scheme)
+        return "; ".join(f"{span.label} {span.text}" for span in spans) or "none"
 
-    return spans
+    return spelled
 
 
 def exit_shares(exits: Array, trace: Trace) -> tuple[float, ...]:

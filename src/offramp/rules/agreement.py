@@ -179,20 +179,20 @@ class Agreement(Rule):
     def _observe_tags(self, seen: TagHistory, logits: Array) -> tuple[TagHistory, Array]:
         """As `observe`, for logits (tokens, 1, tags) and features (texts, 1, features)."""
         tokens, prediction = seen.tokens, logits.argmax(-1)
-        own = np.take_along_axis(log_odds(logits), prediction[..., None], -1)[..., 0]  # (tokens, 1)
-        prediction, own = prediction[:, 0], own[:, 0]
-        wrong = 1 / (1 + np.exp(own))
+        certainty = np.take_along_axis(log_odds(logits), prediction[..., None], -1)[..., 0]  # (tokens, 1)
+        prediction, certainty = prediction[:, 0], certainty[:, 0]
+        wrong = 1 / (1 + np.exp(certainty))
         inside = (prediction >= 0 if self.outside is None else prediction != self.outside).astype(np.float64)
         differs = (prediction != seen.prediction).astype(np.float64)
         words, spans = tokens.total(inside * 0 + 1), tokens.total(inside)
-        least = tokens.least(own)
+        least = tokens.least(certainty)
         wrong_inside, all_wrong = tokens.total(wrong * inside), tokens.total(wrong)
         doubt = np.log(all_wrong + NO_DOUBT)
         new = tokens.total(differs)
         run = (seen.run[:, 0] + 1) * (new == 0)
         columns = [
             least,
-            tokens.total(own) / words,
+            tokens.total(certainty) / words,
             np.log(np.maximum(all_wrong - wrong_inside, 0) + NO_DOUBT),
             np.log(wrong_inside + NO_DOUBT),
             np.log(1 + spans),

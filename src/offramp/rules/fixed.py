@@ -71,9 +71,8 @@ class Gate(Rule):
     array([0.2, 0.9])
     """
 
-    highest = 1.0
-
     reads = "gate"
+    highest = 1.0
     probability = True
     regression = True
 

@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock
 
 from offramp.files import atomic_file
-from offramp.guarantees.confidence_sequence import INTERVAL, MOST_MONEY, ChangeTest, bounds
+from offramp.guarantees.sequential import INTERVAL, MOST_MONEY, ChangeTest, bounds
 
 REPEATS = 3600.0
 """Seconds within which a text counts once."""

@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 
 from offramp.files import digest
-from offramp.guarantees.certificate import BY_CLASS, BY_EXIT, Certificate
+from offramp.guarantees.certificate import Certificate
+from offramp.guarantees.guarantee import BY_CLASS, BY_EXIT
 from offramp.guarantees.losses import LOSSES, OF_TAGS, Loss, Reference
 from offramp.inference import Prediction
 from offramp.inference.prediction import predictions as predictions_of

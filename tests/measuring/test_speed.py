@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offramp.measuring import comparison
-from offramp.measuring.comparison import Contender, Speed, compare_speed, measure_contender, time_in_turns
+from offramp.measuring.speed import PROBES, Contender, Speed, compare_speed, measure_contender, time_in_turns
 from offramp.policy import Policy
 from offramp.trace import Trace
 
@@ -21,7 +20,7 @@ Clock = Callable[[float], None]
 def wait(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """wait(seconds) moves the only clock there is."""
     now = [0.0]
-    monkeypatch.setattr(comparison.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("offramp.measuring.speed.time.perf_counter", lambda: now[0])
 
     def wait(seconds: float) -> None:
         now[0] += seconds
@@ -46,7 +45,7 @@ def test_percentiles_are_of_examples_and_leave_out_the_warm_up(wait: Clock) -> N
     calls = itertools.count()
 
     def predict(examples: Sequence[Any]) -> None:
-        wait(sum(examples) / 1000 + (50 if next(calls) < comparison.PROBES + 1 + 100 else 0))
+        wait(sum(examples) / 1000 + (50 if next(calls) < PROBES + 1 + 100 else 0))
 
     speed = compare_speed({"one": predict}, range(101))["one"]
     assert (speed.single, speed.p50, speed.p95) == pytest.approx((49.5, 49.5, 94.05))

@@ -8,20 +8,15 @@ data are seen: `threshold_grid`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from offramp.errors import BadOption, NoSafeThreshold
 from offramp.guarantees.bounds import BOUNDS
-from offramp.guarantees.certificate import (
-    BY_CLASS,
-    BY_EXIT,
-    Certificate,
-    Conditions,
-    Guarantee,
-    ProvenBound,
-)
-from offramp.guarantees.losses import LOSSES, OF_TAGS, RISKS, Loss
+from offramp.guarantees.certificate import Certificate, Conditions, ProvenBound
+from offramp.guarantees.guarantee import BY_CLASS, BY_EXIT, Guarantee
+from offramp.guarantees.losses import LOSSES, RISKS, Loss
 from offramp.guarantees.testing import (
     Part,
     PartResult,
@@ -32,12 +27,12 @@ from offramp.guarantees.testing import (
 )
 from offramp.lists import Lists
 from offramp.measuring.by_exit import exits_tested, policies_by_exit
-from offramp.measuring.exit_table import build_exit_table, losses_on, reference_of
-from offramp.measuring.rankings import Rankings
+from offramp.measuring.exit_table import build_exit_table
+from offramp.measuring.losses import losses_on, reference_of
 from offramp.measuring.targets import NO_EARLY_EXIT, Candidate
 from offramp.policy import Decision, Policy, fold
-from offramp.policy.text import class_indices, round_threshold
-from offramp.problems import Array, Problem
+from offramp.policy.text import round_threshold
+from offramp.problems import Array
 from offramp.rules.agreement import Agreement
 from offramp.rules.base import Rule
 from offramp.rules.rank import Rank
@@ -75,16 +70,13 @@ def certify(
     """
     shares = shares_of_delta([candidate.policy.rule for candidate in candidates])
     levels = [target.delta * share / choices for share in shares]
-    tried = len(candidates) * choices
-    tested = [
-        prove(candidate, target, level, tried, chosen_on, spent)
-        for candidate, level in zip(candidates, levels, strict=True)
-    ]
-    proven = [each.candidate for each in tested if each.candidate.policy.certificate is not None]
+    tested = [prove(candidate, target, level) for candidate, level in zip(candidates, levels, strict=True)]
+    proven = sorted((one for one in tested if one.is_proven), key=lambda one: one.candidate.mean_layer)
     if not proven:
         raise no_safe_threshold(target, tested, levels)
-    full_depth = [each.full_depth for each in tested if each.full_depth is not None]
-    return [*sorted(proven, key=lambda candidate: candidate.mean_layer), *full_depth]
+    proven += [one.full_depth for one in tested if one.full_depth is not None]
+    stated, tried = replace(target, delta=target.delta + spent), len(candidates) * choices
+    return [issue(one, stated, tried, chosen_on) for one in proven]
 
 
 def shares_of_delta(rules: Sequence[Rule]) -> list[float]:
@@ -98,7 +90,7 @@ def shares_of_delta(rules: Sequence[Rule]) -> list[float]:
     if number in (0, len(rules)):
         return [1 / len(rules)] * len(rules)
     most, rest = AGREEMENT_SHARE / number, (1 - AGREEMENT_SHARE) / (len(rules) - number)
-    return [most if each else rest for each in learned]
+    return [most if learns else rest for learns in learned]
 
 
 def check_target(trace: Trace, target: Guarantee) -> Guarantee:
@@ -109,7 +101,7 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
         )
     if target.unit != "query" and trace.has_lists:
         raise BadOption(f"risk={target.risk!r} is for single texts; choose 'overlap' or 'ndcg' for lists")
-    target = target_for(trace.problem, target)
+    target = target.for_problem(trace.problem)
     if trace.has_lists:
         return target
     if "score" in target.risks and trace.decision:
@@ -129,51 +121,7 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
             f"by={target.by!r}: the trace has no such categories{others}; collect it again with by={target.by!r}"
         )
     names = classes_of(trace) if target.by == BY_CLASS else trace.category_names
-    return with_bounds_of(target, names)
-
-
-def target_for(problem: Problem, target: Guarantee) -> Guarantee:
-    """The target, with the losses that it means for this problem."""
-    if problem.of_tokens:
-        unknown = [risk for risk in target.risks if risk not in (*OF_TAGS, *OF_TAGS.values())]
-        if unknown:
-            raise BadOption(f"risk={unknown[0]!r} is not for taggers; choose one of {', '.join(OF_TAGS)}")
-        if target.by:
-            raise BadOption("bounds by group are for single texts; give one bound for a tagger")
-        if target.tolerance is not None:
-            raise BadOption("a tolerance is for numbers, and the model tags tokens; leave it out")
-        return target.with_risks(OF_TAGS)
-    for risk, loss in target.losses.items():
-        if loss.unit == "text":
-            raise BadOption(f"risk={risk!r} is for taggers; choose one of {', '.join(RISKS)}")
-        if loss.yes_or_no and not problem.multi_label:
-            raise BadOption(
-                f"risk={risk!r} is about yes and no; pass decide=..., such as 'spam>=0.5' or 'spam'"
-            )
-    if target.unit == "query":
-        return target
-    if not problem.has_classes and target.tolerance is None:
-        raise BadOption(
-            "the model predicts numbers: set tolerance=..., within which two count as equal, or decide='score>=...'"
-        )
-    if "score" in target.risks and target.tolerance is None:
-        raise BadOption("risk='score' needs tolerance=..., by which a score may move")
-    if problem.has_classes and target.tolerance is not None and "score" not in target.risks:
-        raise BadOption("a tolerance is for numbers and for risk='score'; leave it out")
-    return target.with_risks({"accuracy": "label_accuracy"}) if problem.multi_label else target
-
-
-def with_bounds_of(target: Guarantee, names: Sequence[str]) -> Guarantee:
-    """The target; if groups have bounds of their own, with one for each name. They may be given by index."""
-    if not target.has_group_bounds:
-        return target
-    assert isinstance(target.epsilon, Mapping)
-    indices = class_indices(target.epsilon, names, target.by)
-    unbounded = [name for index, name in enumerate(names) if index not in indices]
-    if unbounded:
-        raise BadOption(f"no bound for {', '.join(unbounded)}; give one for every {target.by}")
-    bounds = zip(indices, target.epsilon.values(), strict=True)
-    return replace(target, epsilon={names[index]: bound for index, bound in bounds})
+    return target.with_group_names(names)
 
 
 @dataclass(frozen=True)
@@ -182,28 +130,23 @@ class Tested:
 
     candidate: Candidate
     results: Sequence[PartResult]
-    full_depth: Candidate | None = None
+    exits: Array
+    """(exits,) the fraction of examples that take each."""
+    is_proven: bool
+    full_depth: "Tested | None" = None
     """If the rule is a fixed layer, and full depth is proven."""
 
 
-def prove(
-    candidate: Candidate, target: Guarantee, level: float, tried: int, chosen_on: str | None, spent: float
-) -> Tested:
+def prove(candidate: Candidate, target: Guarantee, level: float) -> Tested:
     """Fixed-sequence testing of one rule along its grid of thresholds.
 
-    The threshold is the loosest that is proven, with a certificate; otherwise the safest that saves anything, which
-    failed.
+    The threshold is the loosest that is proven; otherwise the safest that saves anything, which failed.
     """
     trace = candidate.trace
-    if target.by == BY_EXIT and candidate.fit_on is not None:
-        trials = try_by_exit(candidate, target, level)
-    elif trace.has_lists:
-        trials = try_on_lists(candidate, target)
-    else:
-        trials = try_on_examples(candidate, target)
-    grid = range(len(trials.thresholds))
+    trials = trials_of(candidate, target, level)
+    grid = range(len(trials.policies))
     if not grid:
-        return Tested(candidate, [])
+        return Tested(candidate, [], np.zeros(0), is_proven=False)
     parts = [] if target.by == BY_EXIT else parts_of(trace, target)
 
     def saves(index: int) -> bool:
@@ -212,94 +155,84 @@ def prove(
     def test(index: int) -> list[PartResult]:
         tested = parts
         if target.by == BY_EXIT:
-            policy = replace(candidate.policy, threshold=trials.thresholds[index])
-            tested = parts_of(trace, target, exits_tested(policy, trace, trials.exits(index)))
+            members = exits_tested(trials.policies[index], trace, trials.exits(index))
+            tested = parts_of(trace, target, members)
         return results_of(trials.losses(index), tested)
 
     def at(index: int, is_proven: bool) -> Tested:
         exits = np.bincount(trials.exits(index), minlength=len(trace.layers)) / len(trials.exits(index))
-        results = test(index)
-        tested = replace(
-            candidate,
-            policy=replace(candidate.policy, threshold=trials.thresholds[index]),
-            mean_layer=float(exits @ np.asarray(trace.layers)),
-        )
-        if is_proven:
-            stated = replace(target, delta=target.delta + spent)
-            certificate = issue(tested, stated, results, exits, tried, chosen_on)
-            tested = replace(tested, policy=replace(tested.policy, certificate=certificate))
-        return Tested(tested, results)
+        mean_layer = float(exits @ np.asarray(trace.layers))
+        chosen = replace(candidate, policy=trials.policies[index], mean_layer=mean_layer)
+        return Tested(chosen, test(index), exits, is_proven)
 
     passed = first_failure(map(test, grid), level)
-    proven = next(filter(saves, grid[:passed][::-1]), None)
-    if proven is None:
+    loosest = next(filter(saves, grid[:passed][::-1]), None)
+    if loosest is None:
         return at(next(filter(saves, grid), 0), is_proven=False)
     if candidate.policy.rule.reads != "layer" or saves(0):
-        return at(proven, is_proven=True)
-    return replace(at(proven, is_proven=True), full_depth=at(0, is_proven=True).candidate)
+        return at(loosest, is_proven=True)
+    return replace(at(loosest, is_proven=True), full_depth=at(0, is_proven=True))
 
 
 @dataclass(frozen=True)
 class Trials:
-    """A rule at each threshold of its grid; or at several, each a threshold for each exit."""
+    """The policies of one rule that are tested in turn."""
 
-    thresholds: Sequence[float | tuple[float, ...]]
+    policies: Sequence[Policy]
     """The safest first."""
     losses: Callable[[int], Mapping[str, Array]]
-    """By risk, (examples,) at one of them; (texts,) if those are read in windows."""
+    """By risk, (examples,) under one of them; (texts,) if those are read in windows."""
     exits: Callable[[int], Array]
-    """(rows,) at one of them."""
+    """(rows,) under one of them."""
 
 
-def try_on_examples(candidate: Candidate, target: Guarantee) -> Trials:
-    """From one pass of the rule."""
-    trace, policy = candidate.trace, candidate.policy
+def trials_of(candidate: Candidate, target: Guarantee, level: float) -> Trials:
+    policy, trace = candidate.policy, candidate.trace
+    grid = threshold_grid(policy.rule, trace)
+    if target.by == BY_EXIT and candidate.fit_on is not None:
+        return pass_by_pass(policies_by_exit(candidate, target, grid, level), trace, target)
+    if trace.has_lists:  # the documents that have exited affect the others
+        safest_first = grid[np.argsort(-policy.rule.level(grid))].tolist()
+        policies = [replace(policy, threshold=threshold) for threshold in safest_first]
+        return pass_by_pass(policies, trace, target)
+    return in_one_pass(policy, grid, trace, target)
+
+
+def pass_by_pass(policies: Sequence[Policy], trace: Trace, target: Guarantee) -> Trials:
+    """Trials with one pass for each policy."""
+
+    @lru_cache(2)
+    def decide(policy: Policy) -> Decision:
+        return policy.decide_trace(trace, target.top_k)
+
+    def losses(index: int) -> dict[str, Array]:
+        """A guarantee about rankings covers both ways to rank."""
+        ways = dict.fromkeys((policies[index], policies[index].with_exact_top()))
+        by_way = [
+            losses_on(trace, decide(way).logits, target.risks, target.tolerance, target.top_k) for way in ways
+        ]
+        return {risk: np.maximum.reduce([values[risk] for values in by_way]) for risk in target.risks}
+
+    return Trials(policies, losses, lambda index: decide(policies[index]).exits)
+
+
+def in_one_pass(policy: Policy, grid: Array, trace: Trace, target: Guarantee) -> Trials:
+    """Trials of single thresholds, from one pass of the rule."""
     folded = fold(policy.rule, trace.logits, trace.gates, trace.layers, trace.problem, trace.lists)
-    table = build_exit_table(policy, folded.readiness, trace.layers, threshold_grid(policy.rule, trace))
-    losses = losses_on(trace, folded.logits, target)
+    table = build_exit_table(policy, folded.readiness, trace.layers, grid)
+    losses = losses_on(trace, folded.logits, target.risks, target.tolerance)
     examples = np.arange(len(trace))
+    policies = [replace(policy, threshold=threshold) for threshold in table.thresholds[::-1].tolist()]
 
     def exits(index: int) -> Array:
-        return table.exits(len(table.thresholds) - 1 - index)
+        return table.exits(len(policies) - 1 - index)
 
     def of_texts(index: int) -> dict[str, Array]:
         """Any window may change a text: what it loses is at most what its worst window does."""
         taken = exits(index)
         return {risk: trace.by_text(values[taken, examples]) for risk, values in losses.items()}
 
-    return Trials(table.thresholds[::-1].tolist(), of_texts, exits)
-
-
-def try_by_exit(candidate: Candidate, target: Guarantee, delta: float) -> Trials:
-    """At each of the policies that are found on other examples."""
-    trace = candidate.trace
-    grid = threshold_grid(candidate.policy.rule, trace)
-    policies = policies_by_exit(candidate, target, grid, delta)
-    decisions = [policy.decide_trace(trace) for policy in policies]
-    losses = [losses_on(trace, decision.logits, target) for decision in decisions]
-    return Trials(
-        [policy.threshold for policy in policies], losses.__getitem__, lambda index: decisions[index].exits
-    )
-
-
-def try_on_lists(candidate: Candidate, target: Guarantee) -> Trials:
-    """One pass for each threshold: the documents that have exited affect the others."""
-    policy, rankings = candidate.policy, Rankings(candidate.trace, target.top_k)
-    grid = threshold_grid(policy.rule, candidate.trace)
-    thresholds = grid[np.argsort(-policy.rule.level(grid))]
-
-    def decide(policy: Policy, index: int) -> Decision:
-        changed = replace(policy, threshold=float(thresholds[index]))
-        return changed.decide_trace(candidate.trace, target.top_k)
-
-    def losses(index: int) -> dict[str, Array]:
-        """The guarantee covers both ways to rank."""
-        both = [decide(each, index).logits for each in (policy, policy.with_exact_top())]
-        return {
-            risk: np.maximum(*(rankings.losses(logits, risk) for logits in both)) for risk in target.risks
-        }
-
-    return Trials(thresholds.tolist(), losses, lambda index: decide(policy, index).exits)
+    return Trials(policies, of_texts, exits)
 
 
 def threshold_grid(rule: Rule, trace: Trace) -> Array:
@@ -367,9 +300,9 @@ def no_safe_threshold(
 ) -> NoSafeThreshold:
     """Why nothing was proven, and how many examples would have been enough."""
     weakest = [
-        (max(each.results, key=lambda result: result.p_value), level, each.candidate.fitted_on)
-        for each, level in zip(tested, levels, strict=True)
-        if each.candidate.mean_layer < each.candidate.trace.layers[-1]
+        (max(one.results, key=lambda result: result.p_value), level, one.candidate.fitted_on)
+        for one, level in zip(tested, levels, strict=True)
+        if one.candidate.mean_layer < one.candidate.trace.layers[-1]
     ]
     if not weakest:
         return NoSafeThreshold(
@@ -419,24 +352,20 @@ def too_risky(
     return NoSafeThreshold(f"{reason}. {advice}", needed, part.group)
 
 
-def issue(
-    proven: Candidate,
-    target: Guarantee,
-    results: Sequence[PartResult],
-    exits: Array,
-    rules_tried: int,
-    chosen_on: str | None,
-) -> Certificate:
-    trace = proven.trace
-    unseen = {(result.part.risk, result.part.group): result for result in results if result.part.unseen}
-    return Certificate(
+def issue(proven: Tested, target: Guarantee, rules_tried: int, chosen_on: str | None) -> Candidate:
+    """The candidate whose policy has its certificate."""
+    candidate, trace = proven.candidate, proven.candidate.trace
+    unseen = {
+        (result.part.risk, result.part.group): result for result in proven.results if result.part.unseen
+    }
+    certificate = Certificate(
         bounds=tuple(
             proven_bound(result, unseen.get((result.part.risk, result.part.group)), trace, target)
-            for result in results
+            for result in proven.results
             if not result.part.unseen
         ),
         delta=target.delta,
-        examples=len(trace.by_text(trace.lengths)) if not trace.has_lists else len(trace),
+        examples=len(trace) if trace.has_lists else len(trace.by_text(trace.lengths)),
         by=target.by,
         unseen=int(trace.by_text(trace.unseen()).sum()) if unseen else None,
         reference=trace.reference_name,
@@ -444,15 +373,16 @@ def issue(
         top_k=target.top_k,
         decision=trace.decision,
         rules_tried=rules_tried,
-        fitted_on=proven.fitted_on,
+        fitted_on=candidate.fitted_on,
         conditions=Conditions(
-            policy=str(proven.policy),
-            mean_layer=proven.mean_layer,
-            exits=tuple(exits.tolist()),
+            policy=str(candidate.policy),
+            mean_layer=candidate.mean_layer,
+            exits=tuple(proven.exits.tolist()),
             rule_chosen_on=chosen_on,
             **trace.conditions(),
         ),
     )
+    return replace(candidate, policy=replace(candidate.policy, certificate=certificate))
 
 
 def proven_bound(

@@ -1,4 +1,6 @@
-"""Several ways to predict the same examples, side by side: their speed, scores and changed predictions."""
+"""The speed of several ways to predict the same examples, timed in turns, beside their scores and changed
+predictions.
+"""
 
 import math
 import platform
@@ -17,8 +19,7 @@ import numpy as np
 from offramp.cpus import available_cpus
 from offramp.guarantees import Guarantee
 from offramp.guarantees.losses import OF_TAGS
-from offramp.measuring.exit_table import mean_losses
-from offramp.measuring.rankings import Rankings
+from offramp.measuring.losses import mean_losses
 from offramp.measuring.scores import score
 from offramp.policy import Policy
 from offramp.trace import Trace
@@ -53,7 +54,7 @@ class Speed:
 
     def times_faster_than(self, other: "Speed") -> "Speed":
         return Speed(
-            **{each.name: getattr(other, each.name) / getattr(self, each.name) for each in fields(Speed)}
+            **{field.name: getattr(other, field.name) / getattr(self, field.name) for field in fields(Speed)}
         )
 
 
@@ -93,15 +94,12 @@ def measure_contender(
         logits, mean_layer = decision.logits, float(np.asarray(trace.layers)[decision.exits].mean())
     assert logits is not None, "a policy or a reference"
     if trace.problem.of_tokens:
-        every = Guarantee(0.5, risk=",".join(OF_TAGS.values()))
-        named = mean_losses(trace, logits, every)
-        losses = {risk: named[loss] for risk, loss in OF_TAGS.items()}
-    elif not trace.has_lists:
-        risks = dict.fromkeys(["changed", *(target.risks if target else ())])
-        losses = mean_losses(trace, logits, Guarantee(0.5, risk=",".join(risks), tolerance=tolerance))
+        risks = OF_TAGS
     else:
-        rankings = Rankings(trace, top_k)
-        losses = {risk: float(rankings.losses(logits, risk).mean()) for risk in ("overlap", "ndcg")}
+        asked = ["overlap", "ndcg"] if trace.has_lists else ["changed", *(target.risks if target else ())]
+        risks = {risk: risk for risk in asked}
+    means = mean_losses(trace, logits, risks.values(), tolerance, top_k)
+    losses = {name: means[risk] for name, risk in risks.items()}
     scores = score(trace, logits)
     return Contender(name, losses, scores, mean_layer, speed, speed.times_faster_than(baseline))
 
@@ -136,8 +134,8 @@ def compare_speed(
         runs[name, False] = partial(predict, batch)
     for warm_up in runs.values():
         warm_up()
-    for each in latencies.values():
-        each.clear()
+    for warm in latencies.values():
+        warm.clear()
     times = time_in_turns(runs, repeats, end - time.perf_counter(), progress)
     return {
         name: Speed(
@@ -152,17 +150,17 @@ def compare_speed(
 def probe(contenders: Mapping[str, Predict], examples: Sequence[Any], end: float) -> dict[str, list[float]]:
     """The seconds of single examples, after a first call that may load and allocate; that call alone if the others
     would take half of the time until `end`."""
-    found: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for name, predict in contenders.items():
-        one_by_one(predict, examples[:1], found[name])
-    first = sum(times[0] for times in found.values())
+        one_by_one(predict, examples[:1], seconds[name])
+    first = sum(times[0] for times in seconds.values())
     if len(examples) * first < (end - time.perf_counter()) / 2:
-        for times in found.values():
+        for times in seconds.values():
             times.clear()
         for name, predict in contenders.items():
-            one_by_one(predict, examples, found[name])
-            found[name].append(statistics.mean(found[name]))
-    return found
+            one_by_one(predict, examples, seconds[name])
+            seconds[name].append(statistics.mean(seconds[name]))
+    return seconds
 
 
 def one_by_one(predict: Predict, examples: Sequence[Any], latencies: list[float]) -> None:
