@@ -264,6 +264,14 @@ def test_the_rule_is_fitted_to_the_loss_that_is_guaranteed() -> None:
     assert means[0] < means[1]
 
 
+def test_the_rule_of_a_tagger_is_fitted_to_all_losses_that_are_guaranteed_in_any_order() -> None:
+    trace = make_trace(300)
+    bounds = {"missed_words": 0.1, "changed_spans": 0.1}
+    targets = [Guarantee(bounds), Guarantee(dict(reversed(bounds.items())))]
+    both = [fit_rule(Policy.parse("agreement:0.9"), trace, target).rule for target in targets]
+    assert both == [Agreement.fit(trace)] * 2  # a text that misses a word has changed
+
+
 def test_a_text_that_is_read_in_windows_counts_once_and_loses_what_its_worst_window_does() -> None:
     trace = make_trace(3000, continues=np.arange(3000) % 3 == 1)
     certificate = calibrate(trace, "entropy", Guarantee(0.3)).policy.certificate

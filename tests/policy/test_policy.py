@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from offramp.errors import BadPolicy, CertificateMismatch, Incompatible, OfframpError
-from offramp.policy import Policy, check_certificate
+from offramp.guarantees.certificate import check_certificate
+from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from offramp.rules import RULES
 from offramp.rules.agreement import Agreement

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 from offramp.errors import CannotLoad
 from offramp.files import digest as hash_parts
 from offramp.files import read_json
+from offramp.guarantees.certificate import check_certificate
 from offramp.model_info import CONFIG, ModelInfo
-from offramp.policy import Policy, check_certificate
+from offramp.policy import Policy
 
 FORMAT = 3
 MANIFEST, TOKENIZER = "stages.json", "tokenizer.json"

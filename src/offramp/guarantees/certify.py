@@ -207,7 +207,10 @@ def certify(
         evidence, compared = trial.examine_until_decided(seed)
     else:
         evidence, compared = trial.examine_all()
-    claims = trial.conclude(evidence, compared.problem, data or f"{names[0]} and {names[1]}", stop_early)
+    source = data or f"{names[0]} and {names[1]}"
+    claims = [
+        trial.claim(key, parts, compared.problem, source, stop_early) for key, parts in evidence.items()
+    ]
     shown = comparison.decision_names(compared.problem)
     return Certification(
         *names,
@@ -218,7 +221,7 @@ def certify(
         len(compared.rows),
         repeated,
         finite,
-        claims,
+        tuple(claims),
         by_class(compared, shown),
         largest(compared, shown, tolerance, texts),
     )
@@ -284,8 +287,11 @@ class Trial:
         compared = self.comparison.compare(self.samples[ROWS])
         self.check_enough(
             {
-                (key, sample): (int(np.isfinite(compared.losses[key][rows]).sum()), self.bound(key, compared))
-                for key in self.bounds
+                (key, sample): (
+                    int(np.isfinite(compared.losses[key][rows]).sum()),
+                    self.bound(key, compared).examples_needed([0.0], epsilon, self.delta),
+                )
+                for key, epsilon in self.bounds.items()
                 for sample, rows in self.samples.items()
             }
         )
@@ -317,15 +323,11 @@ class Trial:
             more_rows(bound, losses, epsilon, self.delta) if verdict == UNDECIDED else 0,
         )
 
-    def check_enough(self, tests: Mapping[tuple[Key, str], tuple[int, Bound | int | None]]) -> None:
-        """So few rows that they could not prove a claim even without a difference are an error."""
+    def check_enough(self, tests: Mapping[tuple[Key, str], tuple[int, int | None]]) -> None:
+        """So few rows that they could not prove a claim even without a difference are an error; `tests` have how many
+        there are and how many it takes."""
         lacking = []
-        for (key, sample), (examples, bound) in tests.items():
-            needed = (
-                bound.examples_needed([0.0], self.bounds[key], self.delta)
-                if isinstance(bound, Bound)
-                else bound
-            )
+        for (key, sample), (examples, needed) in tests.items():
             if needed is None or examples < needed:
                 lacking.append(
                     f"{examples} {self.unit(key, sample)} cannot prove {key[0]} of at most {self.bounds[key]:g} with "
@@ -391,11 +393,6 @@ class Trial:
             if verdict in (PROVEN, REFUTED)
             else more_rows(bound, test.losses, self.bounds[key], self.delta),
         )
-
-    def conclude(
-        self, evidence: Mapping[Key, Sequence[Evidence]], problem: Problem, data: str, early: bool
-    ) -> tuple[Claim, ...]:
-        return tuple(self.claim(key, parts, problem, data, early) for key, parts in evidence.items())
 
     def claim(
         self, key: Key, evidence: Sequence[Evidence], problem: Problem, data: str, early: bool

@@ -13,8 +13,9 @@ from offramp.engine import WINDOW, Engine
 from offramp.errors import BadOption
 from offramp.folder import SavedTokenizer, find_model, is_exported, load_model
 from offramp.folder.manifest import STAGES
+from offramp.guarantees.certificate import check_certificate
 from offramp.inference.texts import BatchTokenizer, Text, check_texts, chunks
-from offramp.policy import Decision, Policy, check_certificate
+from offramp.policy import Decision, Policy
 from offramp.problems import Array
 from offramp.row_hashes import load_hashes
 from offramp.rules import RULES

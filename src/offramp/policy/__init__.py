@@ -4,8 +4,7 @@ Live and offline decisions run the same code. The engine calls `Decider.step` as
 `Policy.decide` calls it over a whole array. A sweep of thresholds folds once (`fold`), then compares.
 """
 
-from offramp.guarantees.certificate import Certificate, check_certificate
 from offramp.policy.decide import Decider, Decision, Folded, fold, reached
 from offramp.policy.policy import Policy
 
-__all__ = ["Certificate", "Decider", "Decision", "Folded", "Policy", "check_certificate", "fold", "reached"]
+__all__ = ["Decider", "Decision", "Folded", "Policy", "fold", "reached"]

@@ -6,8 +6,9 @@ from typing import Any
 
 from offramp.files import SCORES, SUFFIX, read_json, write_files
 from offramp.folder.folder import is_path
+from offramp.guarantees.certificate import Certificate
 from offramp.model_info import ModelInfo
-from offramp.policy import Certificate, Policy
+from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, TOKENS
 from offramp.reports.results import RETROFIT, RetrofitResults, origin_lines
 from offramp.reports.table import layer_rows, percent, short, threshold_text

@@ -7,10 +7,10 @@ from typing import Any
 
 from offramp.errors import CannotLoad
 from offramp.files import read_json
+from offramp.guarantees.certificate import Certificate
 from offramp.guarantees.comparison import GroupDifferences
 from offramp.measuring.changes import Changes
 from offramp.measuring.speed import Contender, Speed
-from offramp.policy import Certificate
 from offramp.reports.table import Block, format_table, percent, short, shortened
 from offramp.wording import count
 

@@ -219,7 +219,7 @@ def open_output(home: Path, settings: Mapping[str, Any]) -> Iterator[None]:
 
 
 def check_settings(home: Path, settings: Mapping[str, Any]) -> None:
-    file, settings = home / SETTINGS, json.loads(json.dumps(settings))
+    file = home / SETTINGS
     if file.exists():
         stored = read_json(file)
         changed = [name for name, value in settings.items() if stored.get(name) != value]

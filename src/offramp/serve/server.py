@@ -33,8 +33,9 @@ from offramp.errors import BadOption, BadPolicy, CertificateMismatch, OfframpErr
 from offramp.folder import find_model, is_exported
 from offramp.folder.folder import REFERENCE
 from offramp.guarantees.attempts import cache_folder
+from offramp.guarantees.certificate import check_certificate
 from offramp.inference.runner import Runner
-from offramp.policy import Policy, check_certificate
+from offramp.policy import Policy
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher
 from offramp.serve.cache import Cache
