@@ -24,9 +24,8 @@ from offramp.serve.app import create_app
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher, Limits
 from offramp.serve.cache import Cache
-from offramp.serve.gate import Gate
 from offramp.serve.ladder import Ladder
-from offramp.serve.network import LimitedConnection, Listener, bind
+from offramp.serve.network import Gate, LimitedConnection, Listener, bind
 from offramp.serve.options import ServerOptions
 
 Until = Callable[[Callable[[], bool]], None]

@@ -17,11 +17,17 @@ import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offramp.serve import gate
+from offramp.serve import network
 from offramp.serve.batcher import Limits
-from offramp.serve.gate import AT_ONCE, Gate, whole_request
 from offramp.serve.logs import RequestLog
-from offramp.serve.network import REFUSED_AT_ONCE, LimitedConnection, bind
+from offramp.serve.network import (
+    LET_IN_AT_ONCE,
+    REFUSED_AT_ONCE,
+    Gate,
+    LimitedConnection,
+    bind,
+    whole_request,
+)
 from offramp.serve.protocols import shape_of
 from offramp.serve.server import OnlyProbes, ProbeServer
 
@@ -265,21 +271,21 @@ def test_only_a_few_requests_are_let_in_in_one_turn_of_the_loop_and_in_order() -
 
     async def run() -> None:
         door = Gate(lambda _: None, shape_of, RequestLog(uvicorn, print))  # type: ignore[arg-type]
-        for number in range(3 * AT_ONCE + 1):
+        for number in range(3 * LET_IN_AT_ONCE + 1):
             door.wait_for_turn(Waiting(number))
         while door.waiting:
             turns.append(len(entered))
             await asyncio.sleep(0)
 
     asyncio.run(run())
-    assert turns == [0, AT_ONCE, 2 * AT_ONCE, 3 * AT_ONCE]
-    assert entered == [*range(3 * AT_ONCE + 1)]
+    assert turns == [0, LET_IN_AT_ONCE, 2 * LET_IN_AT_ONCE, 3 * LET_IN_AT_ONCE]
+    assert entered == [*range(3 * LET_IN_AT_ONCE + 1)]
 
 
 @pytest.fixture
 def shut_gate(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nobody is let in until it is undone."""
-    monkeypatch.setattr(gate, "AT_ONCE", 0)
+    monkeypatch.setattr(network, "LET_IN_AT_ONCE", 0)
     return monkeypatch
 
 

@@ -13,7 +13,8 @@ import pytest
 from offramp.errors import BadOption
 from offramp.serve.batcher import Limits
 from offramp.serve.logs import LOGGING
-from offramp.serve.network import ANY, LOOPBACK, OWN_FILES, LimitedConnection, connection_limit, default_hosts
+from offramp.serve.network import OWN_FILES, LimitedConnection, connection_limit
+from offramp.serve.security import ANY, LOOPBACK, default_hosts
 
 Serve = Callable[..., Any]
 Until = Callable[[Callable[[], bool]], None]

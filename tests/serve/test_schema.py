@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
 from offramp.serve.protocols import CLASSIFY
-from offramp.serve.schema import PredictRequest, request_schema
+from offramp.serve.protocols.native import PredictRequest, request_schema
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from offramp.serve import telemetry
+from offramp.serve import logs
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
@@ -113,7 +113,7 @@ def test_a_caller_that_does_not_sample_gets_no_spans(
 
 @pytest.fixture
 def without_open_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "TRACER", None)
+    monkeypatch.setattr(logs, "TRACER", None)
 
 
 @pytest.mark.usefixtures("without_open_telemetry")
@@ -139,5 +139,5 @@ def test_without_open_telemetry_an_invalid_traceparent_is_not_returned(
 
 def test_open_telemetry_is_not_needed() -> None:
     """By us; recent versions of FastAPI need its API."""
-    code = "import sys; sys.modules['opentelemetry'] = None; import offramp.serve.telemetry"
+    code = "import sys; sys.modules['opentelemetry'] = None; import offramp.serve.logs"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
@@ -26,17 +27,14 @@ from offramp.errors import Draining, Overloaded
 from offramp.inference.texts import check_texts
 from offramp.policy import Policy
 from offramp.serve.batcher import STOPPED, Batcher, Reply
-from offramp.serve.error_responses import HANDLERS, error_models, use_shape
-from offramp.serve.gate import Gate
-from offramp.serve.keys import Keys
-from offramp.serve.logs import RequestLog, is_probe, log
+from offramp.serve.error_responses import HANDLERS, ErrorShape, error_models
+from offramp.serve.logs import RequestLog, RequestTrace, is_probe, log
 from offramp.serve.metrics import Metrics
-from offramp.serve.network import ANY, Bodies, CheckedHeads
+from offramp.serve.network import Gate
 from offramp.serve.options import ServerOptions
-from offramp.serve.protocols import CLASSIFY, TAG, Route, open_inference, shape_of, tei
+from offramp.serve.protocols import CLASSIFY, TAG, Route, hugging_face, open_inference, shape_of
 from offramp.serve.protocols.base import Body, Call, ServedModel, WorkerState, ready_response
-from offramp.serve.schema import Health, Ready
-from offramp.serve.telemetry import RequestTrace
+from offramp.serve.security import ANY, Bodies, CheckedHeads, Keys
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status, for the log; no client receives it."""
@@ -44,6 +42,14 @@ READERS = 2
 """Threads that parse and tokenize; more would take cores from the model."""
 UNREAD_BODIES = 32
 """How many bodies of the largest size may be arriving, and as many may wait for a reader."""
+
+
+class Health(BaseModel):
+    status: str
+
+
+class Ready(BaseModel):
+    ready: bool
 
 
 def create_app(
@@ -62,15 +68,12 @@ def create_app(
         version=offramp.__version__,
         description="Predictions for texts, with early exits.",
         lifespan=endpoints.lifespan,
-        telemetry={
-            "exclude": is_probe
-        },  # machines poll them all the time; versions without telemetry ignore it
+        # machines poll them all the time; versions without telemetry ignore it
+        telemetry={"exclude": is_probe},
         redirect_slashes=False,  # to an address with the host that the client named
     )
-    locked: dict[str, Any] = {"dependencies": []}
-    if endpoints.keys:
-        locked = {"dependencies": [Depends(endpoints.check_key)], "responses": error_models(401)}
-    keys = locked["dependencies"]
+    keys = [Depends(endpoints.check_key)] if endpoints.keys else []
+    locked: dict[str, Any] = {"dependencies": keys, "responses": error_models(401) if keys else {}}
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(page)
     app.get("/health", response_model=Health)(health)
     app.get("/ready", response_model=Ready, responses=error_models(503))(endpoints.ready)
@@ -78,7 +81,7 @@ def create_app(
     app.head("/ready", include_in_schema=False)(endpoints.ready)
     app.get("/info", response_model=dict[str, Any], **locked)(endpoints.info)
     app.get("/metrics", response_class=PlainTextResponse, **locked)(endpoints.scrape)
-    refusals = error_models(400, 413, 415, 422, 429, 500, 503) | locked.get("responses", {})
+    refusals = error_models(400, 413, 415, 422, 429, 500, 503) | locked["responses"]
     routes = TAG if model.problem.of_tokens else CLASSIFY
     for route in routes:
         app.post(
@@ -93,14 +96,13 @@ def create_app(
     app.include_router(open_inference.metadata(endpoints.model), dependencies=keys)
     for kind, handler in HANDLERS.items():
         app.exception_handler(kind)(handler)
-    log_requests = RequestLog(
-        CheckedHeads(app, options.allowed_host or [ANY], options.root_path), endpoints.metrics.count_request
-    )
-    return log_requests, Gate(
-        endpoints.check_room,
-        lambda path: shape_of(routes, path.removeprefix(options.root_path)),
-        log_requests,
-    )
+    checked = CheckedHeads(app, options.allowed_host or [ANY], options.root_path)
+    logged = RequestLog(checked, endpoints.metrics.count_request)
+
+    def errors_at(path: str) -> ErrorShape | None:
+        return shape_of(routes, path.removeprefix(options.root_path))
+
+    return logged, Gate(endpoints.check_room, errors_at, logged)
 
 
 def page() -> Response:
@@ -118,14 +120,8 @@ async def health() -> Health:
 
 
 class Endpoints:
-    def __init__(
-        self,
-        model: ServedModel,
-        options: ServerOptions,
-        shared_folder: Path | None,
-    ) -> None:
-        self.model, self.batcher = model, model.batcher
-        self.options, self.shared_folder = options, shared_folder
+    def __init__(self, model: ServedModel, options: ServerOptions, shared_folder: Path | None) -> None:
+        self.model, self.batcher, self.options = model, model.batcher, options
         self.keys = Keys(options.api_key_env, options.api_key_file)
         self.metrics = Metrics(shared_folder)
         self.most_unread = UNREAD_BODIES * options.max_body
@@ -171,7 +167,6 @@ class Endpoints:
     def info(self) -> Response:
         """The model, its policies with their certificates, the audit, and the limits; and the fields of TEI."""
         runtime, ladder, audit = self.batcher.runner.runtime, self.batcher.ladder, self.batcher.audit
-        certificate = ladder.rungs[0].certificate
         return Response(
             to_json(
                 {
@@ -186,17 +181,8 @@ class Endpoints:
                     "decide": str(runtime.info.decide),
                     "pairs": runtime.info.trained_on_pairs,
                     "exits": runtime.info.exits,
-                    "policy": str(ladder.rungs[0]),
-                    "guarantee": certificate and certificate.summary,
-                    "certificate": ladder.rungs[0].to_json()["certificate"],
-                    "ladder": [
-                        {
-                            "policy": str(policy),
-                            "guarantee": policy.certificate and policy.certificate.summary,
-                            "certificate": policy.to_json()["certificate"],
-                        }
-                        for policy in ladder.rungs
-                    ],
+                    **describe(ladder.rungs[0]),
+                    "ladder": [describe(policy) for policy in ladder.rungs],
                     "rung": ladder.current,
                     "forbidden": [str(policy) for policy in ladder.forbidden],
                     "allowed": self.model.allowed,
@@ -206,7 +192,7 @@ class Endpoints:
                         "body_bytes": self.options.max_body,
                         "text_tokens": self.batcher.runner.tokenizer.max_length,
                     },
-                    **tei.info(self.model, self.batcher.limits, READERS),
+                    **hugging_face.info(self.model, self.batcher.limits, READERS),
                 },
                 inf_nan_mode="null",
             ),
@@ -232,14 +218,17 @@ class Endpoints:
         try:
             content = await self.bodies.read(request, route.media_types)
             body = Body(content, request.headers, request.state.id, request.path_params, arrived, trace)
-            call, future = await self.enqueue(request, route, body)
+            self.check_room(1)
+            self.count_unread(1, len(content))
+            loop = asyncio.get_running_loop()
+            call, future = await loop.run_in_executor(self.readers, self.submit, request, route, body)
             reply = await reply_or_disconnect(request, future)
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except asyncio.CancelledError:  # by uvicorn, when the time to drain is over
             raise Draining(STOPPED) from None
         self.metrics.count_texts(reply)
-        add_parts(trace, arrived, reply)
+        add_spans(trace, arrived, reply)
         log_fields |= {
             "layers": round(reply.mean_layer, 2),
             "policy": reply.policy,
@@ -247,13 +236,6 @@ class Endpoints:
             "waited_ms": round(reply.waited_ms, 2),
         }
         return call.respond(reply)
-
-    async def enqueue(self, request: Request, route: Route, body: Body) -> tuple[Call, Future[Reply]]:
-        """Has a reader parse and queue a request, unless there is no room for it and those that wait before it."""
-        self.check_room(1)
-        self.count_unread(1, len(body.content))
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.readers, self.submit, request, route, body)
 
     def check_room(self, requests: int) -> None:
         """Raises an error if there is no room for this many requests, after those that no reader has parsed."""
@@ -265,7 +247,7 @@ class Endpoints:
         """Parses a body and queues its texts; runs in a reader thread."""
         try:
             operation = route.choose(body)
-            use_shape(request, operation.errors)
+            request.state.error_shape = operation.errors
             call = operation.translate(self.model, body)
         finally:
             self.count_unread(-1, -len(body.content))  # from here on the batcher counts its texts
@@ -282,8 +264,16 @@ class Endpoints:
             self.unread_bytes += size
 
 
-def add_parts(trace: RequestTrace, arrived: float, reply: Reply) -> None:
-    """What telemetry records of a request that was answered."""
+def describe(policy: Policy) -> dict[str, Any]:
+    return {
+        "policy": str(policy),
+        "guarantee": policy.certificate and policy.certificate.summary,
+        "certificate": policy.to_json()["certificate"],
+    }
+
+
+def add_spans(trace: RequestTrace, arrived: float, reply: Reply) -> None:
+    """Records how long an answered request waited and ran."""
     began = arrived + reply.waited_ms / 1000
     trace.add("queue", arrived, began)
     trace.add(

@@ -45,8 +45,8 @@ from offramp.problems import MULTI_LABEL, REGRESSION, Array
 from offramp.rules.rank import relevance
 from offramp.serve.account import ALL, Account, Comparison, KeptAccount
 from offramp.serve.ladder import FULL_DEPTH, Ladder, top_k_of
+from offramp.serve.logs import RequestTrace
 from offramp.serve.queue import Example
-from offramp.serve.telemetry import RequestTrace
 
 KEPT_TEXTS = 256
 """How many texts of a rung wait to be examined."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from offramp.errors import (
@@ -23,7 +24,11 @@ from offramp.errors import (
     UnknownName,
 )
 from offramp.serve.logs import log
-from offramp.serve.schema import ErrorResponse, MalformedJson
+
+
+class MalformedJson(OfframpError):
+    """The body of a request is not JSON."""
+
 
 STATUS: dict[type[OfframpError], int] = {
     MalformedJson: 400,
@@ -55,13 +60,13 @@ ErrorShape = Callable[[Failure], tuple[int, dict[str, Any]]]
 """A protocol's status and JSON for a failure."""
 
 
-def own_shape(failure: Failure) -> tuple[int, dict[str, Any]]:
+class ErrorResponse(BaseModel):
+    error: str = Field(description="What is wrong, in one sentence.")
+    id: str = Field(description="The id of the request, as in the server's log.")
+
+
+def default_shape(failure: Failure) -> tuple[int, dict[str, Any]]:
     return failure.status, {"error": failure.message, "id": failure.id}
-
-
-def use_shape(request: Request, shape: ErrorShape) -> None:
-    """From now on, errors of this request have this shape."""
-    request.state.error_shape = shape
 
 
 def error_models(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -76,7 +81,7 @@ def error_response(
     headers: Mapping[str, str] | None = None,
     error: Exception | None = None,
 ) -> Response:
-    shape: ErrorShape = getattr(request.state, "error_shape", own_shape)
+    shape: ErrorShape = getattr(request.state, "error_shape", default_shape)
     status, content = shape(Failure(status, message, request.state.id, error))
     # json.dumps escapes non-ASCII: a message may quote what is not valid Unicode
     return Response(json.dumps(content), status, headers, "application/json")

@@ -1,6 +1,9 @@
-"""Logs: one JSON object per line on stderr, one line per request, without texts unless --log-texts is given.
+"""Logs: one JSON object per line on stderr, one line per request, without texts unless --log-texts is given. Requests
+that are refused before they are read share a line per second.
 
-Requests that are refused before they are read share a line per second.
+Requests also join the traces of their callers, by the header `traceparent` of W3C Trace Context and by spans of
+OpenTelemetry. Recent versions of FastAPI make a span for each request, if the OpenTelemetry SDK is set up; the spans
+here are inside that one. Without OpenTelemetry, the caller's `traceparent` is still logged and returned.
 """
 
 import asyncio
@@ -11,7 +14,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,9 +22,17 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from offramp.serve.telemetry import RequestTrace
+import offramp
 from offramp.wording import count
 
+try:
+    from opentelemetry import context, propagate, trace
+
+    TRACER: Any = trace.get_tracer("offramp.serve", offramp.__version__)
+except ImportError:
+    TRACER = None
+
+TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 LOGGING: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -108,9 +119,9 @@ class RequestLog:
             entry.end(status)
 
     def begin(self, scope: Scope) -> "Entry":
-        trace = RequestTrace(Headers(scope=scope))
-        entry = Entry(scope, self.count, request_id(scope), trace)
-        scope.setdefault("state", {}).update(id=entry.id, log_fields=entry.fields, trace=trace)
+        headers = Headers(scope=scope)
+        entry = Entry(scope, self.count, request_id(headers), RequestTrace(headers))
+        scope.setdefault("state", {}).update(id=entry.id, log_fields=entry.fields, trace=entry.trace)
         return entry
 
     def end_unread(self, entry: "Entry", status: int) -> None:
@@ -134,7 +145,7 @@ class Entry:
     scope: Scope
     count: Callable[[int, float], None]
     id: str
-    trace: RequestTrace
+    trace: "RequestTrace"
     fields: dict[str, Any] = field(default_factory=dict)
     start: float = field(default_factory=time.perf_counter)
 
@@ -164,7 +175,48 @@ def is_probe(scope: Scope) -> bool:
     return path.endswith(PROBES)
 
 
-def request_id(scope: Scope) -> str:
+def request_id(headers: Mapping[str, str]) -> str:
     """The caller's `X-Request-ID` if it is well-formed, so that logs of several systems can be joined."""
-    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-    return given if re.fullmatch(r"[\w.:-]{1,64}", given, re.ASCII) else uuid.uuid4().hex
+    id = headers.get("x-request-id", "")
+    return id if re.fullmatch(r"[\w.:-]{1,64}", id, re.ASCII) else uuid.uuid4().hex
+
+
+class RequestTrace:
+    """The trace that a request is part of, if any."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+        traceparent = headers.get("traceparent", "")
+        self.traceparent = traceparent if TRACEPARENT.fullmatch(traceparent) else ""
+        """Names the trace, and the span of the request, or that of the caller if the request has none."""
+        self.request: Any = None
+        """OpenTelemetry's context, with that span."""
+
+    def enter(self) -> None:
+        """Called in the request's own task, after its span has begun."""
+        if TRACER is None:
+            return
+        self.request = context.get_current()
+        if not trace.get_current_span().get_span_context().is_valid:
+            self.request = propagate.extract(self.headers)
+        span = trace.get_current_span(self.request).get_span_context()
+        if span.is_valid:
+            self.traceparent = f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
+
+    def add(self, name: str, start: float, end: float, **attributes: Any) -> None:
+        """A part of the request, in seconds of `time.monotonic`; the request may have ended before."""
+        if self.request is not None:
+            attributes = {f"offramp.{key}": value for key, value in attributes.items() if value is not None}
+            span = TRACER.start_span(name, self.request, attributes=attributes, start_time=wall_time(start))
+            span.end(wall_time(end))
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """For the log."""
+        parts = self.traceparent.split("-")
+        return {"trace_id": parts[1], "span_id": parts[2]} if self.traceparent else {}
+
+
+def wall_time(monotonic: float) -> int:
+    """In nanoseconds since 1970."""
+    return time.time_ns() - int(1e9 * (time.monotonic() - monotonic))

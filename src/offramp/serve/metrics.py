@@ -15,6 +15,14 @@ from offramp.serve.batcher import Batcher, Reply
 from offramp.serve.ladder import OWN_CERTIFICATE, STRICTER_RUNG
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+AUDIT = {
+    "examined": ("Examples compared with the reference.", "livemax"),
+    "disagreed": ("The sum of their losses; of texts, those that differ.", "livemax"),
+    "dropped": ("Drawn but never compared.", "livesum"),
+    "lower": ("Lower bound on their mean loss.", "livemax"),
+    "upper": ("Upper bound on their mean loss.", "livemin"),
+}
+"""Fields of `RungReport` that are metrics: the help, and how the values of several workers are combined."""
 
 
 class Metrics:
@@ -23,16 +31,16 @@ class Metrics:
     def __init__(self, shared_folder: Path | None = None) -> None:
         self.shared_folder = shared_folder
         self.registry = CollectorRegistry()
-        self.requests = self.counter("requests", "Requests for predictions.", ["status"])
+        self.requests = self.counter("requests", "Requests for predictions.", "status")
         self.seconds = Histogram(
             "offramp_request_seconds",
             "Duration of a request for predictions.",
             buckets=SECONDS,
             registry=self.registry,
         )
-        self.texts = self.counter("texts", "Texts answered, by exit layer.", ["layer", "rung"])
-        self.cached = self.counter("cached_texts", "Texts answered from the cache.", [])
-        self.not_finite = self.counter("texts_not_finite", "Texts with NaN or infinite logits.", [])
+        self.texts = self.counter("texts", "Texts answered, by exit layer.", "layer", "rung")
+        self.cached = self.counter("cached_texts", "Texts answered from the cache.")
+        self.not_finite = self.counter("texts_not_finite", "Texts with NaN or infinite logits.")
         self.waiting_texts = self.gauge("waiting_texts", "Texts in the queue.", "livesum")
         self.waiting_tokens = self.gauge(
             "waiting_tokens", "Tokens in the queue, padding included.", "livesum"
@@ -41,15 +49,9 @@ class Metrics:
         self.healthy = self.gauge(
             "healthy", "1 if the model passes its test and no worker is missing.", "livemin"
         )
-        self.examined = self.gauge(
-            "audit_examined", "Examples compared with the reference.", "livemax", "rung"
-        )
-        self.disagreed = self.gauge(
-            "audit_disagreed", "The sum of their losses; of texts, those that differ.", "livemax", "rung"
-        )
-        self.dropped = self.gauge("audit_dropped", "Drawn but never compared.", "livesum", "rung")
-        self.lower = self.gauge("audit_lower", "Lower bound on their mean loss.", "livemax", "rung")
-        self.upper = self.gauge("audit_upper", "Upper bound on their mean loss.", "livemin", "rung")
+        self.audit = {
+            name: self.gauge(f"audit_{name}", help, mode, "rung") for name, (help, mode) in AUDIT.items()
+        }
         self.broken = self.gauge("certificate_broken", "1 if the audit disproved it.", "livemax", "rung")
         self.forbidden = self.gauge(
             "rung_forbidden", "1 if a rung is not used, for this reason.", "livemax", "rung", "reason"
@@ -58,7 +60,7 @@ class Metrics:
             "exit_drift", "Total variation distance of the exits from calibration.", "livemax", "rung"
         )
 
-    def counter(self, name: str, help: str, labels: list[str]) -> Counter:
+    def counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"offramp_{name}", help, labels, registry=self.registry)
 
     def gauge(self, name: str, help: str, mode: str, *labels: str) -> Gauge:
@@ -86,18 +88,14 @@ class Metrics:
         self.rung.set(batcher.ladder.current)
         self.healthy.set(is_ready)
         for number, reason in enumerate(batcher.ladder.reasons):
-            for each in (OWN_CERTIFICATE, STRICTER_RUNG):
-                self.forbidden.labels(number, each).set(reason == each)
+            for possible in (OWN_CERTIFICATE, STRICTER_RUNG):
+                self.forbidden.labels(number, possible).set(reason == possible)
         for report in batcher.audit.reports() if batcher.audit else ():
-            rung = str(report.rung)
-            self.examined.labels(rung).set(report.examined)
-            self.disagreed.labels(rung).set(report.disagreed)
-            self.dropped.labels(rung).set(report.dropped)
-            self.lower.labels(rung).set(report.lower)
-            self.upper.labels(rung).set(report.upper)
-            self.broken.labels(rung).set(report.verdict == "broken")
+            for name, gauge in self.audit.items():
+                gauge.labels(report.rung).set(getattr(report, name))
+            self.broken.labels(report.rung).set(report.verdict == "broken")
             if report.drift is not None:
-                self.drift.labels(rung).set(report.drift)
+                self.drift.labels(report.rung).set(report.drift)
 
     def render(self) -> bytes:
         if self.shared_folder is None:

@@ -1,31 +1,38 @@
-"""Network: clients may be silent, slow, many, or sent from elsewhere, and never keep others out.
+"""Network: clients may be silent, slow or many, and never keep others out.
 
 Every connection takes a file descriptor. At the limit, a new one takes the place of the one that has kept the server
-waiting for longest. Bodies have limits in bytes and seconds, and requests for other hosts are refused.
+waiting for longest.
+
+Reading, routing and answering a request takes the event loop about as long as a model with early exits takes to run
+it. So under load it may be the loop that falls behind, and then requests and probes wait in the kernel, where nobody
+counts them. The gate looks at the first bytes of a request for predictions before uvicorn parses them. What the queue
+has no room for it refuses at once, for a small part of the cost. It lets in only a few requests in each turn of the
+loop, so that there is always time for new connections, refusals and probes.
 """
 
 import asyncio
 import fcntl
-import ipaddress
+import re
 import resource
 import select
 import socket
 import termios
 import time
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from email.utils import formatdate
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote
 
 import h11
-from fastapi import HTTPException, Request, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from fastapi import Request, Response
+from starlette.types import Scope
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from offramp.errors import BadOption, OfframpError
-from offramp.serve.error_responses import error_response
-from offramp.serve.gate import CLOSE, Gate, to_bytes
+from offramp.serve.error_responses import ErrorShape, offramp_error_response
+from offramp.serve.logs import RequestLog
 
 ACCEPTED_AT_ONCE = 16
 """Connections that are accepted before the open ones are counted again. As closing takes the event loop a few
@@ -33,6 +40,8 @@ turns, a few times this many may be open beyond the limit. asyncio uses it for t
 wait."""
 REFUSED_AT_ONCE = 32
 """Connections that are refused in one turn of the event loop."""
+LET_IN_AT_ONCE = 4
+"""Requests that the gate lets in in one turn of the event loop."""
 REQUEST = 1 << 16
 """Bytes of a request that can be refused as its connection is accepted."""
 BACKLOG = 2048
@@ -51,12 +60,10 @@ LINGER = 1.0
 SPARE = 1536
 """Connections by default, beyond one for each text that may wait: clients keep some open between requests, more so if
 many are refused, and only silent ones should be closed."""
-STALL = 1.0
-"""Seconds. If the time limit of a body is noticed this much too late, the server had no CPU and may not have read
-what had arrived, so the time starts again."""
-MISDIRECTED_REQUEST = 421
-ANY = "*"
-LOOPBACK = ["localhost", "127.0.0.1", "::1"]
+HEAD = re.compile(rb"POST ([^\s?]+)\S* HTTP/1\.1((?:\r\n[\w!#$%&'*+.^`|~-]+:[^\r\n\0]*)*)", re.ASCII)
+UNUSUAL = {b"transfer-encoding", b"expect", b"upgrade"}
+"""Headers of requests that only uvicorn reads."""
+CLOSE = (b"connection", b"close")
 
 
 def bind(host: str, port: int, option: str = "port") -> socket.socket:
@@ -98,7 +105,7 @@ class Listener(socket.socket):
     """Refuses requests on new connections that the gate has no room for, as it accepts them: making one of asyncio's
     connections first would take several times as long."""
 
-    def __init__(self, listener: socket.socket, gate: Gate | None) -> None:
+    def __init__(self, listener: socket.socket, gate: "Gate | None") -> None:
         super().__init__(fileno=listener.detach())
         self.gate = gate
 
@@ -152,7 +159,7 @@ class LimitedConnection(H11Protocol):
         most: int,
         header_seconds: float,
         by_age: dict["LimitedConnection", None],
-        gate: Gate | None = None,
+        gate: "Gate | None" = None,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
@@ -305,6 +312,88 @@ class LingeringTransport:
             self.loop.call_later(LINGER, self.transport.abort)
 
 
+class Gate:
+    """
+    Args:
+        check_room: raises an error if there is no room for this many requests.
+        shape_of: the errors of the protocol at a path; None if the path does not take requests for predictions.
+        log: logs and counts what is refused here.
+    """
+
+    def __init__(
+        self, check_room: Callable[[int], None], shape_of: Callable[[str], ErrorShape | None], log: RequestLog
+    ) -> None:
+        self.check_room, self.shape_of, self.log = check_room, shape_of, log
+        self.waiting: deque[LimitedConnection] = deque()
+
+    @property
+    def problem(self) -> OfframpError | None:
+        """Why no further request may enter now."""
+        try:
+            self.check_room(len(self.waiting) + 1)
+        except OfframpError as error:
+            return error
+        return None
+
+    def refusal(self, data: bytes, problem: OfframpError) -> Response | None:
+        """The response to a request that may not enter; None if uvicorn must read it to find the right one."""
+        scope = whole_request(data)
+        shape = scope and self.shape_of(scope["path"])
+        if not scope or not shape:
+            return None
+        entry = self.log.begin(scope)
+        request = Request(scope)
+        request.state.error_shape = shape
+        response = offramp_error_response(request, problem)
+        response.raw_headers += entry.headers
+        if request.headers.get("connection", "").lower() == "close":
+            response.raw_headers.append(CLOSE)
+        self.log.end_unread(entry, response.status_code)
+        return response
+
+    def wait_for_turn(self, connection: LimitedConnection) -> None:
+        self.waiting.append(connection)
+        if len(self.waiting) == 1:
+            asyncio.get_running_loop().call_soon(self.let_some_in)
+
+    def let_some_in(self) -> None:
+        for _ in range(min(LET_IN_AT_ONCE, len(self.waiting))):
+            self.waiting.popleft().let_in()
+        if self.waiting:
+            asyncio.get_running_loop().call_soon(self.let_some_in)
+
+
+def whole_request(data: bytes) -> Scope | None:
+    """The head of a request for predictions; None unless `data` is exactly one ordinary request with its body."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    match = HEAD.fullmatch(head)
+    if not end or match is None:
+        return None
+    lines = [line.partition(b":") for line in match[2].split(b"\r\n")[1:]]
+    headers = [(name.lower(), value.strip()) for name, _, value in lines]
+    by_name = dict(headers)
+    if (
+        len(by_name) < len(headers)  # two lengths, perhaps
+        or by_name.keys() & UNUSUAL
+        or by_name.get(b"connection", b"keep-alive").lower() not in (b"keep-alive", b"close")
+        or by_name.get(b"content-length") != b"%d" % len(body)
+    ):
+        return None
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": unquote(match[1].decode("ascii", "replace")),
+        "headers": headers,
+    }
+
+
+def to_bytes(response: Response, more_headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
+    """A response as it is sent."""
+    status = b"HTTP/1.1 %d %s\r\n" % (response.status_code, STATUS_PHRASES[response.status_code])
+    headers = [b"%s: %s\r\n" % header for header in (*more_headers, *response.raw_headers)]
+    return b"".join([status, *headers, b"\r\n", bytes(response.body)])
+
+
 def stop_listening(listener: socket.socket) -> None:
     """Refuses new connections. Waits, but not for long, until those that the kernel has are accepted: it would reset
     them. Other threads or processes accept them."""
@@ -323,108 +412,3 @@ def wait_until_stopped(listener: socket.socket) -> None:
     end = time.monotonic() + ACCEPT_SECONDS
     while listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and time.monotonic() < end:
         time.sleep(0.01)
-
-
-class Bodies:
-    """Bodies that are arriving. Each has a limit in bytes and in seconds. All together they have a limit in bytes, at
-    which the one that has been arriving for longest is given up: most others will soon be complete.
-
-    Args:
-        limit: bytes of one body.
-        total: bytes of all that are arriving.
-        seconds: from the head of a request to the end of its body.
-    """
-
-    def __init__(self, limit: int, total: int, seconds: float) -> None:
-        self.limit, self.total, self.seconds = limit, total, seconds
-        self.arriving: dict[asyncio.Timeout, int] = {}
-        """The bytes of each so far, oldest first."""
-
-    async def read(self, request: Request, media_types: Collection[str]) -> bytes:
-        """The whole body, unless it is too large, too slow or declared as another type."""
-        content_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if content_type not in media_types:
-            raise HTTPException(415, "send JSON, with the header `Content-Type: application/json`.")
-        if request.headers.get("content-encoding", "identity").lower() != "identity":
-            raise HTTPException(415, "send the body as it is, without Content-Encoding.")
-        too_large = HTTPException(
-            413, f"the body is larger than {self.limit} bytes; send fewer texts at a time."
-        )
-        if int(request.headers.get("content-length", 0)) > self.limit:
-            raise too_large
-        body, loop = bytearray(), asyncio.get_running_loop()
-        while True:
-            end = loop.time() + self.seconds
-            timer = asyncio.timeout_at(end)
-            try:
-                async with timer:
-                    async for part in request.stream():
-                        body += part
-                        if len(body) > self.limit:
-                            raise too_large
-                        self.arriving[timer] = len(body)
-                        self.give_up_oldest()
-                return bytes(body)
-            except TimeoutError:
-                if loop.time() < end + STALL:
-                    message = "the body did not arrive in time; send it again, in smaller parts."
-                    raise HTTPException(408, message, {"Connection": "close"}) from None
-            finally:
-                self.arriving.pop(timer, None)
-
-    def give_up_oldest(self) -> None:
-        while sum(self.arriving.values()) > self.total:
-            oldest = next(iter(self.arriving))
-            del self.arriving[oldest]
-            if not oldest.expired():
-                oldest.reschedule(0)  # the time has passed
-
-
-class CheckedHeads:
-    """Middleware that refuses a request by its head: if it is for a host that is not in `names`, unless this has a
-    `*`, or if it has two lengths. `root_path` is the prefix that paths have for clients; a proxy may have removed it.
-
-    A page on the web can make a browser send requests to a server on the same machine, by resolving the page's own
-    name to 127.0.0.1 (DNS rebinding). The `Host` header still has that name. Starlette's middleware for this responds
-    in plain text and cannot name the flag.
-
-    With Content-Length and Transfer-Encoding, a proxy may see another end of the body than this server, and take the
-    rest for a request of its own (RFC 9112, 6.3).
-    """
-
-    def __init__(self, app: ASGIApp, names: Collection[str], root_path: str = "") -> None:
-        self.app, self.root_path = app, root_path
-        self.names = {name.lower().strip("[]") for name in names}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["root_path"] = self.root_path
-        refusal = self.refusal(Request(scope)) if scope["type"] == "http" else None
-        await (refusal or self.app)(scope, receive, send)
-
-    def refusal(self, request: Request) -> Response | None:
-        headers = request.headers
-        host = headers.get("host", "")
-        if ANY not in self.names and host_name(host) not in self.names:
-            message = f"{host!r} is not a host of this server; start it with --allowed-host to allow it."
-            return error_response(request, MISDIRECTED_REQUEST, message)
-        if "content-length" in headers and "transfer-encoding" in headers:
-            message = "send either Content-Length or Transfer-Encoding, not both."
-            return error_response(request, 400, message, {"Connection": "close"})
-        return None
-
-
-def host_name(header: str) -> str | None:
-    """Without the port, in lower case.
-
-    >>> host_name("[::1]:8000"), host_name("LocalHost"), host_name("[")
-    ('::1', 'localhost', None)
-    """
-    try:
-        return urlsplit(f"//{header}").hostname
-    except ValueError:
-        return None
-
-
-def default_hosts(address: str) -> list[str]:
-    """The names for a server that listens on this address: any, unless only this machine can reach it."""
-    return LOOPBACK if ipaddress.ip_address(address).is_loopback else [ANY]

@@ -13,8 +13,8 @@ from offramp.errors import TooLarge
 from offramp.inference.texts import Text
 from offramp.policy import Policy
 from offramp.runtimes import Tokens
+from offramp.serve.logs import RequestTrace
 from offramp.serve.options import Limits
-from offramp.serve.telemetry import RequestTrace
 from offramp.wording import count
 
 TOKENS_PER_TEXT = 64

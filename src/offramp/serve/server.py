@@ -39,25 +39,24 @@ from offramp.policy import Policy
 from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher
 from offramp.serve.cache import Cache
-from offramp.serve.gate import Gate
-from offramp.serve.keys import Keys
 from offramp.serve.ladder import Ladder
 from offramp.serve.logs import LOGGING, PROBES, log
 from offramp.serve.network import (
     ACCEPTED_AT_ONCE,
     BACKLOG,
     KEEP_ALIVE,
+    Gate,
     LimitedConnection,
     Listener,
     bind,
     connection_limit,
-    default_hosts,
     stop_listening,
     wait_until_stopped,
 )
 from offramp.serve.options import ServerOptions
 from offramp.serve.processes import HEARTBEAT, Supervisor
 from offramp.serve.protocols.base import WorkerState
+from offramp.serve.security import Keys, default_hosts
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Names the folder in which prometheus-client keeps the files of several workers; read when it is imported."""

@@ -1,18 +1,19 @@
 """What the protocols share: the body of a request, and the call for the batcher that it becomes."""
 
+import json
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, unquote
 
 import numpy as np
 from fastapi import Request as HttpRequest
 from fastapi import Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
 from offramp.errors import BadOption, NotFinite, UnknownName
@@ -22,13 +23,36 @@ from offramp.inference.tagger import Spans
 from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, SINGLE_LABEL, Problem
 from offramp.serve.batcher import Batcher, Reply, Request
-from offramp.serve.error_responses import ErrorShape, error_response
-from offramp.serve.schema import ExitOptions, parse_json, validate
-from offramp.serve.telemetry import RequestTrace
+from offramp.serve.error_responses import ErrorShape, MalformedJson, error_response
+from offramp.serve.logs import RequestTrace
 
 Activation = Literal["sigmoid", "softmax", "none"]
 MOST_LAYERS = 512
 """How many exit layers a header lists; proxies limit its length."""
+HOUR_MS = 3_600_000
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Json(BaseModel):
+    """Fields have exactly their types. Unknown ones are ignored, as by other servers."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class ExitOptions(Json):
+    """Where texts may exit."""
+
+    policy: str | None = Field(
+        default=None, description="Replaces the server's policy; one of those that /info lists as allowed."
+    )
+    max_layer: int | None = Field(default=None, description="Every text exits at this layer at the latest.")
+    deadline_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=HOUR_MS,
+        description="After this time, return the prediction of the last exit passed; not with `trace`.",
+    )
 
 
 @dataclass
@@ -84,8 +108,12 @@ class ServedModel:
         forbidden = {str(policy) for policy in self.batcher.ladder.forbidden}
         return [name for name in self.policies if name not in forbidden]
 
-    def request(self, texts: Sequence[Any], body: "Body", options: ExitOptions, **more: Any) -> Request:
-        """A request for the batcher, which checks the texts; `more` are further fields of it."""
+    def request(
+        self, texts: Sequence[Any], body: "Body", options: ExitOptions | None = None, **fields: Any
+    ) -> Request:
+        """A request for the batcher, which checks the texts. Protocols with no place for `options` in the body take
+        them from headers; `fields` are further fields of the request."""
+        options = options or body.header_options()
         policy, allowed = options.policy, self.allowed
         if policy is not None and policy not in allowed:
             others = f", or use one of {', '.join(allowed)}" if allowed else ""
@@ -97,7 +125,7 @@ class ServedModel:
             deadline_ms=options.deadline_ms,
             arrived=body.arrived,
             trace_context=body.trace_context,
-            **more,
+            **fields,
         )
 
     def scores(self, prediction: Prediction, activation: Activation | None = None) -> list[float]:
@@ -105,11 +133,11 @@ class ServedModel:
         right, a sigmoid of every label otherwise."""
         if activation == "none":
             return [*prediction.logits]
-        one_is_right = self.problem == SINGLE_LABEL and len(self.labels) > 1
-        softmax = activation == "softmax" if activation else one_is_right
-        logits = np.array([prediction.logits])
-        problem = SINGLE_LABEL if softmax else MULTI_LABEL
-        scores: list[float] = problem.probabilities(logits)[0].tolist()
+        if activation is None:
+            one_is_right = self.problem == SINGLE_LABEL and len(self.labels) > 1
+            activation = "softmax" if one_is_right else "sigmoid"
+        problem = SINGLE_LABEL if activation == "softmax" else MULTI_LABEL
+        scores: list[float] = problem.probabilities(np.array([prediction.logits]))[0].tolist()
         return scores
 
 
@@ -133,8 +161,7 @@ class Body:
     def has(self, name: str) -> bool:
         return isinstance(self.json, dict) and name in self.json
 
-    def exit_options(self) -> ExitOptions:
-        """From headers, for protocols with no place for them in the body."""
+    def header_options(self) -> ExitOptions:
         headers = {
             name: self.headers.get(f"x-offramp-{name.replace('_', '-')}") for name in ExitOptions.model_fields
         }
@@ -159,6 +186,23 @@ class Operation:
     """The JSON that it takes."""
     translate: Callable[[ServedModel, Body], Call]
     errors: ErrorShape
+
+
+def parse_json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedJson(f"the body is not JSON ({error}).") from None
+
+
+def validate(kind: type[Model], value: Any, strict: bool | None = None) -> Model:
+    """`value` as a model of this kind; a `BadOption` names the first bad field."""
+    try:
+        return kind.model_validate(value, strict=strict)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = first["loc"][0] if first["loc"] else "the body"
+        raise BadOption(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
 
 def json_response(content: Any, reply: Reply) -> Response:
@@ -192,8 +236,8 @@ def check_finite(reply: Reply) -> None:
 
 def in_utf16(reply: Reply, texts: Sequence[str]) -> Reply:
     """With the offsets of spans in units of UTF-16."""
-    found = zip(texts, reply.predictions, strict=True)
-    return replace(reply, predictions=[spans.in_utf16(text) for text, spans in found])
+    pairs = zip(texts, reply.predictions, strict=True)
+    return replace(reply, predictions=[spans.in_utf16(text) for text, spans in pairs])
 
 
 def ready_response(model: ServedModel, request: HttpRequest, **content: Any) -> Response:

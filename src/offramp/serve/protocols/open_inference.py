@@ -21,18 +21,21 @@ import offramp
 from offramp.errors import BadData, BadOption
 from offramp.inference.texts import clean, describe
 from offramp.serve.batcher import Reply
-from offramp.serve.error_responses import Failure, use_shape
+from offramp.serve.error_responses import Failure
 from offramp.serve.protocols.base import (
     Body,
     Call,
+    ExitOptions,
+    Json,
     Operation,
     ServedModel,
     check_finite,
     exit_headers,
     in_utf16,
+    parse_json,
     ready_response,
+    validate,
 )
-from offramp.serve.schema import ExitOptions, Json, parse_json, validate
 
 VERSION = "1"
 JSON_LENGTH = "inference-header-content-length"
@@ -68,7 +71,7 @@ class Parameters(ExitOptions):
 
     binary_data_output: bool = False
     utf16: bool = False
-    """As in our own /tag."""
+    """As in the native /tag."""
 
 
 class InferRequest(Json):
@@ -311,4 +314,4 @@ def metadata(model: ServedModel) -> APIRouter:
 
 
 async def use_errors(request: Request) -> None:
-    use_shape(request, errors)
+    request.state.error_shape = errors

@@ -15,10 +15,17 @@ from offramp.policy.decide import check_reranker
 from offramp.serve.audit import scores_of
 from offramp.serve.batcher import Reply
 from offramp.serve.error_responses import Failure
-from offramp.serve.protocols.base import Body, Call, Operation, ServedModel, check_finite, json_response
-from offramp.serve.protocols.vllm import errors as vllm_errors
-from offramp.serve.protocols.vllm import usage
-from offramp.serve.schema import Json, validate
+from offramp.serve.protocols import vllm
+from offramp.serve.protocols.base import (
+    Body,
+    Call,
+    Json,
+    Operation,
+    ServedModel,
+    check_finite,
+    json_response,
+    validate,
+)
 
 
 @dataclass(frozen=True)
@@ -56,8 +63,7 @@ def rerank(
         scores = logits if raw else [*map(sigmoid, logits)]
         return respond([RankedText(index, pairs[index][1], scores[index]) for index in order], reply)
 
-    options = {"truncate": truncate, "is_list": True, "top_k": top_k}
-    return Call(model.request(pairs, body, body.exit_options(), **options), rank)
+    return Call(model.request(pairs, body, truncate=truncate, is_list=True, top_k=top_k), rank)
 
 
 def sigmoid(logit: float) -> float:
@@ -85,18 +91,18 @@ def rerank_documents(model: ServedModel, body: Body) -> Call:
         document.get("text") if isinstance(document, dict) else document for document in request.documents
     ]
 
-    def respond(ranked: list[RankedText], reply: Reply) -> Response:
-        def result(text: RankedText) -> dict[str, Any]:
-            document = {"document": {"text": text.document}} if request.return_documents else {}
-            return {"index": text.index, **document, "relevance_score": text.score}
+    def result(text: RankedText) -> dict[str, Any]:
+        document = {"document": {"text": text.document}} if request.return_documents else {}
+        return {"index": text.index, **document, "relevance_score": text.score}
 
+    def respond(ranked: list[RankedText], reply: Reply) -> Response:
         return json_response(
             {
                 "id": f"rerank-{body.id}",
                 "object": "list",
                 "model": model.name,
                 "results": [result(text) for text in ranked[: request.top_n or None]],
-                "usage": usage(reply),
+                "usage": vllm.usage(reply),
             },
             reply,
         )
@@ -107,7 +113,7 @@ def rerank_documents(model: ServedModel, body: Body) -> Call:
 
 def errors(failure: Failure) -> tuple[int, dict[str, Any]]:
     """With the message where each of the three has it: Cohere's `message`, Jina's `detail`, vLLM's `error`."""
-    status, content = vllm_errors(failure)
+    status, content = vllm.errors(failure)
     return status, {"message": failure.message, "detail": failure.message, **content}
 
 

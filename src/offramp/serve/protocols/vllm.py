@@ -14,12 +14,13 @@ from offramp.serve.protocols.base import (
     Activation,
     Body,
     Call,
+    Json,
     Operation,
     ServedModel,
     check_finite,
     json_response,
+    validate,
 )
-from offramp.serve.schema import Json, validate
 
 
 class ClassifyRequest(Json):
@@ -67,7 +68,7 @@ def classify(model: ServedModel, body: Body) -> Call:
 
     # as there, a text that is too long is refused unless truncation is asked for
     truncate = request.truncate_prompt_tokens is not None
-    return Call(model.request(texts, body, body.exit_options(), truncate=truncate), respond)
+    return Call(model.request(texts, body, truncate=truncate), respond)
 
 
 def usage(reply: Reply) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from offramp.errors import BadOption
-from offramp.serve.keys import Keys
+from offramp.serve.security import Keys
 
 
 def replace(file: Path, text: str) -> None:
