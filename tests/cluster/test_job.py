@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from offramp.cluster import job, predict
-from offramp.cluster.worker import Predictor
+from offramp.cluster.job import Predictor
 from offramp.errors import BadData, BadOption, BadPolicy, Incompatible, MissingExtra, OutputExists, RunFailed
 from offramp.inference import Classifier
 

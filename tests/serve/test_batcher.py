@@ -310,6 +310,15 @@ def test_a_failing_run_fails_its_own_requests_and_the_next_works(make: Make) -> 
     assert bench.batcher.healthy
 
 
+def test_a_request_is_answered_though_it_cannot_be_offered_to_the_audit(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(audit=1.0)
+    assert bench.batcher.audit is not None
+    monkeypatch.setattr(bench.batcher.audit, "offer", lambda *_: 1 / 0)
+    assert bench.submit("a b").result(60).predictions == bench.classifier.predict(["a b"])
+
+
 def test_a_prediction_that_is_not_finite_is_flagged_and_a_sound_model_stays_healthy(make: Make) -> None:
     bench = make()
     bench.runtime.nan = bench.classifier.runner.tokenizer(["bad"])[0].ids[1]

@@ -363,4 +363,4 @@ def test_probes_on_a_port_of_their_own_are_answered_while_the_other_loop_is_stuc
             assert client.get(path).status_code == 404
         assert client.post("/predict", json={"texts": "good"}).status_code == 404
     probes.stop()
-    assert not probes.thread.is_alive()
+    assert not probes.is_alive()

@@ -1,4 +1,4 @@
-"""Input files -> tables of texts, each row with its file and line. Needs no Ray.
+"""Input files -> tables of texts, each row with its file and line.
 
 Files are read as by all other commands. Ray Data's readers know no lines, turn the id 007 into 7, and refuse ids of
 mixed types without naming the file.
@@ -62,11 +62,11 @@ def find_texts(
     """The files at `source`, a file or a folder, and how to read them; columns are those of the first file."""
     files = list_files(source)
     names = read_file(files[0]).column_names
-    found = guess_columns(str(files[0]), names, text, text_pair, label="")  # labels are not read
+    guessed = guess_columns(str(files[0]), names, text, text_pair, label="")  # labels are not read
     ids = [id] if id else [name for name in names if name.lower() in ID_NAMES]
     if id in RESERVED:
         raise BadOption(f"the id column cannot be called {id}, a column of the output; rename it.")
-    columns = ColumnMap(found.text, found.text_pair, idx=ids[0] if ids else None)
+    columns = ColumnMap(guessed.text, guessed.text_pair, idx=ids[0] if ids else None)
     for name in columns.roles().values():
         if name not in names:
             raise BadData(f"{files[0]}: no column named {name!r}, expected one of {', '.join(names)}")

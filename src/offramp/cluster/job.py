@@ -15,19 +15,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pyarrow.dataset
 import ray.data
 from ray.exceptions import RayActorError, RayTaskError
 
 from offramp.cluster.input_files import TextFiles, find_texts
 from offramp.cluster.ray_session import connect
-from offramp.cluster.worker import Predictor
 from offramp.cpus import available_cpus
 from offramp.errors import BadData, BadOption, OfframpError, RunFailed
 from offramp.files import check_free, write_files
 from offramp.folder import is_exported
-from offramp.inference.classifier import Classifier
-from offramp.inference.runner import Runner
+from offramp.inference import Classifier, Prediction, Runner
 from offramp.inference.texts import check_kind
 from offramp.policy import Policy
 from offramp.wording import count
@@ -37,6 +36,7 @@ BLOCK = 128 * 2**10
 """Bytes that a worker gets at once, about a thousand sentences; run again if the worker dies."""
 ROWS_PER_FILE = 200_000
 GPU = "cuda"
+TEXTS = ("text", "text_pair")
 
 
 @dataclass(frozen=True)
@@ -197,6 +197,49 @@ def run_workers(
     )
 
 
+class Predictor:
+    """What each worker runs: tables of texts in, tables of predictions out, on no more than its cores."""
+
+    def __init__(
+        self,
+        model: str,
+        policy: Policy | str | None,
+        max_layer: int | None,
+        threads: int,
+        max_length: int | None = None,
+        device: str | None = None,
+    ) -> None:
+        os.environ["RAYON_NUM_THREADS"] = str(threads)  # for the tokenizer, which reads it when it starts
+        self.classifier = Classifier.from_pretrained(
+            model, policy, device=device, threads=threads, max_length=max_length
+        )
+        self.max_layer = max_layer
+
+    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
+        names = [name for name in TEXTS if name in table.column_names]
+        columns = [table[name].to_pylist() for name in names]
+        texts = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        predictions = self.classifier.predict(texts, max_layer=self.max_layer)
+        multi_label = self.classifier.runner.runtime.info.problem.multi_label
+        label = pyarrow.list_(pyarrow.string()) if multi_label else pyarrow.string()
+        added: dict[str, tuple[list[Any], Any]] = {
+            **self.decisions(predictions),
+            "label": ([prediction.label for prediction in predictions], label),
+            "score": ([prediction.score for prediction in predictions], pyarrow.float32()),
+            "layer": ([prediction.layer for prediction in predictions], pyarrow.int16()),
+        }
+        table = table.drop_columns(names)
+        for name, (values, kind) in added.items():
+            table = table.append_column(name, pyarrow.array(values, kind))
+        return table
+
+    def decisions(self, predictions: list[Prediction]) -> dict[str, tuple[list[Any], Any]]:
+        """A column, if the model has an operating point."""
+        thresholds = len(self.classifier.runner.runtime.info.decide.thresholds)
+        kind = pyarrow.bool_() if thresholds == 1 else pyarrow.list_(pyarrow.string())
+        return {"decision": ([prediction.decision for prediction in predictions], kind)} if thresholds else {}
+
+
 @contextmanager
 def explain_failures(out: Path) -> Iterator[None]:
     """Turns Ray's errors into `BadData`, if a file is at fault, or `RunFailed`."""
@@ -225,8 +268,8 @@ def unfinished(out: Path) -> str:
 
 def count_exits(out: Path) -> Counter[int]:
     """The number of predictions by layer, counted in the files written."""
-    found: Counter[int] = Counter()
+    exits: Counter[int] = Counter()
     for batch in pyarrow.dataset.dataset(out, format="parquet").to_batches(columns=["layer"]):
-        for each in batch["layer"].value_counts().to_pylist():
-            found[each["values"]] += each["counts"]
-    return found
+        for layer in batch["layer"].value_counts().to_pylist():
+            exits[layer["values"]] += layer["counts"]
+    return exits

@@ -101,9 +101,8 @@ def agents_end_with_this_process() -> Iterator[None]:
     """If this process is killed, the kernel ends what it started, except Ray's agents, which would linger."""
     import psutil  # comes with Ray
 
-    agents = [
-        each.pid for each in psutil.Process().children(recursive=True) if each.name().startswith("ray::")
-    ]
+    children = psutil.Process().children(recursive=True)
+    agents = [child.pid for child in children if child.name().startswith("ray::")]
     command = [sys.executable, "-c", WATCH, *map(str, agents)]
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:

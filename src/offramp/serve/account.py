@@ -1,4 +1,8 @@
-"""Accounts: what the audit has compared for each rung, and whether its certificate proved wrong.
+"""Accounts: what examples lose against the reference, and whether a rung's certificate proved wrong.
+
+A certificate on accuracy bounds the correct predictions that are lost, and without labels nobody can tell which
+predictions are correct. The lost ones are among those that differ, so few differences prove that such a certificate
+holds, but many do not prove it broken.
 
 All workers of a server, and of other servers with the same model and policy, share one account in a file, so that
 they spend delta once; a restart goes on with it. Deleting the file starts the account anew.
@@ -10,15 +14,24 @@ looks for proof that the certificate holds on new traffic, and then it starts an
 import json
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock
 
 from offramp.files import atomic_file
+from offramp.guarantees.certificate import Certificate
+from offramp.guarantees.guarantee import BY_CLASS, BY_EXIT
+from offramp.guarantees.losses import LOSSES, OF_TAGS, Loss, Reference
 from offramp.guarantees.sequential import INTERVAL, MOST_MONEY, ChangeTest, bounds
+from offramp.inference import Prediction
+from offramp.inference.tagger import Spans
+from offramp.lists import Lists
+from offramp.problems import MULTI_LABEL, REGRESSION, Array
+from offramp.rules.rank import relevance
 
 REPEATS = 3600.0
 """Seconds within which a text counts once."""
@@ -112,26 +125,27 @@ class Account:
         """Whether this text has been counted lately."""
         return now - self.recent.get(key, -REPEATS) < REPEATS
 
-    def add_all(self, found: Iterable[Comparison]) -> None:
-        for each in found:
-            self.add(each)
+    def add_all(self, comparisons: Iterable[Comparison]) -> None:
+        for comparison in comparisons:
+            self.add(comparison)
 
-    def add(self, found: Comparison) -> None:
-        if self.counted(found.key, found.time):
+    def add(self, comparison: Comparison) -> None:
+        key, now = comparison.key, comparison.time
+        if self.counted(key, now):
             return
-        self.recent.pop(found.key, None)
-        self.recent[found.key] = found.time
-        while len(self.recent) > MOST_RECENT or found.time - next(iter(self.recent.values())) >= REPEATS:
+        self.recent.pop(key, None)
+        self.recent[key] = now
+        while len(self.recent) > MOST_RECENT or now - next(iter(self.recent.values())) >= REPEATS:
             del self.recent[next(iter(self.recent))]
-        for name, loss in found.losses.items():
+        for name, loss in comparison.losses.items():
             self.tallies[name].add(loss)
         money = {name: test.money for name, tally in self.tallies.items() if (test := tally.test)}
         if not money:
             return
         if self.broken and min(money.values()) >= 1 / self.delta:
-            self.start(found.time, "")
+            self.start(now, "")
         elif not self.broken and max(money.values()) >= len(money) / self.delta:
-            self.start(found.time, self.reason(max(money, key=lambda name: money[name])))
+            self.start(now, self.reason(max(money, key=lambda name: money[name])))
 
     def bounds(self, name: str) -> tuple[float, float]:
         """The bounds of a tally; those of all but `ALL` hold together with confidence 1 - delta."""
@@ -178,22 +192,19 @@ class KeptAccount:
     problem: str = ""
     """Why the file cannot be used."""
 
-    def settle(self, found: Sequence[Comparison]) -> None:
+    def settle(self, comparisons: Sequence[Comparison]) -> None:
         """Adds these to the account, after what other workers have added."""
         if self.file is None:
-            self.account.add_all(found)
+            self.account.add_all(comparisons)
             return
-        self.unsaved += found
+        self.unsaved += comparisons
         try:
             if self.unsaved or version(self.file) != self.version:
                 with FileLock(f"{self.file}.lock", LOCK_SECONDS):
                     self.merge(self.file)
             self.problem = ""
-        except (
-            OSError,
-            NotImplementedError,
-        ) as error:  # it takes too long, the disk is full, it cannot be locked
-            self.account.add_all(found)
+        except (OSError, NotImplementedError) as error:  # too slow, the disk is full, it cannot be locked
+            self.account.add_all(comparisons)
             if not self.problem:
                 log.error("the audit goes on without %s, and workers do not share it: %s", self.file, error)
             self.problem = str(error)
@@ -219,7 +230,105 @@ class KeptAccount:
 
 def version(file: Path) -> tuple[int, ...] | None:
     try:
-        about = file.stat()
+        stat = file.stat()
     except FileNotFoundError:
         return None
-    return about.st_ino, about.st_size, about.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class Check:
+    """A mean loss that is followed, and what a certificate says about it."""
+
+    name: str
+    """That of its tally; `ALL` if it is about all examples."""
+    risk: str
+    epsilon: float | None = None
+    """What is allowed, if the certificate has a bound on it."""
+    group: str = ""
+    tolerance: float | None = None
+    refutable: bool = False
+    """Whether a higher loss breaks the certificate."""
+
+    @property
+    def loss(self) -> Loss:
+        return LOSSES[self.risk]
+
+
+def checks_of(certificate: Certificate | None, default: str) -> Iterator[Check]:
+    """A check of all examples, and one for each bound that can be checked without labels and without categories. The
+    loss of a correct prediction is bounded by the share of predictions that change, which cannot disprove it."""
+    bounds = certificate.bounds if certificate else ()
+    if len(bounds) != 1 or bounds[0].group:
+        yield Check(ALL, default, tolerance=bounds[0].tolerance if bounds else None)
+    for bound in bounds:
+        assert certificate
+        name = " ".join(filter(None, [bound.risk if len(certificate.by_risk()) > 1 else "", bound.group]))
+        if not bound.loss.needs_labels and certificate.by in ("", BY_EXIT, BY_CLASS):
+            yield Check(name, bound.risk, bound.epsilon, bound.group, bound.tolerance, refutable=True)
+        elif name == ALL:
+            # with a tolerance, a correct and a wrong number may still be within it of each other
+            epsilon = bound.epsilon if bound.tolerance is None else None
+            yield Check(ALL, default, epsilon, tolerance=bound.tolerance)
+
+
+def losses_of(
+    checks: Sequence[Check], predictions: Sequence[Any], reference: Sequence[Any], top_k: int | None
+) -> dict[str, float]:
+    """What an example loses, as in calibration, by the name of the check; without those for which it does not count.
+    `top_k` is that of a list."""
+    if isinstance(reference[0], Spans):
+        full = reference[0].codes
+        truth = Reference(full, words=Lists.consecutive([len(full)]))
+        losses = {check.name: LOSSES[OF_TAGS.get(check.risk, check.risk)] for check in checks}
+        return {name: float(loss.values(predictions[0].codes, truth)[0]) for name, loss in losses.items()}
+    if top_k is not None:
+        lists = Lists.consecutive([len(reference)])
+        order, full = lists.ranks(scores_of(predictions)), lists.ranks(scores_of(reference))
+        truth = Reference(full, sizes=lists.sizes, top_k=top_k)
+        return {check.name: float(check.loss.values(order, truth)[0]) for check in checks}
+    (prediction,), (expected,) = predictions, reference
+    losses = {}
+    for check in checks:
+        values = probabilities if check.loss.compares == "scores" else outcome
+        full = values(expected, expected)
+        problem = MULTI_LABEL if full.ndim > 1 else REGRESSION
+        truth = Reference(full, problem=problem, tolerance=check.tolerance)
+        counts = check.loss.among is None or check.loss.among(truth)[0]
+        if counts and (not check.group or check.group in groups_of(prediction, expected)):
+            losses[check.name] = float(check.loss.values(values(prediction, expected), truth)[0])
+    return losses
+
+
+def groups_of(prediction: Prediction, full: Prediction) -> set[str]:
+    """The exit and the classes of an example, as certificates name them."""
+    names, decided = tuple(full.probabilities), full.label if full.decision is None else full.decision
+    if isinstance(decided, bool):
+        label = names[0] if decided else f"not {names[0]}"
+        classes = {label}
+    elif isinstance(decided, tuple):
+        classes = {*decided} or {"no label"}
+    else:
+        classes = {str(decided)}
+    return {f"layer {prediction.layer}", *classes, *(str(names.index(name)) for name in classes & {*names})}
+
+
+def probabilities(prediction: Prediction, full: Prediction) -> Array:
+    """(1, labels), or (1,) the number of a regression."""
+    return np.array([[*prediction.probabilities.values()] if full.probabilities else prediction.score])
+
+
+def outcome(prediction: Prediction, full: Prediction) -> Array:
+    """(1,) the number of a regression, or (1, labels) whether each label was predicted or decided to be there."""
+    decided = prediction.label if prediction.decision is None else prediction.decision
+    if isinstance(full.decision, bool):
+        return np.array([[decided is True]])
+    if not full.probabilities:
+        return np.array([prediction.score])
+    labels = decided if isinstance(decided, tuple) else (decided,)
+    return np.array([[name in labels for name in full.probabilities]])
+
+
+def scores_of(predictions: Sequence[Prediction]) -> Array:
+    """(documents,) by which they are ranked."""
+    return relevance(np.array([prediction.logits for prediction in predictions]))

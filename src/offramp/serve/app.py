@@ -6,7 +6,6 @@ the next request and for /health.
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -33,7 +32,7 @@ from offramp.serve.metrics import Metrics
 from offramp.serve.network import Gate
 from offramp.serve.options import ServerOptions
 from offramp.serve.protocols import CLASSIFY, TAG, Route, hugging_face, open_inference, shape_of
-from offramp.serve.protocols.base import Body, Call, ServedModel, WorkerState, ready_response
+from offramp.serve.protocols.base import Body, Call, ServedModel, WorkerState, check_finite, ready_response
 from offramp.serve.security import ANY, Bodies, CheckedHeads, Keys
 
 CLIENT_CLOSED_REQUEST = 499
@@ -68,6 +67,7 @@ def create_app(
         version=offramp.__version__,
         description="Predictions for texts, with early exits.",
         lifespan=endpoints.lifespan,
+        exception_handlers=HANDLERS,  # type: ignore[arg-type]
         # machines poll them all the time; versions without telemetry ignore it
         telemetry={"exclude": is_probe},
         redirect_slashes=False,  # to an address with the host that the client named
@@ -94,8 +94,6 @@ def create_app(
     app.get("/ping", include_in_schema=False)(endpoints.ready)
     app.include_router(open_inference.probes(endpoints.model))
     app.include_router(open_inference.metadata(endpoints.model), dependencies=keys)
-    for kind, handler in HANDLERS.items():
-        app.exception_handler(kind)(handler)
     checked = CheckedHeads(app, options.allowed_host or [ANY], options.root_path)
     logged = RequestLog(checked, endpoints.metrics.count_request)
 
@@ -212,8 +210,7 @@ class Endpoints:
         return predict
 
     async def predict(self, request: Request, route: Route) -> Response:
-        arrived = getattr(request.state, "arrived", None) or time.monotonic()
-        log_fields, trace = request.state.log_fields, request.state.trace
+        arrived, log_fields, trace = request.state.arrived, request.state.log_fields, request.state.trace
         trace.enter()
         try:
             content = await self.bodies.read(request, route.media_types)
@@ -235,6 +232,8 @@ class Endpoints:
             "rung": reply.rung,
             "waited_ms": round(reply.waited_ms, 2),
         }
+        if not call.has_nulls:
+            check_finite(reply)
         return call.respond(reply)
 
     def check_room(self, requests: int) -> None:

@@ -9,10 +9,6 @@ Of each request at most one is kept, so that a client cannot break a certificate
 A text counts once within an hour, so neither can one who sends it again and again. A certificate is broken once more
 is proven to be lost than it allows: the data have changed since calibration. Its rung is no longer used, but what it
 would have answered is compared from then on; once that is proven to be within what is allowed, it is used again.
-
-A certificate on accuracy bounds the correct predictions that are lost, and without labels the audit cannot tell
-which predictions are correct. The lost ones are among those that differ, so few differences prove that such a
-certificate holds, but many do not prove it broken.
 """
 
 import json
@@ -21,7 +17,7 @@ import random
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -29,21 +25,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from offramp.files import digest
-from offramp.guarantees.certificate import Certificate
-from offramp.guarantees.guarantee import BY_CLASS, BY_EXIT
-from offramp.guarantees.losses import LOSSES, OF_TAGS, Loss, Reference
-from offramp.inference import Prediction
 from offramp.inference.prediction import predictions as predictions_of
 from offramp.inference.runner import NEVER, Runner
-from offramp.inference.tagger import Spans, tagged_windows
+from offramp.inference.tagger import tagged_windows
 from offramp.lists import Lists
 from offramp.policy import Policy
-from offramp.problems import MULTI_LABEL, REGRESSION, Array
-from offramp.rules.rank import relevance
-from offramp.serve.account import ALL, Account, Comparison, KeptAccount
+from offramp.serve.account import ALL, Account, Comparison, KeptAccount, checks_of, losses_of
 from offramp.serve.ladder import FULL_DEPTH, Ladder, top_k_of
 from offramp.serve.logs import RequestTrace
 from offramp.serve.queue import Example
@@ -182,8 +170,8 @@ class Audit:
             drawn = [sample for sample in samples if self._random.random() < self.share]
             if drawn:
                 sample = self._random.choice(drawn)
-                for each in {rung, *self.broken} - {FULL_DEPTH}:
-                    self._keep(each, sample if each == rung else replace(sample, predictions=()))
+                for other in {rung, *self.broken} - {FULL_DEPTH}:
+                    self._keep(other, sample if other == rung else replace(sample, predictions=()))
 
     def _keep(self, rung: int, sample: Sample) -> None:
         audited, samples = self._rungs[rung], self._samples[rung]
@@ -222,8 +210,8 @@ class Audit:
         with self._lock:
             loss = audited.compare(sample, reference, self.clock())
         if sample.trace_context:
-            found = {"policy": str(audited.policy), "rung": rung, "loss": loss}
-            sample.trace_context.add("audit", start, time.monotonic(), **found)
+            end, policy = time.monotonic(), str(audited.policy)
+            sample.trace_context.add("audit", start, end, policy=policy, rung=rung, loss=loss)
         if self.folder is None:  # no file to wait for
             self.settle()
 
@@ -241,8 +229,8 @@ class Audit:
         with self._settling:
             for audited in self._rungs:
                 with self._lock:
-                    found, audited.found = audited.found, []
-                audited.kept.settle(found)
+                    comparisons, audited.unsettled = audited.unsettled, []
+                audited.kept.settle(comparisons)
 
     def consequence(self, rung: int) -> str:
         """What a broken certificate means for its rung, and how that ends."""
@@ -355,7 +343,7 @@ class RungAudit:
         """The counts of `latest`."""
         self.drifted = False
         self.dropped = 0
-        self.found: list[Comparison] = []
+        self.unsettled: list[Comparison] = []
         """Not in the account yet."""
         self.checks = [*checks_of(certificate, "changed" if self.top_k is None else "overlap")]
         record = json.dumps(policy.to_json(), sort_keys=True)
@@ -408,33 +396,9 @@ class RungAudit:
 
     def compare(self, sample: Sample, reference: Sequence[Any], now: float) -> float | None:
         """Notes what an example loses, for the account. The loss, if all examples count."""
-        losses = self.losses(sample.predictions, reference)
-        self.found.append(Comparison(sample.key, losses, round(now)))
+        losses = losses_of(self.checks, sample.predictions, reference, self.top_k)
+        self.unsettled.append(Comparison(sample.key, losses, round(now)))
         return losses.get(ALL)
-
-    def losses(self, predictions: Sequence[Any], reference: Sequence[Any]) -> dict[str, float]:
-        """As in calibration, by the name of the check; without those for which the example does not count."""
-        if isinstance(reference[0], Spans):
-            full = reference[0].codes
-            truth = Reference(full, words=Lists.consecutive([len(full)]))
-            losses = {check.name: LOSSES[OF_TAGS.get(check.risk, check.risk)] for check in self.checks}
-            return {name: float(loss.values(predictions[0].codes, truth)[0]) for name, loss in losses.items()}
-        if self.top_k is not None:
-            lists = Lists.consecutive([len(reference)])
-            order, full = (lists.ranks(scores_of(each)) for each in (predictions, reference))
-            truth = Reference(full, sizes=lists.sizes, top_k=self.top_k)
-            return {check.name: float(check.loss.values(order, truth)[0]) for check in self.checks}
-        (given,), (kept,) = predictions, reference
-        found = {}
-        for check in self.checks:
-            values = probabilities if check.loss.compares == "scores" else outcome
-            full = values(kept, kept)
-            problem = MULTI_LABEL if full.ndim > 1 else REGRESSION
-            truth = Reference(full, problem=problem, tolerance=check.tolerance)
-            counts = check.loss.among is None or check.loss.among(truth)[0]
-            if counts and (not check.group or check.group in groups_of(given, kept)):
-                found[check.name] = float(check.loss.values(values(given, kept), truth)[0])
-        return found
 
     def report(self, rung: int) -> RungReport:
         account, tally, proof = self.account, self.account.tallies[ALL], self.certificate
@@ -470,73 +434,3 @@ class RungAudit:
             self.account.bounds(check.name)[1] <= check.epsilon for check in checked if check.epsilon
         )
         return "holds" if holds else "open"
-
-
-@dataclass(frozen=True)
-class Check:
-    """A mean loss that is followed, and what a certificate says about it."""
-
-    name: str
-    """That of its tally; `ALL` if it is about all examples."""
-    risk: str
-    epsilon: float | None = None
-    """What is allowed, if the certificate has a bound on it."""
-    group: str = ""
-    tolerance: float | None = None
-    refutable: bool = False
-    """Whether a higher loss breaks the certificate."""
-
-    @property
-    def loss(self) -> Loss:
-        return LOSSES[self.risk]
-
-
-def checks_of(certificate: Certificate | None, default: str) -> Iterator[Check]:
-    """A check of all examples, and one for each bound that can be checked without labels and without categories. The
-    loss of a correct prediction is bounded by the share of predictions that change, which cannot disprove it."""
-    bounds = certificate.bounds if certificate else ()
-    if len(bounds) != 1 or bounds[0].group:
-        yield Check(ALL, default, tolerance=bounds[0].tolerance if bounds else None)
-    for bound in bounds:
-        assert certificate
-        name = " ".join(filter(None, [bound.risk if len(certificate.by_risk()) > 1 else "", bound.group]))
-        if not bound.loss.needs_labels and certificate.by in ("", BY_EXIT, BY_CLASS):
-            yield Check(name, bound.risk, bound.epsilon, bound.group, bound.tolerance, refutable=True)
-        elif name == ALL:
-            # with a tolerance, a correct and a wrong number may still be within it of each other
-            epsilon = bound.epsilon if bound.tolerance is None else None
-            yield Check(ALL, default, epsilon, tolerance=bound.tolerance)
-
-
-def groups_of(given: Prediction, full: Prediction) -> set[str]:
-    """The exit and the classes of an example, as certificates name them."""
-    names, decided = tuple(full.probabilities), full.label if full.decision is None else full.decision
-    if isinstance(decided, bool):
-        label = names[0] if decided else f"not {names[0]}"
-        classes = {label}
-    elif isinstance(decided, tuple):
-        classes = {*decided} or {"no label"}
-    else:
-        classes = {str(decided)}
-    return {f"layer {given.layer}", *classes, *(str(names.index(name)) for name in classes & {*names})}
-
-
-def probabilities(prediction: Prediction, full: Prediction) -> Array:
-    """(1, labels), or (1,) the number of a regression."""
-    return np.array([[*prediction.probabilities.values()] if full.probabilities else prediction.score])
-
-
-def outcome(prediction: Prediction, full: Prediction) -> Array:
-    """(1,) the number of a regression, or (1, labels) whether each label was predicted or decided to be there."""
-    decided = prediction.label if prediction.decision is None else prediction.decision
-    if isinstance(full.decision, bool):
-        return np.array([[decided is True]])
-    if not full.probabilities:
-        return np.array([prediction.score])
-    labels = decided if isinstance(decided, tuple) else (decided,)
-    return np.array([[name in labels for name in full.probabilities]])
-
-
-def scores_of(predictions: Sequence[Prediction]) -> Array:
-    """(documents,) by which they are ranked."""
-    return relevance(np.array([prediction.logits for prediction in predictions]))

@@ -30,7 +30,7 @@ from offramp.policy import Decision, Policy
 from offramp.problems import Array
 from offramp.runtimes import Tokens
 from offramp.serve.audit import Audit, Auditor, Sample
-from offramp.serve.cache import Cache, Known
+from offramp.serve.cache import Cache, Entry
 from offramp.serve.ladder import Ladder, top_k_of
 from offramp.serve.options import Limits
 from offramp.serve.queue import Example, Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
@@ -63,8 +63,7 @@ class Pace:
     """Padding included, as in the queue."""
     seconds: float = 0.0
 
-    def add(self, window: Sequence[QueuedText], seconds: float) -> "Pace":
-        tokens = sum(text.ticket.tokens_each for text in window)
+    def add(self, tokens: int, seconds: float) -> "Pace":
         return Pace(DECAY * self.tokens + tokens, DECAY * self.seconds + seconds)
 
     def seconds_for(self, tokens: int) -> float:
@@ -80,10 +79,6 @@ class ListRun:
     decision: Decision | None = None
     """The latest; complete after the last step."""
     seconds: float = 0.0
-
-    @property
-    def texts(self) -> list[QueuedText]:
-        return [QueuedText(ticket, row) for ticket in self.tickets for row in range(len(ticket.tokens))]
 
 
 class Batcher:
@@ -108,7 +103,8 @@ class Batcher:
         self.limits = limits
         self.audit = audit
         self.cache = cache
-        self._rungs = self._resolve([*ladder.rungs, full_depth(ladder.rungs[0])])
+        rungs = [*ladder.rungs, full_depth(ladder.rungs[0])]
+        self._rungs = tuple(runner.resolve_policy(policy, None) for policy in rungs)
         self._queue = Queue(limits)
         self._pace = Pace()
         self._draining = False
@@ -132,29 +128,20 @@ class Batcher:
         Cancelling the future removes those of its texts that have not begun from the queue.
         """
         texts = self._check(request)
-        rungs = self._policies(request.policy, request.max_layer)
+        rungs = self._policies(request)
         calibrated_for = top_k_of(rungs[0])
         top_k = (request.top_k or calibrated_for) if request.is_list and calibrated_for else None
         # a client may ask for more than there are, and for more than fits an integer
         top_k = top_k and min(top_k, len(texts))
         options = top_k, request.truncate, request.trace
         keys = [(text, options) for text in texts] if top_k is None else [(tuple(texts), options)]
-        if self.cache and (known := self._recall(self.cache, keys, rungs, request)):
-            return known
+        if self.cache and (cached := self._recall(self.cache, keys, rungs, request)):
+            return cached
         room = self._queue.room(is_list=top_k is not None)
         with self._reserved(room, len(texts), self._estimate_tokens(texts, room)):
             examples = self._read(texts, keys, request)
-        ticket = Ticket(
-            examples,
-            top_k=top_k,
-            rungs=rungs,
-            names_policy=request.policy is not None,
-            audited=rungs is self._rungs and request.deadline_ms is None and top_k == calibrated_for,
-            trace=request.trace,
-            arrived=request.arrived,
-            until=inf if request.deadline_ms is None else request.arrived + request.deadline_ms / 1000,
-            trace_context=request.trace_context,
-        )
+        audited = rungs is self._rungs and request.deadline_ms is None and top_k == calibrated_for
+        ticket = Ticket(request, examples, rungs, audited, top_k)
         # not with the ticket itself, which would be a cycle: only the garbage collector could free it
         ticket.future.add_done_callback(self._remove_cancelled)
         with self._changed:
@@ -177,9 +164,9 @@ class Batcher:
     def _read(self, texts: list[Any], keys: Sequence[Hashable], request: Request) -> list[Example]:
         """An example for each key."""
         if self.tagger:
-            read = zip(texts, self.tagger.tokenizer(texts), keys, strict=True)
             join = self.tagger.spans_of
-            return [Example(each.windows, key, partial(join, text, each)) for text, each, key in read]
+            windowed = zip(texts, self.tagger.tokenizer(texts), keys, strict=True)
+            return [Example(read.windows, key, partial(join, text, read)) for text, read, key in windowed]
         rows = self.runner.tokenizer(texts, whole=not request.truncate)
         if len(keys) < len(rows):  # a list
             return [Example(rows, keys[0])]
@@ -191,13 +178,13 @@ class Batcher:
         """The reply to a request of which everything is cached, under the policy that would run now."""
         rung = None if request.policy else self.ladder.current
         policy = rungs[rung or 0]
-        known = cache.get([(key, policy_key(policy)) for key in keys])
-        if known is None:
+        entries = cache.get([(key, policy_key(policy)) for key in keys])
+        if entries is None:
             return None
         future: Future[Reply] = Future()
         waited = 1000 * (time.monotonic() - request.arrived)
-        predictions = [prediction for each in known for prediction in each.predictions]
-        tokens = sum(each.tokens for each in known)
+        predictions = [prediction for entry in entries for prediction in entry.predictions]
+        tokens = sum(entry.tokens for entry in entries)
         future.set_result(Reply(predictions, str(policy), rung, waited, 0.0, tokens, cached=True))
         return future
 
@@ -216,7 +203,7 @@ class Batcher:
             self._changed.notify()
         self._worker.join(seconds)
         with self._changed:
-            late = [*self._queue.tickets, *self._queue.lists]
+            late = self._queue.unfinished
         for ticket in late:
             self._fail(ticket, Draining(STOPPED))
         self._worker.join(LAST_WINDOW)
@@ -252,13 +239,11 @@ class Batcher:
         with self._changed:
             self._changed.notify()
 
-    def _policies(self, named: Policy | None, max_layer: int | None) -> tuple[Policy, ...]:
-        if named is None and max_layer is None:
+    def _policies(self, request: Request) -> tuple[Policy, ...]:
+        if request.policy is None and request.max_layer is None:
             return self._rungs
-        return self._resolve(self._rungs if named is None else [named], max_layer)
-
-    def _resolve(self, policies: Iterable[Policy], max_layer: int | None = None) -> tuple[Policy, ...]:
-        return tuple(self.runner.resolve_policy(policy, max_layer) for policy in policies)
+        policies = self._rungs if request.policy is None else [request.policy]
+        return tuple(self.runner.resolve_policy(policy, request.max_layer) for policy in policies)
 
     @contextmanager
     def _reserved(self, room: Room, items: int, tokens: int) -> Iterator[None]:
@@ -293,7 +278,7 @@ class Batcher:
     def _remove_cancelled(self, future: Future[Reply]) -> None:
         if future.cancelled():
             with self._changed:
-                for ticket in [*self._queue.tickets, *self._queue.lists]:
+                for ticket in self._queue.unfinished:
                     if ticket.future is future:
                         self._queue.remove(ticket)
 
@@ -305,9 +290,8 @@ class Batcher:
         """Removes a ticket. True if the caller must resolve its future: it is neither resolved nor cancelled."""
         with self._changed:
             self._queue.remove(ticket)
-            unresolved = ticket.open and ticket.future.set_running_or_notify_cancel()
-            ticket.open = False
-            return unresolved
+            future = ticket.future
+            return not (future.running() or future.done()) and future.set_running_or_notify_cancel()
 
     # From here on everything runs in the worker thread.
 
@@ -358,12 +342,12 @@ class Batcher:
             self._run(texts)  # deadlines first
         seconds = time.monotonic() - start
         with self._changed:
-            self._pace = self._pace.add(window, seconds)
+            self._pace = self._pace.add(sum(text.ticket.tokens_each for text in window), seconds)
         return seconds
 
     def _run(self, texts: list[QueuedText]) -> None:
         """Runs texts that share a batch key."""
-        policy, trace = texts[0].ticket.policy, texts[0].ticket.trace
+        policy, trace = texts[0].ticket.policy, texts[0].ticket.request.trace
         until = np.array([text.ticket.until for text in texts])
         try:
             outcomes = self._outcomes([text.tokens for text in texts], policy, until, trace)
@@ -403,25 +387,26 @@ class Batcher:
             return 0.0
         start = time.monotonic()
         try:
-            following = next(run.steps, None)
+            decision = next(run.steps, None)
+            seconds = time.monotonic() - start
+            run.seconds += seconds
+            if decision is None:
+                self._finish_lists(run)
+            else:
+                run.decision = decision
+                self._list_runs.append(run)
+            return seconds
         except Exception as error:
             log.exception("the model failed on %d lists of documents", len(run.tickets))
             self._fail_all(run.tickets, error)
             return 0.0
-        seconds = time.monotonic() - start
-        run.seconds += seconds
-        if following is not None:
-            run.decision = following
-            self._list_runs.append(run)
-        else:
-            self._finish_lists(run)
-        return seconds
 
     def _finish_lists(self, run: ListRun) -> None:
         assert run.decision is not None
         predictions = [*predictions_of(run.decision, self.runner.runtime)]
         with self._changed:
-            self._pace = self._pace.add(run.texts, run.seconds)
+            tokens = sum(len(ticket.tokens) * ticket.tokens_each for ticket in run.tickets)
+            self._pace = self._pace.add(tokens, run.seconds)
         first = 0
         for ticket in run.tickets:
             ticket.outcomes = dict(enumerate(predictions[first : first + len(ticket.tokens)]))
@@ -440,20 +425,24 @@ class Batcher:
         if not self._close(ticket):
             return
         reply = ticket.reply(predictions)
-        if self.audit and ticket.audited and ticket.rung is not None:
-            found = zip(ticket.examples, predictions, strict=True)
-            self.audit.offer(
-                ticket.rung, [Sample(example, each, ticket.trace_context) for example, each in found]
-            )
-        if self.cache and ticket.until == inf:
-            self._store(self.cache, ticket, predictions)
-        ticket.future.set_result(reply)
+        try:
+            self._keep(ticket, [*zip(ticket.examples, predictions, strict=True)])
+        finally:
+            ticket.future.set_result(reply)
 
-    def _store(self, cache: Cache, ticket: Ticket, predictions: Sequence[Sequence[Any]]) -> None:
+    def _keep(self, ticket: Ticket, predicted_examples: Sequence[tuple[Example, Sequence[Any]]]) -> None:
+        """Keeps the predictions for the audit and the cache."""
+        if self.audit and ticket.audited and ticket.rung is not None:
+            context = ticket.request.trace_context
+            samples = [Sample(example, predictions, context) for example, predictions in predicted_examples]
+            self.audit.offer(ticket.rung, samples)
+        if self.cache is None or ticket.until < inf:
+            return
         policy = policy_key(ticket.policy)
-        for example, known in zip(ticket.examples, predictions, strict=True):
-            if all(prediction.finite for prediction in known):
-                cache.put((example.key, policy), Known(known, sum(len(row.ids) for row in example.rows)))
+        for example, predictions in predicted_examples:
+            if all(prediction.finite for prediction in predictions):
+                tokens = sum(len(row.ids) for row in example.rows)
+                self.cache.put((example.key, policy), Entry(predictions, tokens))
 
     def _audit_while_busy(self, seconds: float) -> None:
         if self._auditor:

@@ -10,32 +10,32 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 
-class Known(NamedTuple):
+class Entry(NamedTuple):
     predictions: Sequence[Any]
     """One for a text, one for each document of a list; as in `Reply`."""
     tokens: int
 
 
 class Cache:
-    """What was predicted for the latest `most` texts or lists. Threads may share it."""
+    """The entries of the latest `most` texts or lists. Threads may share it."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._known: OrderedDict[Hashable, Known] = OrderedDict()
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, keys: Sequence[Hashable]) -> list[Known] | None:
-        """What is known for all of these keys; None if one is missing, because a request has one policy for all."""
+    def get(self, keys: Sequence[Hashable]) -> list[Entry] | None:
+        """The entries of all these keys; None if one is missing, because a request has one policy for all."""
         with self._lock:
-            if not all(key in self._known for key in keys):
+            if not all(key in self._entries for key in keys):
                 return None
             for key in keys:
-                self._known.move_to_end(key)
-            return [self._known[key] for key in keys]
+                self._entries.move_to_end(key)
+            return [self._entries[key] for key in keys]
 
-    def put(self, key: Hashable, known: Known) -> None:
+    def put(self, key: Hashable, entry: Entry) -> None:
         with self._lock:
-            self._known[key] = known
-            self._known.move_to_end(key)
-            while len(self._known) > self.most:
-                self._known.popitem(last=False)
+            self._entries[key] = entry
+            self._entries.move_to_end(key)
+            while len(self._entries) > self.most:
+                self._entries.popitem(last=False)

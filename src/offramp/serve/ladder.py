@@ -40,8 +40,6 @@ class Ladder:
         rise: float = 2.0,
     ) -> None:
         check_rungs(rungs)
-        if not 0 <= low < high <= 1:
-            raise BadPolicy(f"low={low} and high={high} must be between 0 and 1, low below high.")
         self.rungs = tuple(rungs)
         self.high, self.low, self.fall, self.rise = high, low, fall, rise
         self.broken: set[int] = set()

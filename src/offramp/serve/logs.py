@@ -121,7 +121,9 @@ class RequestLog:
     def begin(self, scope: Scope) -> "Entry":
         headers = Headers(scope=scope)
         entry = Entry(scope, self.count, request_id(headers), RequestTrace(headers))
-        scope.setdefault("state", {}).update(id=entry.id, log_fields=entry.fields, trace=entry.trace)
+        state = scope.setdefault("state", {})
+        state.setdefault("arrived", time.monotonic())  # the gate knows better
+        state.update(id=entry.id, log_fields=entry.fields, trace=entry.trace)
         return entry
 
     def end_unread(self, entry: "Entry", status: int) -> None:

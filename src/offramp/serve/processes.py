@@ -112,7 +112,11 @@ class Supervisor:
             self.workers.remove(worker)
             worker.pipe.close()
             self.report_death(worker)
-        if self.failures and len(self.workers) == self.wanted and all(each.settled for each in self.workers):
+        if (
+            self.failures
+            and len(self.workers) == self.wanted
+            and all(worker.settled for worker in self.workers)
+        ):
             self.failures = 0
             self.tell_workers()
             log.info("all %d workers serve again", self.wanted)

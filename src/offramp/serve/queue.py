@@ -96,21 +96,17 @@ class Waiting:
 
 @dataclass(eq=False)
 class Ticket:
+    """A request that was accepted."""
+
+    request: Request
     examples: Sequence[Example]
     rungs: tuple[Policy, ...]
     """Its policy on each rung of the ladder, full depth last; or the one that it named."""
-    names_policy: bool
     audited: bool
     """Whether the policy of the rung alone decides, on what its certificate is about."""
-    trace: bool
-    arrived: float
-    until: float
-    trace_context: RequestTrace | None = None
     top_k: int | None = None
     """How many of the best documents to find in a list, which runs as a whole; None for single texts."""
     future: Future[Reply] = field(default_factory=Future)
-    open: bool = True
-    """Whether its future is still to be resolved."""
     begun: int = 0
     """How many of its rows have been taken."""
     rung: int | None = None
@@ -119,6 +115,9 @@ class Ticket:
     """By row."""
 
     def __post_init__(self) -> None:
+        deadline, self.until = self.request.deadline_ms, inf
+        if deadline is not None:
+            self.until = self.request.arrived + deadline / 1000
         self.tokens = [row for example in self.examples for row in example.rows]
         lengths = [len(tokens.ids) for tokens in self.tokens]
         self.tokens_each = ceil(sum(lengths) / len(lengths)) if self.is_list else max(lengths)
@@ -140,12 +139,12 @@ class Ticket:
     def batch_key(self) -> tuple[str, bool, bool]:
         """Texts with the same key run together. A deadline makes the engine run every exit's head, so texts with
         one run separately."""
-        return str(self.policy), self.trace, self.until < inf
+        return str(self.policy), self.request.trace, self.until < inf
 
     def begin(self, rung: int, now: float) -> None:
         """Fixes the rung for all texts of the request."""
-        self.rung = None if self.names_policy else rung
-        self.waited = now - self.arrived
+        self.rung = rung if self.request.policy is None else None
+        self.waited = now - self.request.arrived
 
     def predictions(self) -> list[list[Any]]:
         """Those of each example."""
@@ -156,9 +155,9 @@ class Ticket:
         ]
 
     def reply(self, predictions: Sequence[Sequence[Any]]) -> Reply:
-        flat = [prediction for each in predictions for prediction in each]
-        tokens = sum(len(tokens.ids) for tokens in self.tokens)
-        ran = time.monotonic() - self.arrived - self.waited
+        flat = [prediction for of_example in predictions for prediction in of_example]
+        tokens = sum(len(row.ids) for row in self.tokens)
+        ran = time.monotonic() - self.request.arrived - self.waited
         return Reply(flat, str(self.policy), self.rung, 1000 * self.waited, 1000 * ran, tokens)
 
 
@@ -184,6 +183,11 @@ class Queue:
         running list holds the hidden states of all its documents."""
         self.texts = Room("text", limits.items, limits.tokens)
         self.documents = Room("document", limits.documents, TOKENS_PER_TEXT * limits.documents)
+
+    @property
+    def unfinished(self) -> list[Ticket]:
+        """Tickets of which a text is still waiting, or a list still running."""
+        return [*self.tickets, *self.lists]
 
     @property
     def load(self) -> float:

@@ -40,7 +40,7 @@ from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher
 from offramp.serve.cache import Cache
 from offramp.serve.ladder import Ladder
-from offramp.serve.logs import LOGGING, PROBES, log
+from offramp.serve.logs import LOGGING, is_probe, log
 from offramp.serve.network import (
     ACCEPTED_AT_ONCE,
     BACKLOG,
@@ -130,17 +130,17 @@ def serve(options: ServerOptions) -> None:
         ).run()
 
 
-def audit_folder(named: Path | None) -> Path | None:
+def audit_folder(option: Path | None) -> Path | None:
     """Where the audit is kept, if anywhere."""
     try:
-        folder = named or cache_folder() / "audit"
+        folder = option or cache_folder() / "audit"
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder.resolve()
     except (OSError, RuntimeError) as error:  # a user without a home
         problem = getattr(error, "strerror", None) or error
-        if named:
-            raise BadOption(f"audit_folder={named} cannot be written ({problem}).") from None
+        if option:
+            raise BadOption(f"audit_folder={option} cannot be written ({problem}).") from None
         log.warning(
             "the user's cache cannot be written (%s), so the audit starts anew with the server; "
             "name another folder with --audit-folder",
@@ -178,8 +178,8 @@ def run_worker(
         try:
             batcher, app, gate = make_app(options, state, folder, is_replacement=is_replacement)
         except Exception as error:
-            known = isinstance(error, OfframpError | OSError)
-            pipe.send(str(error) if known else f"{type(error).__name__}: {error}")
+            kind = "" if isinstance(error, OfframpError | OSError) else f"{type(error).__name__}: "
+            pipe.send(f"{kind}{error}")
             sys.exit(1)
         run_app(app, gate, state, options, listeners, pipe, has_parent=lambda: not parent.poll())
     finally:
@@ -279,19 +279,16 @@ class Server(uvicorn.Server):
             await asyncio.to_thread(self.probes.stop)
 
 
-class ProbeServer:
+class ProbeServer(threading.Thread):
     """Answers probes in a thread and an event loop of its own, until the last request is answered."""
 
     def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
-        self.server, self.listener = uvicorn.Server(config), listener
-        self.thread = threading.Thread(target=self.server.run, args=([listener],), name="probes", daemon=True)
-
-    def start(self) -> None:
-        self.thread.start()
+        self.server = uvicorn.Server(config)
+        super().__init__(target=self.server.run, args=([listener],), name="probes", daemon=True)
 
     def stop(self) -> None:
         self.server.should_exit = self.server.force_exit = True
-        self.thread.join(PROBES_END)
+        self.join(PROBES_END)
 
 
 class OnlyProbes:
@@ -301,8 +298,8 @@ class OnlyProbes:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = scope["type"] == "http" and scope["path"].endswith(PROBES)
-        await (self.app if known else NOT_A_PROBE)(scope, receive, send)
+        probe = scope["type"] == "http" and is_probe(scope)
+        await (self.app if probe else NOT_A_PROBE)(scope, receive, send)
 
 
 def end_with(batcher: Batcher) -> None:
@@ -342,26 +339,25 @@ def load(options: ServerOptions, *, is_replacement: bool = False) -> tuple[Batch
     )
     rungs = [runner.policy, *(load_rung(runner, path) for path in options.ladder or ())]
     allowed = (runner.resolve_policy(policy) for policy in options.allow or ())
-    named, share = by_text([*rungs, *allowed]), options.audit_share
-    audit = None
-    if share:
-        runtime = runner.runtime
+    named = by_text([*rungs, *allowed])
+    audit: Audit | None = None
+    original: Future[Runner] | None = None
+    if options.audit_share:
         audit = Audit(
             rungs,
-            runtime.info.exits,
-            share=share,
+            runner.runtime.info.exits,
+            share=options.audit_share,
             folder=options.audit_folder,
-            model=runtime.fingerprint(),
+            model=runner.runtime.fingerprint(),
             warn_only=options.audit_warn_only,
         )
-    original: Future[Runner] | None = None
-    if audit is not None and (folder / REFERENCE).is_dir():
-        load_it = partial(load_reference, options, runner.tokenizer.max_length)
-        if is_replacement:
-            original = in_background(load_it)
-        else:
-            original = Future()
-            original.set_result(load_it())
+        if (folder / REFERENCE).is_dir():
+            load_it = partial(load_reference, options, runner.tokenizer.max_length)
+            if is_replacement:
+                original = in_background(load_it)
+            else:
+                original = Future()
+                original.set_result(load_it())
     cache = Cache(options.cache) if options.cache else None
     return Batcher(runner, Ladder(rungs), options.limits, audit, original, cache), named
 
@@ -395,12 +391,11 @@ def in_background(load_it: Callable[[], Runner]) -> Future[Runner]:
 
 def by_text(policies: Iterable[Policy]) -> dict[str, Policy]:
     """Policies by the text that requests name them by."""
-    found: dict[str, Policy] = {}
+    named: dict[str, Policy] = {}
     for policy in policies:
-        other = found.setdefault(str(policy), policy)
-        if other.rule != policy.rule:
+        if named.setdefault(str(policy), policy).rule != policy.rule:
             raise BadPolicy(f"two policies are {policy}, fitted to different examples; change one threshold.")
-    return found
+    return named
 
 
 def load_rung(runner: Runner, path: Path) -> Policy:
@@ -408,17 +403,11 @@ def load_rung(runner: Runner, path: Path) -> Policy:
     policy, runtime = runner.resolve_policy(read_rung(path)), runner.runtime
     if policy.certificate is None:
         raise BadPolicy(f"{path}: the policy has no certificate; create one with `offramp calibrate`.")
+    model = runtime.fingerprint(), runtime.precision, runner.tokenizer.max_length
     with warnings.catch_warnings():
         warnings.simplefilter("error", CertificateMismatch)
         try:
-            length = runner.tokenizer.max_length
-            check_certificate(
-                policy,
-                runtime.fingerprint(),
-                runtime.precision,
-                length,
-                decision=str(runtime.info.decide),
-            )
+            check_certificate(policy, *model, decision=str(runtime.info.decide))
         except CertificateMismatch as error:
             raise BadPolicy(f"{path}: {error}") from None
     return policy

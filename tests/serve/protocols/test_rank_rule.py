@@ -170,6 +170,16 @@ def test_a_list_fails_if_the_model_does_and_the_next_one_runs(
     assert len(batcher.submit(Request(pairs(DOCUMENTS), is_list=True, top_k=2)).result(30).predictions) == 8
 
 
+def test_a_list_fails_if_its_predictions_cannot_be_made_and_the_next_one_runs(
+    batcher: Batcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("offramp.serve.batcher.predictions_of", lambda *_: 1 / 0)
+        with pytest.raises(RunFailed):
+            batcher.submit(Request(pairs(DOCUMENTS), is_list=True, top_k=2)).result(30)
+    assert len(batcher.submit(Request(pairs(DOCUMENTS), is_list=True, top_k=2)).result(30).predictions) == 8
+
+
 def test_a_list_that_runs_when_the_server_stops_fails_with_draining(
     batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

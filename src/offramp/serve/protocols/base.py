@@ -175,6 +175,8 @@ class Call:
 
     request: Request
     respond: Callable[[Reply], Response]
+    has_nulls: bool = False
+    """Whether the response may have null for numbers that are not finite; if not, they are an error."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def exit_headers(reply: Reply) -> dict[str, str]:
 
 
 def check_finite(reply: Reply) -> None:
-    """JSON has no NaN, and these protocols have no null in its place."""
+    """Raises `NotFinite` if a prediction has NaN or infinity, which JSON does not know."""
     for index, prediction in enumerate(reply.predictions):
         if isinstance(prediction, Spans):
             finite = prediction.finite or len(prediction) > 0

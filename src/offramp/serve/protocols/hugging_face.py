@@ -25,7 +25,6 @@ from offramp.serve.protocols.base import (
     Json,
     Operation,
     ServedModel,
-    check_finite,
     json_response,
     validate,
 )
@@ -128,7 +127,6 @@ def responder(translate: Callable[[Any], Any], single: bool) -> Callable[[Reply]
     """Responds with the translation of each prediction; with that alone if the request was a single text."""
 
     def respond(reply: Reply) -> Response:
-        check_finite(reply)
         items = [translate(prediction) for prediction in reply.predictions]
         return json_response(items[0] if single else items, reply)
 

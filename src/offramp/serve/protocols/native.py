@@ -131,7 +131,7 @@ def predict(model: ServedModel, body: Body) -> Call:
         return Response(content, media_type="application/json")
 
     options = {"trace": request.trace, "truncate": request.truncate}
-    return Call(model.request(as_list(request.texts), body, request, **options), respond)
+    return Call(model.request(as_list(request.texts), body, request, **options), respond, has_nulls=True)
 
 
 def tag(model: ServedModel, body: Body) -> Call:
@@ -150,7 +150,7 @@ def tag(model: ServedModel, body: Body) -> Call:
         }
         return Response(to_json(content), media_type="application/json")
 
-    return Call(model.request(texts, body, request), respond)
+    return Call(model.request(texts, body, request), respond, has_nulls=True)
 
 
 def as_list(texts: Any) -> list[Any]:

@@ -9,6 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,6 @@ from offramp.serve.protocols.base import (
     Json,
     Operation,
     ServedModel,
-    check_finite,
     exit_headers,
     in_utf16,
     parse_json,
@@ -108,7 +108,6 @@ def infer(model: ServedModel, body: Body) -> Call:
             raise BadOption(f"there is no output {name!r}; this model has {', '.join(outputs)}.")
 
     def respond(reply: Reply) -> Response:
-        check_finite(reply)
         if request.parameters.utf16 and model.problem.of_tokens:
             reply = in_utf16(reply, texts)
         tensors = [write_tensor(outputs[name], reply, as_bytes) for name, as_bytes in binary.items()]
@@ -256,25 +255,22 @@ INFER = Operation("Open Inference Protocol v2", InferRequest, infer, errors)
 def probes(model: ServedModel) -> APIRouter:
     """Open to all: /v2/health/live, /v2/health/ready and /v2/models/M/ready."""
     router = APIRouter(dependencies=[Depends(use_errors)], include_in_schema=False)
+    probe = partial(router.api_route, methods=["GET", "HEAD"])
 
+    @probe("/v2/health/live")
     async def live() -> Response:
         return JSONResponse({"live": True})
 
+    @probe("/v2/health/ready")
     async def ready(request: Request) -> Response:
         return ready_response(model, request)
 
+    @probe("/v2/models/{name}/ready")
+    @probe("/v2/models/{name}/versions/{version}/ready")
     async def model_ready(request: Request) -> Response:
         check_path(model, request.path_params)
         return ready_response(model, request, name=model.name)
 
-    endpoints: dict[str, Callable[..., Any]] = {
-        "/v2/health/live": live,
-        "/v2/health/ready": ready,
-        "/v2/models/{name}/ready": model_ready,
-        "/v2/models/{name}/versions/{version}/ready": model_ready,
-    }
-    for path, endpoint in endpoints.items():
-        router.add_api_route(path, endpoint, methods=["GET", "HEAD"])
     return router
 
 

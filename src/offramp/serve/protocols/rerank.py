@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from fastapi import Response
 from pydantic import Field
 
 from offramp.errors import BadData, BadOption
 from offramp.inference.reranker import make_pairs
 from offramp.policy.decide import check_reranker
-from offramp.serve.audit import scores_of
+from offramp.rules.rank import relevance
 from offramp.serve.batcher import Reply
 from offramp.serve.error_responses import Failure
 from offramp.serve.protocols import vllm
@@ -22,7 +23,6 @@ from offramp.serve.protocols.base import (
     Json,
     Operation,
     ServedModel,
-    check_finite,
     json_response,
     validate,
 )
@@ -56,11 +56,11 @@ def rerank(
     pairs = make_pairs(query, documents)
 
     def rank(reply: Reply) -> Response:
-        check_finite(reply)
-        logits: list[float] = scores_of(reply.predictions).tolist()
-        # by logits: sigmoids of large ones are all 1
-        order = sorted(range(len(logits)), key=logits.__getitem__, reverse=True)
-        scores = logits if raw else [*map(sigmoid, logits)]
+        logits = np.array([prediction.logits for prediction in reply.predictions])
+        relevances: list[float] = relevance(logits).tolist()
+        # not by score: sigmoids of large logits are all 1
+        order = sorted(range(len(pairs)), key=relevances.__getitem__, reverse=True)
+        scores = relevances if raw else [*map(sigmoid, relevances)]
         return respond([RankedText(index, pairs[index][1], scores[index]) for index in order], reply)
 
     return Call(model.request(pairs, body, truncate=truncate, is_list=True, top_k=top_k), rank)

@@ -17,7 +17,6 @@ from offramp.serve.protocols.base import (
     Json,
     Operation,
     ServedModel,
-    check_finite,
     json_response,
     validate,
 )
@@ -44,7 +43,6 @@ def classify(model: ServedModel, body: Body) -> Call:
     activation: Activation | None = "none" if request.use_activation is False else None
 
     def respond(reply: Reply) -> Response:
-        check_finite(reply)
         scores = [model.scores(prediction, activation) for prediction in reply.predictions]
         return json_response(
             {
