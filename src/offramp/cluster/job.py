@@ -200,19 +200,9 @@ def run_workers(
 class Predictor:
     """What each worker runs: tables of texts in, tables of predictions out, on no more than its cores."""
 
-    def __init__(
-        self,
-        model: str,
-        policy: Policy | str | None,
-        max_layer: int | None,
-        threads: int,
-        max_length: int | None = None,
-        device: str | None = None,
-    ) -> None:
+    def __init__(self, model: str, max_layer: int | None, threads: int, **options: Any) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(threads)  # for the tokenizer, which reads it when it starts
-        self.classifier = Classifier.from_pretrained(
-            model, policy, device=device, threads=threads, max_length=max_length
-        )
+        self.classifier = Classifier.from_pretrained(model, threads=threads, **options)
         self.max_layer = max_layer
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:

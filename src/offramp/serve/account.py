@@ -280,8 +280,8 @@ def losses_of(
     if isinstance(reference[0], Spans):
         full = reference[0].codes
         truth = Reference(full, words=Lists.consecutive([len(full)]))
-        losses = {check.name: LOSSES[OF_TAGS.get(check.risk, check.risk)] for check in checks}
-        return {name: float(loss.values(predictions[0].codes, truth)[0]) for name, loss in losses.items()}
+        of_tags = {check.name: LOSSES[OF_TAGS.get(check.risk, check.risk)] for check in checks}
+        return {name: float(loss.values(predictions[0].codes, truth)[0]) for name, loss in of_tags.items()}
     if top_k is not None:
         lists = Lists.consecutive([len(reference)])
         order, full = lists.ranks(scores_of(predictions)), lists.ranks(scores_of(reference))

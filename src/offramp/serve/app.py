@@ -11,11 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
@@ -72,7 +71,7 @@ def create_app(
         telemetry={"exclude": is_probe},
         redirect_slashes=False,  # to an address with the host that the client named
     )
-    keys = [Depends(endpoints.check_key)] if endpoints.keys else []
+    keys = [Depends(endpoints.keys.check)] if endpoints.keys else []
     locked: dict[str, Any] = {"dependencies": keys, "responses": error_models(401) if keys else {}}
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(page)
     app.get("/health", response_model=Health)(health)
@@ -147,17 +146,6 @@ class Endpoints:
             except Exception:
                 log.exception("cannot refresh the metrics or the audit")
             await asyncio.sleep(1)
-
-    async def check_key(
-        self, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
-    ) -> None:
-        # starlette decodes headers as Latin-1, whatever bytes were sent
-        if sent is None or not self.keys.accept(sent.credentials.encode("latin-1")):
-            raise HTTPException(
-                401,
-                "send a key of the server in the header `Authorization: Bearer KEY`.",
-                {"WWW-Authenticate": "Bearer"},
-            )
 
     async def ready(self, request: Request) -> Response:
         return ready_response(self.model, request)

@@ -6,9 +6,11 @@ import ipaddress
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException, Request, Response
+from fastapi import Depends, HTTPException, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offramp.errors import BadOption
@@ -95,6 +97,14 @@ class Keys:
     def __bool__(self) -> bool:
         """Whether requests must send a key."""
         return bool(self.fixed or self.file)
+
+    async def check(
+        self, sent: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+    ) -> None:
+        # starlette decodes headers as Latin-1, whatever bytes were sent
+        if sent is None or not self.accept(sent.credentials.encode("latin-1")):
+            message = "send a key of the server in the header `Authorization: Bearer KEY`."
+            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
     def accept(self, sent: bytes) -> bool:
         if problem := self.read_file():

@@ -9,15 +9,7 @@ from pydantic_core import to_json
 
 from offramp.serve.batcher import Reply
 from offramp.serve.error_responses import default_shape
-from offramp.serve.protocols.base import (
-    Body,
-    Call,
-    ExitOptions,
-    Operation,
-    ServedModel,
-    in_utf16,
-    validate,
-)
+from offramp.serve.protocols.base import Body, Call, ExitOptions, Operation, ServedModel, in_utf16, validate
 
 TEXT = {"type": "string"}
 PAIR = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}

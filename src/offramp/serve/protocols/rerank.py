@@ -17,15 +17,7 @@ from offramp.rules.rank import relevance
 from offramp.serve.batcher import Reply
 from offramp.serve.error_responses import Failure
 from offramp.serve.protocols import vllm
-from offramp.serve.protocols.base import (
-    Body,
-    Call,
-    Json,
-    Operation,
-    ServedModel,
-    json_response,
-    validate,
-)
+from offramp.serve.protocols.base import Body, Call, Json, Operation, ServedModel, json_response, validate
 
 
 @dataclass(frozen=True)
