@@ -27,7 +27,7 @@ from shared import about, export_full_depth, fine_tune_tagger, log, markdown
 
 from offramp import Guarantee, NoSafeThreshold, Tagger, retrofit
 from offramp.data.files import read_file
-from offramp.inference.spans import Span, find_spans
+from offramp.inference.tagger import Span, find_spans
 from offramp.inference.texts import BatchTokenizer
 from offramp.inference.windows import WindowTokenizer
 from offramp.measuring.speed import compare_speed

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from offramp.engine import Engine
 from offramp.errors import BadData, BadOption, Incompatible
 from offramp.guarantees.losses import LOSSES, OF_TAGS
-from offramp.inference.spans import Words, find_spans
+from offramp.inference.tagger import find_spans
+from offramp.inference.windows import Words
 from offramp.lists import Lists
 from offramp.measuring import Guarantee
 from offramp.measuring.calibrate import calibrate

@@ -21,7 +21,7 @@ onnx_export retrofits serve cluster cli
 """.split()
 
 EDGES = {"cli", "onnx_export", "retrofits", "serve", "cluster"}
-FOLDERS_OF_EQUALS = {"models/backbones", "rules"}
+FOLDERS_OF_EQUALS = {"rules"}
 WITHOUT_TORCH = (
     "guarantees trace rules policy model_info measuring folder runtimes engine inference reports".split()
 )

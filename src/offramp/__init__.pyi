@@ -14,7 +14,7 @@ from offramp.inference import Runner as Runner
 from offramp.inference.collect import collect as collect
 from offramp.inference.reranker import Ranked as Ranked
 from offramp.inference.reranker import Reranker as Reranker
-from offramp.inference.spans import Span as Span
+from offramp.inference.tagger import Span as Span
 from offramp.inference.tagger import Spans as Spans
 from offramp.inference.tagger import Tagger as Tagger
 from offramp.measuring import Budget as Budget

@@ -8,7 +8,7 @@ and the weights of a stage stay in the cache. Nothing is kept between calls, so 
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from offramp.lists import Lists
 from offramp.numerics import finite_rows
 from offramp.policy import Decider, Decision, Policy
 from offramp.problems import Array
-from offramp.runtimes import Runtime, Tokens
+from offramp.runtimes import CompiledPolicy, Runtime, Tokens
 from offramp.words import BEGINS, CONTINUES, SPECIAL
 
 WINDOW = 1024
@@ -59,11 +59,6 @@ class Engine:
         if self.window < 1 or self.batch_tokens < 1:
             raise BadOption(f"window={window} and batch_tokens={batch_tokens} must be at least 1.")
 
-    @property
-    def compiled(self) -> Any:
-        """A policy in one graph, which only some runtimes have."""
-        return getattr(self.runtime, "compiled", None)
-
     def run(
         self,
         examples: Sequence[Tokens],
@@ -73,10 +68,10 @@ class Engine:
     ) -> Decision:
         """The exit and logits of each example, the same as `policy.decide` on the logits of all exits.
 
-        Exits that cannot affect the result are skipped, and `finite` does not cover them. `deadline` is a
-        `time.monotonic()` value, one for all examples or one for each. An example past its deadline exits with
-        the logits of the last exit it passed; every example passes the first. Examples of one of the `lists` are
-        consecutive, and run in the same window.
+        Exits that cannot affect the result are skipped, and `finite` does not cover them; where `runtime.compiled`
+        decides, `finite` covers only the exit taken. `deadline` is a `time.monotonic()` value, one for all examples
+        or one for each. An example past its deadline exits with the logits of the last exit it passed; every example
+        passes the first. Examples of one of the `lists` are consecutive, and run in the same window.
         """
         *_, decision = self.steps(examples, policy, deadline, lists)
         return decision
@@ -92,52 +87,39 @@ class Engine:
         do other work in between."""
         tokens = self.tokens_of(examples)
         decision, deadlines = self.undecided(len(examples), tokens), np.full(len(examples), deadline)
-        at_once = (
-            self.compiled is not None
-            and lists is None
-            and self.compiled.runs(policy)
-            and (tokens is None or tokens.counts is not None)  # the words that the graph knows
-            and not (deadlines < math.inf).any()
+        compiled = self.runtime.compiled
+        by_stages = (
+            lists is not None
+            or bool((deadlines < math.inf).any())
+            or (tokens is not None and tokens.counts is None)  # the graph knows which tokens count
         )
-        layers, skipped = self.runtime.info.exits, policy.skippable_exits(self.runtime.info.exits, lists)
-
-        def begin(rows: Array) -> Decider:
-            own = None if lists is None else lists[rows]
-            if tokens is not None:
-                places = tokens.rows(rows)
-                counts = None if tokens.counts is None else tokens.counts[places]
-                own = Lists.consecutive(tokens.sizes[rows], counts=counts)
-            return policy.begin(len(rows), layers, self.runtime.info.decisions, own)
-
         for rows in self.windows(examples, None if lists is None else lists.sizes.tolist()):
-            if at_once:
-                yield from self.decide_window(examples, rows, policy, decision, tokens)
-                continue
-            batches = []
-            for batch in self.embed(examples, rows):
-                batches.append(batch)
-                yield decision
-            for _ in self.run_window(batches, begin, skipped, deadlines, decision, tokens):
+            if compiled is None or by_stages or not compiled.runs(policy):
+                done = self.run_window(examples, rows, policy, deadlines, decision, lists, tokens)
+            else:
+                done = self.decide_window(compiled, examples, rows, policy, decision, tokens)
+            for _ in done:
                 yield decision
         yield decision
 
     def decide_window(
         self,
+        compiled: CompiledPolicy,
         examples: Sequence[Tokens],
         rows: range,
         policy: Policy,
         decision: Decision,
         tokens: Lists | None,
-    ) -> Iterator[Decision]:
-        """Fills in the decisions of a window, each micro-batch in one call of the compiled policy."""
+    ) -> Iterator[None]:
+        """Fills in the decisions of a window, with one call for each micro-batch and step of the iterator."""
         for chosen in self.groups(examples, rows):
-            exits, logits = self.compiled.decide([examples[row] for row in chosen.tolist()], policy)
+            exits, logits = compiled.decide([examples[row] for row in chosen.tolist()], policy)
             parts, finite = chosen, finite_rows(logits)
             if tokens is not None:
                 parts = tokens.rows(chosen)
                 finite = Lists.consecutive(tokens.sizes[chosen]).total(~finite) == 0
             decision.exits[chosen], decision.logits[parts], decision.finite[chosen] = exits, logits, finite
-            yield decision
+            yield
 
     def tokens_of(self, examples: Sequence[Tokens]) -> Lists | None:
         """The tokens of all examples in order, and which of them count; None if they are not tagged."""
@@ -197,7 +179,9 @@ class Engine:
         """A window as micro-batches of similar length, before the first stage."""
         for chosen in self.groups(examples, rows):
             batch = [examples[row] for row in chosen.tolist()]
-            yield MicroBatch(chosen, np.array([len(each.ids) for each in batch]), self.runtime.embed(batch))
+            yield MicroBatch(
+                chosen, np.array([len(example.ids) for example in batch]), self.runtime.embed(batch)
+            )
 
     def groups(self, examples: Sequence[Tokens], rows: range) -> Iterator[Array]:
         """The rows of each micro-batch of a window, by increasing length."""
@@ -208,23 +192,28 @@ class Engine:
 
     def run_window(
         self,
-        batches: list[MicroBatch],
-        begin: Callable[[Array], Decider],
-        skipped: int,
+        examples: Sequence[Tokens],
+        window: range,
+        policy: Policy,
         deadlines: Array,
         decision: Decision,
+        lists: Lists | None,
         tokens: Lists | None,
     ) -> Iterator[None]:
-        """Runs the stages and fills in `decision`, one micro-batch for each step of the iterator.
+        """Fills in the decisions of a window stage by stage, one micro-batch for each step of the iterator.
 
         With deadlines no exit is skipped and `decision` is filled in after every one, because any of them may be the
         last.
         """
-        layers = self.runtime.info.exits
+        batches = []
+        for batch in self.embed(examples, window):
+            batches.append(batch)
+            yield
         rows = np.concatenate([batch.rows for batch in batches])
-        decider = begin(rows)
+        layers, decider = self.runtime.info.exits, self.decider(policy, rows, lists, tokens)
         timed = bool((deadlines[rows] < math.inf).any())
-        for exit in range(0 if timed else skipped, len(layers)):
+        skipped = 0 if timed else policy.skippable_exits(layers, lists)
+        for exit in range(skipped, len(layers)):
             outputs = []
             for output in self.run_stage(exit, batches, deadlines if timed and exit else None):
                 outputs.append(output)
@@ -243,6 +232,15 @@ class Engine:
             if exiting.all():
                 return
             rows, decider, batches = rows[~exiting], decider[~exiting], self.pack(batches, ~exiting)
+
+    def decider(self, policy: Policy, rows: Array, lists: Lists | None, tokens: Lists | None) -> Decider:
+        """The policy before the first exit of these examples."""
+        if tokens is not None:
+            counts = None if tokens.counts is None else tokens.counts[tokens.rows(rows)]
+            lists = Lists.consecutive(tokens.sizes[rows], counts=counts)
+        elif lists is not None:
+            lists = lists[rows]
+        return policy.begin(len(rows), self.runtime.info.exits, self.runtime.info.decisions, lists)
 
     def run_stage(
         self, exit: int, batches: list[MicroBatch], deadlines: Array | None = None
@@ -289,7 +287,7 @@ class Engine:
         )
 
     def partition(self, sizes: Iterable[tuple[int, int]]) -> Iterator[slice]:
-        """Groups neighbours, given as (rows, longest) with increasing lengths, that run faster as one micro-batch.
+        """Groups neighbors, given as (rows, longest) with increasing lengths, that run faster as one micro-batch.
 
         They do if they fit `batch_tokens` and the padding costs less than one more micro-batch.
         """
@@ -322,8 +320,9 @@ def count_tokens(kinds: Array, before: Array, lists: Any) -> Array:
     The first token of a text begins a word, whatever its kind: some vocabularies mark words by the space before them.
     """
     counts = (kinds == BEGINS) | ((kinds == CONTINUES) & (before == SPECIAL))
-    found: Array = counts | lists.spread(lists.total(counts, counted=False) == 0)
-    return found
+    in_no_word = lists.spread(lists.total(counts, counted=False) == 0)
+    counted: Array = counts | in_no_word
+    return counted
 
 
 def concatenate(outputs: list[Outputs]) -> Outputs:

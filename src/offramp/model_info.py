@@ -21,8 +21,6 @@ SIZES = {
     "num_hidden_layers": "n_layers",
 }
 """Sizes of an encoder, and DistilBERT's names of them."""
-
-
 MOST_LAYERS = 1000
 
 
@@ -181,8 +179,8 @@ class ModelInfo:
 
 def portable_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an `ExitConfig`, from the config of a portable folder: a plain classifier's, with ours apart."""
-    own = config["offramp"]
-    return {**config, **own, "model_type": "offramp", "exits": own["layers"], "encoder_config": config}
+    ours = config["offramp"]
+    return {**config, **ours, "model_type": "offramp", "exits": ours["layers"], "encoder_config": config}
 
 
 @contextmanager
@@ -212,12 +210,12 @@ def no_exits(path: str | PathLike[str], config: Mapping[str, Any]) -> CannotLoad
     kind, architectures = config.get("model_type"), config.get("architectures")
     if not isinstance(kind, str):
         return CannotLoad(f"{path}/{CONFIG} has no model_type; save or copy the model again.")
-    what = {"ForSequenceClassification": "classifier", "ForTokenClassification": "tagger"}
-    if found := [name for head, name in what.items() if head in str(architectures)]:
-        return CannotLoad(
-            f"{path} is a {kind} {found[0]} without exits; add them with `offramp retrofit {path} --texts FILE --out "
-            "FOLDER`, which needs no labels."
-        )
+    for head, name in ("ForSequenceClassification", "classifier"), ("ForTokenClassification", "tagger"):
+        if head in str(architectures):
+            return CannotLoad(
+                f"{path} is a {kind} {name} without exits; add them with `offramp retrofit {path} --texts FILE --out "
+                "FOLDER`, which needs no labels."
+            )
     return CannotLoad(
         f"{path} is a {kind} model without exits; add exits and train them, with `offramp train` or "
         "ExitModel.from_encoder."

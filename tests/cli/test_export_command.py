@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 from typer.testing import Result
 
-from offramp.folder import Manifest
+from offramp.folder.manifest import Manifest
 from offramp.model_info import ModelInfo
 from offramp.policy import Policy
 

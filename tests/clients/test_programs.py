@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from offramp.folder import Manifest
+from offramp.folder.manifest import Manifest
 from offramp.inference import Classifier, Prediction
 from offramp.model_info import ModelInfo
 from offramp.onnx_export.portable import usage

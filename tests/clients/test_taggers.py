@@ -47,7 +47,7 @@ def folders(
 
 def first_logits(tagger: Tagger, text: WindowedText) -> list[Array]:
     logits, _ = tagger.runner.engine.trace(text.windows)
-    return [logits[text.owned[0], 0]]
+    return [logits[text.inner[0], 0]]
 
 
 def expected_tags(tagger: Tagger) -> tuple[list[list[tuple[str, float]]], list[int]]:
@@ -55,7 +55,7 @@ def expected_tags(tagger: Tagger) -> tuple[list[list[tuple[str, float]]], list[i
     found, layers = [], []
     for read in tagger.tokenizer(TEXTS):
         decision = tagger.runner.engine.run(read.windows, tagger.runner.policy)
-        chances = softmax(decision.logits[read.owned[0]])
+        chances = softmax(decision.logits[read.inner[0]])
         found.append([(TAGS[row.argmax()], float(row.max())) for row in chances])
         layers.append(tagger.runner.runtime.info.exits[decision.exits[0]])
     assert len({*layers}) > 1

@@ -21,8 +21,8 @@ from transformers import AutoModelForSequenceClassification
 from offramp import Policy, store_policy
 from offramp.cli.info import info as describe
 from offramp.errors import BadConfig, CannotLoad, CertificateMismatch, OfframpError
-from offramp.folder import Manifest, load_model
-from offramp.folder.manifest import digest
+from offramp.folder import load_model
+from offramp.folder.manifest import Manifest, digest
 from offramp.inference import Classifier
 from offramp.model_info import ModelInfo
 from offramp.models.exit_model import ExitModel

@@ -35,6 +35,7 @@ class FakeRuntime:
     max_length: int = 100
     batch_tokens: int = 64
     overhead: int = 4
+    compiled: None = None
     poison: int | None = None
     """A token that makes a run fail."""
     nan: int | None = None

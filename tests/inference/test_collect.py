@@ -104,11 +104,17 @@ def test_texts_and_pairs_are_tokenized_and_truncated(tokenizer: PreTrainedTokeni
     texts = Dataset.from_dict({"text": ["a b", "a a a a a a a a a"]})
     trace = collect_quietly(SumRuntime(), texts, tokenizer)
     assert trace.logits[:, 0].tolist() == [[2 + 4 + 5 + 3, 4], [2 + 4 * 4 + 3, 6]]
-    assert collect_quietly(SumRuntime(), texts, tokenizer, max_length=3).lengths.tolist() == [3, 3]
+    longer = SumRuntime(max_length=20)
+    assert collect_quietly(longer, texts, tokenizer, max_length=8).lengths.tolist() == [4, 8]
     assert collect_quietly(SumRuntime(), texts, tokenizer, max_length=100).lengths.tolist() == [4, 6]
     pairs = Dataset.from_dict({"text": ["a"], "text_pair": ["b"]})
     pair = collect_quietly(SumRuntime(), pairs, tokenizer)
     assert pair.logits[:, 0].tolist() == [[2 + 4 + 3 + 5 + 3 + 2000, 5]]
+
+
+def test_texts_are_not_truncated_further_than_in_predictions(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(BadOption, match="max_length=3 must be at least 8"):
+        collect_quietly(SumRuntime(), {"text": ["a"]}, tokenizer, max_length=3)
 
 
 def test_a_classifier_uses_its_own_tokenizer_and_limits(tokenizer: PreTrainedTokenizerFast) -> None:

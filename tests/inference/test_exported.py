@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from offramp.errors import BadOption, CannotLoad, CertificateMismatch
-from offramp.folder import SavedTokenizer
+from offramp.folder.manifest import SavedTokenizer
 from offramp.inference import Classifier
 from offramp.inference.collect import collect
 from offramp.inference.texts import BatchTokenizer

@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from offramp.errors import BadOption
-from offramp.inference.spans import Span, Words, find_spans, utf16_offsets
+from offramp.inference.tagger import Span, find_spans, utf16_offsets
 from offramp.inference.texts import BatchTokenizer
-from offramp.inference.windows import WindowTokenizer, cut_windows
+from offramp.inference.windows import WindowTokenizer, Words, cut_windows
 from offramp.tags import TagScheme
 
 BIO = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -251,7 +251,7 @@ def test_windows_hold_the_tokens_of_the_whole_text(kind: Any, text: str) -> None
     [whole], [cut] = windows_of(tokenizer, 9999)([text]), windows_of(tokenizer, 9)([text])
     assert all(len(window.ids) <= 9 for window in cut.windows)
     ids = cut.join([np.array(window.ids) for window in cut.windows])
-    np.testing.assert_array_equal(ids, np.array(whole.windows[0].ids)[whole.owned[0]])
+    np.testing.assert_array_equal(ids, np.array(whole.windows[0].ids)[whole.inner[0]])
     assert {(window.ids[0], window.ids[-1]) for window in cut.windows} == {
         (tokenizer.cls_token_id, tokenizer.sep_token_id)
     }

@@ -11,7 +11,7 @@ from transformers import TokenClassificationPipeline
 
 from offramp import Classifier, ExitModel, Runner, Spans, Tagger
 from offramp.errors import BadData, Incompatible
-from offramp.inference.spans import find_spans
+from offramp.inference.tagger import find_spans
 from offramp.inference.windows import WindowTokenizer
 
 TEXTS = [
@@ -136,6 +136,14 @@ def test_a_text_without_words_has_no_spans(tagger: Tagger, text: str) -> None:
 def test_other_things_than_texts_are_refused(tagger: Tagger, texts: Any, message: str) -> None:
     with pytest.raises(BadData, match=message):
         [*tagger.tag(texts)]
+
+
+def test_all_texts_of_a_list_are_checked_before_any_of_them_runs(
+    tagger: Tagger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tagger.runner.engine, "run", lambda *_: pytest.fail("a text ran"))
+    with pytest.raises(BadData, match="item 1 is int 3"):
+        tagger.tag(["a", 3])
 
 
 def test_no_texts_have_no_spans(tagger: Tagger) -> None:

@@ -24,21 +24,19 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from offramp.engine import Engine
 from offramp.errors import CannotLoad, CertificateMismatch, Incompatible, OutputExists
-from offramp.folder import Manifest
-from offramp.folder.manifest import GRAPH
+from offramp.folder.manifest import GRAPH, Manifest
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import BACKBONES
 from offramp.models.exit_model import ExitModel
 from offramp.numerics import softmax
 from offramp.onnx_export import export, exporter
-from offramp.onnx_export.fewer_exits import leave_out_exits
 from offramp.onnx_export.one_file import check_size, one_file
 from offramp.onnx_export.portable import encoder_config, write_portable
+from offramp.onnx_export.stages import leave_out_exits
 from offramp.policy import Policy
 from offramp.reports.stored_policy import store_policy
 from offramp.runtimes import Tokens
-from offramp.runtimes.compiled import CompiledRuntime
-from offramp.runtimes.onnx import CompiledPolicy, OnnxRuntime, embedding_inputs
+from offramp.runtimes.onnx import OneGraph, OnnxRuntime, PortableRuntime, embedding_inputs
 
 make_graphs = exporter.graphs
 SAMPLE = [" ".join(np.random.default_rng(length).choice([*"abcdefghij"], length)) for length in range(1, 30)]
@@ -494,7 +492,7 @@ def portable(exported: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]
 def test_one_graph_and_stages_decide_the_same_for_one_text_and_for_many(
     portable: tuple[Path, Path], policy: str
 ) -> None:
-    stages, whole = OnnxRuntime(portable[0], threads=1), CompiledRuntime(portable[1], threads=1)
+    stages, whole = OnnxRuntime(portable[0], threads=1), PortableRuntime(portable[1], threads=1)
     texts, wanted = tokens([*range(2, 30, 2), 7, 3]), Policy.parse(policy)
     assert stages.compiled is not None
     expected = wanted.decide(all_logits(stages, texts), layers=stages.info.exits)
@@ -514,7 +512,7 @@ def test_a_graph_that_returns_other_logits_than_the_exits_runs_its_own_policy_on
     folder, texts, own = exported("bert"), tokens([5, 9, 14]), Policy.parse("ensemble:0.6")
     store_policy(folder, own)
     write_portable(folder, tmp_path / "portable")
-    stages, whole = OnnxRuntime(folder, threads=1), CompiledRuntime(tmp_path / "portable", threads=1)
+    stages, whole = OnnxRuntime(folder, threads=1), PortableRuntime(tmp_path / "portable", threads=1)
     found, expected = (Engine(runtime).run(texts, own) for runtime in (whole, stages))
     np.testing.assert_array_equal(found.exits, expected.exits)
     np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-6)
@@ -522,7 +520,7 @@ def test_a_graph_that_returns_other_logits_than_the_exits_runs_its_own_policy_on
         Engine(whole).run(texts, Policy.parse("never"))
 
 
-def count_calls(compiled: CompiledPolicy) -> list[int]:
+def count_calls(compiled: OneGraph) -> list[int]:
     """Filled with the number of texts of each call."""
     calls: list[int] = []
     decide = compiled.decide

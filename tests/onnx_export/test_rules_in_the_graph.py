@@ -16,8 +16,7 @@ from offramp.engine import which_count
 from offramp.errors import Incompatible
 from offramp.guarantees.operating_point import OperatingPoint
 from offramp.lists import Lists
-from offramp.onnx_export.one_file import Nest, Output
-from offramp.onnx_export.padded import PaddedTokens
+from offramp.onnx_export.one_file import Nest, Output, PaddedTokens
 from offramp.onnx_export.symbolic import Recorder, Symbol
 from offramp.policy import Policy
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, TOKENS, Problem

@@ -17,8 +17,7 @@ from transformers import AutoConfig, TokenClassificationPipeline
 from offramp import ExitModel, Runner, Tagger
 from offramp.engine import Engine
 from offramp.errors import BadData
-from offramp.folder import Manifest, SavedTokenizer
-from offramp.folder.manifest import GRAPH
+from offramp.folder.manifest import GRAPH, Manifest, SavedTokenizer
 from offramp.inference.collect import collect
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import BACKBONES

@@ -19,7 +19,7 @@ from fakes import make_certificate
 from offramp.guarantees import Conditions
 from offramp.guarantees.operating_point import OperatingPoint
 from offramp.inference import Prediction
-from offramp.inference.prediction import predictions
+from offramp.inference.classifier import predictions
 from offramp.inference.runner import NEVER
 from offramp.measuring import Guarantee, calibrate
 from offramp.policy import Decision, Policy

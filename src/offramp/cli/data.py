@@ -156,7 +156,7 @@ def collect_trace(
 
     If the folder contains the model whose predictions are to be kept, the trace has its logits too.
     """
-    from offramp.folder.folder import REFERENCE
+    from offramp.folder import REFERENCE
     from offramp.inference.collect import collect
     from offramp.model_info import ModelInfo
     from offramp.reports.results import RetrofitResults

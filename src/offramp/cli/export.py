@@ -109,7 +109,7 @@ def export(
 
 
 def export_portable(folder: Path, out: Path) -> Result:
-    from offramp.folder.folder import is_exported
+    from offramp.folder import is_exported
     from offramp.folder.manifest import GRAPH
     from offramp.onnx_export.portable import write_portable
 

@@ -19,7 +19,8 @@ def info(model: Annotated[str, Argument(help="Model folder, training run or hub 
     Example:
         offramp info runs/mrpc
     """
-    from offramp.folder import Manifest, find_model, is_exported
+    from offramp.folder import find_model, is_exported
+    from offramp.folder.manifest import Manifest
     from offramp.guarantees.certificate import ARGMAX
     from offramp.model_info import ModelInfo
     from offramp.reports.table import short

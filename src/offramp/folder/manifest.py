@@ -34,8 +34,8 @@ class Manifest:
     precision: str
     """The number format of the layers: "fp32" or "int8"."""
     branches: tuple[int, ...]
-    """The branch of the graph that runs each stage; identical stages share one. None in a portable folder, whose only
-    graph is `GRAPH`."""
+    """The branch of the graph that runs each stage; identical stages share one. Empty in a portable folder, which has
+    no graph but `GRAPH`."""
     max_length: int
     """The number of positions of the model, in tokens."""
     padding: int
@@ -104,7 +104,7 @@ class Manifest:
                 f"{file} has format {record['format']!r}, and this offramp reads {FORMAT}; upgrade offramp, or "
                 "export the model again."
             )
-        expected = {each.name for each in fields(cls)}
+        expected = {field.name for field in fields(cls)}
         wrong = sorted((expected ^ record.keys()) - {"exported_weights"})  # new since format 3
         if wrong:
             fault = "has no" if wrong[0] in expected else "has an unknown field"
@@ -169,8 +169,8 @@ class SavedTokenizer:
     @classmethod
     def load(cls, folder: Path, settings: Mapping[str, Any]) -> Self:
         with usable_tokenizer(folder / TOKENIZER):
-            found = cls(Tokenizer.from_file(str(folder / TOKENIZER)), **settings)
-        return found
+            tokenizer = cls(Tokenizer.from_file(str(folder / TOKENIZER)), **settings)
+        return tokenizer
 
 
 @contextmanager

@@ -1,17 +1,47 @@
-"""Classifier: texts in, predictions out, with every text exiting at its own layer."""
+"""Classifier: texts in, `Prediction`s out, with every text exiting at its own layer."""
 
 import math
-import time
 from collections.abc import Iterator, Sequence, Sized
-from os import PathLike
-from typing import Any, Self, TypedDict, Unpack, overload
+from dataclasses import dataclass, field, replace
+from typing import Any, TypedDict, Unpack, overload
+
+import numpy as np
 
 from offramp.errors import BadOption, Incompatible, explain_missing
-from offramp.folder import copy_model, push_model
-from offramp.inference.prediction import Prediction, predict_tokens
-from offramp.inference.runner import Runner
-from offramp.inference.texts import Text, chunks, is_single
-from offramp.policy import Policy
+from offramp.guarantees.operating_point import Decisions
+from offramp.inference.runner import Pretrained, Runner
+from offramp.inference.texts import Text, is_single
+from offramp.policy import Decision, Policy, fold
+from offramp.problems import Array
+from offramp.runtimes import Runtime, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The label of one text, and the layer that predicted it."""
+
+    label: str | tuple[str, ...] | None
+    """The most likely label; in a multi-label problem, all labels above 0.5. None in a regression, and if the
+    logits are not finite."""
+    score: float
+    """The label's probability; in a multi-label problem, the probability of being right about the least certain
+    label; in a regression, the value."""
+    probabilities: dict[str, float]
+    """The probability of every label; empty in a regression."""
+    layer: int
+    """The layer of the exit taken; layer 0 is the embeddings."""
+    layers: int
+    """The number of layers in the model."""
+    finite: bool = True
+    """False if an exit up to the one taken produced NaN or infinity; no text exits early at such an exit. Exits that
+    the policy skips are not covered, and where one graph decides, only the exit taken is."""
+    exits: tuple["Prediction", ...] = field(default=(), repr=False)
+    """With `every_exit=True`, the prediction of every exit."""
+    logits: tuple[float, ...] = field(default=(), repr=False)
+    """One for every label, in the model's order; in a regression, the value alone."""
+    decision: str | tuple[str, ...] | bool | None = None
+    """At the model's operating point: yes or no; with several thresholds, the labels that reach theirs. Without one,
+    the label."""
 
 
 class PredictOptions(TypedDict, total=False):
@@ -23,20 +53,13 @@ class PredictOptions(TypedDict, total=False):
     every_exit: bool
 
 
-class Classifier:
+class Classifier(Pretrained):
     """Predicts the labels of texts, or of pairs, with the model and policy of a runner. Threads may share it."""
 
     def __init__(self, runner: Runner) -> None:
         if runner.runtime.info.problem.of_tokens:
             raise Incompatible("the model tags tokens; use Tagger, or `offramp predict`.")
-        self.runner = runner
-
-    @classmethod
-    def from_pretrained(
-        cls, path: str | PathLike[str], policy: Policy | str | None = None, **options: Any
-    ) -> Self:
-        """Load a model from a folder or the hub; arguments are those of `Runner.from_pretrained`."""
-        return cls(Runner.from_pretrained(path, policy, **options))
+        super().__init__(runner)
 
     @overload
     def predict(self, texts: Text, **options: Unpack[PredictOptions]) -> Prediction: ...
@@ -71,26 +94,17 @@ class Classifier:
         runner = self.runner
         if every_exit and deadline_ms is not None:
             raise BadOption("every_exit=True runs all layers, so it cannot be combined with deadline_ms.")
-        if policy is not None or max_layer is not None:  # its own is checked already
-            policy = runner.resolve_policy(policy or runner.policy, max_layer)
-        policy = policy or runner.policy
-        if not isinstance(texts, Sized):
-            return self.stream(runner.check_texts(texts), policy, deadline_ms, every_exit)
-        deadline, single = deadline_from_now(deadline_ms), is_single(texts)
-        predicted = [
-            prediction
-            for part in chunks([*runner.check_texts([texts] if single else texts)], runner.engine.window)
-            for prediction in predict_tokens(runner, runner.tokenizer(part), policy, deadline, every_exit)
-        ]
-        return predicted[0] if single else predicted
+        policy = runner.resolve_policy(policy, max_layer)
 
-    def stream(
-        self, texts: Iterator[Text], policy: Policy, deadline_ms: float | None, every_exit: bool
-    ) -> Iterator[Prediction]:
-        runner = self.runner
-        for part in chunks(texts, runner.engine.window):
-            deadline = deadline_from_now(deadline_ms)
-            yield from predict_tokens(runner, runner.tokenizer(part), policy, deadline, every_exit)
+        def predict(part: Sequence[Text], deadline: float) -> Iterator[Prediction]:
+            return predict_tokens(runner, runner.tokenizer(part), policy, deadline, every_exit)
+
+        single, is_stream = is_single(texts), not isinstance(texts, Sized)
+        checked = runner.check_texts([texts] if single else texts)
+        predictions = runner.predict_windows(checked, is_stream, deadline_ms, predict)
+        if is_stream:
+            return predictions
+        return next(predictions) if single else [*predictions]
 
     def sklearn(self, policy: Policy | str | None = None, classes: Sequence[Any] | None = None) -> Any:
         """A fitted scikit-learn estimator; it predicts `classes` instead of label names if they are given."""
@@ -99,18 +113,50 @@ class Classifier:
 
         return estimator(self, policy, classes)
 
-    def save_pretrained(self, path: str | PathLike[str]) -> None:
-        """Copy the folder that the model was loaded from; `store_policy` changes the policy of the copy."""
-        copy_model(self.runner.folder, path)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the folder that the model was loaded from, and return the address of the commit.
+def predict_tokens(
+    runner: Runner,
+    tokens: list[Tokens],
+    policy: Policy,
+    deadline: float | Array = math.inf,
+    every_exit: bool = False,
+) -> Iterator[Prediction]:
+    """A prediction for each example; `policy` is resolved, and `deadline` is as in `Engine.run`."""
+    if every_exit:
+        return predict_every_exit(runner, tokens, policy)
+    return predictions(runner.engine.run(tokens, policy, deadline), runner.runtime)
 
-        `options` are `token`, `private`, and those of `HfApi.upload_folder`, such as `commit_message`.
-        """
-        return push_model(self.runner.folder, repo_id, **options)
+
+def predict_every_exit(runner: Runner, tokens: list[Tokens], policy: Policy) -> Iterator[Prediction]:
+    logits, gates = runner.engine.trace(tokens)
+    model = gates, runner.runtime.info.exits, runner.runtime.info.decisions
+    folded = fold(policy.rule, logits, *model).logits
+    finite = np.isfinite(logits.sum(-1))
+    every_exit = [
+        predictions(Decision(np.full(len(tokens), exit), folded[:, exit], finite[:, exit]), runner.runtime)
+        for exit in range(logits.shape[1])
+    ]
+    taken = predictions(policy.decide(logits, *model), runner.runtime)
+    for prediction, *exits in zip(taken, *every_exit, strict=True):
+        yield replace(prediction, exits=tuple(exits))
 
 
-def deadline_from_now(deadline_ms: float | None) -> float:
-    """The `time.monotonic()` value at which the deadline passes."""
-    return math.inf if deadline_ms is None else time.monotonic() + deadline_ms / 1000
+def predictions(decision: Decision, runtime: Runtime[Any]) -> Iterator[Prediction]:
+    """A prediction for each example of a decision."""
+    logits, problem = decision.logits, runtime.info.problem
+    chances = problem.probabilities(logits)
+    labels, scores = problem.named(logits, chances, runtime.info.labels)
+    decisions = runtime.info.decisions
+    decided = decisions.named_decisions(logits) if isinstance(decisions, Decisions) else labels
+    names = runtime.info.labels[: chances.shape[-1]]
+    for row, finite in enumerate(np.isfinite(logits.sum(-1))):
+        yield Prediction(
+            label=labels[row] if finite else None,
+            score=float(scores[row]) if finite else float("nan"),
+            probabilities=dict(zip(names, chances[row].tolist(), strict=True)),
+            layer=runtime.info.exits[decision.exits[row]],
+            layers=runtime.info.exits[-1],
+            finite=bool(decision.finite[row]),
+            logits=tuple(logits[row].tolist()),
+            decision=decided[row] if finite else None,
+        )

@@ -9,13 +9,13 @@ import numpy as np
 
 from offramp.engine import Engine
 from offramp.errors import BadData, BadOption
-from offramp.inference.runner import Runner, make_engine
+from offramp.inference.runner import NEVER, Runner
 from offramp.inference.texts import BatchTokenizer, check_kind
 from offramp.inference.windows import WindowedText, WindowTokenizer
 from offramp.lists import Lists
 from offramp.problems import UNLABELLED, Array, Problem
 from offramp.row_hashes import hash_batch, hash_rows
-from offramp.runtimes import Tokens, runtime_of, text_length
+from offramp.runtimes import Tokens, runtime_of
 from offramp.trace import Trace
 from offramp.words import token_tags
 
@@ -95,11 +95,10 @@ def prepare(
         if (tokenizer, batch_tokens, max_length) != (None, None, None):
             raise BadOption("a runner has its own tokenizer, batch_tokens and max_length; set them there.")
         return model.engine, model.tokenizer
-    runtime = runtime_of(model)
     if tokenizer is None:
-        return Engine(runtime, batch_tokens=batch_tokens), None
-    batch_tokenizer = BatchTokenizer(tokenizer, text_length(runtime, max_length))
-    return make_engine(runtime, batch_tokenizer, batch_tokens=batch_tokens), batch_tokenizer
+        return Engine(runtime_of(model), batch_tokens=batch_tokens), None
+    runner = Runner(model, tokenizer, NEVER, batch_tokens=batch_tokens, max_length=max_length)
+    return runner.engine, runner.tokenizer
 
 
 def run(
@@ -113,22 +112,23 @@ def run(
     """The arrays of a trace. Labels are read and checked before the model runs; those of a stream, as it goes."""
     from tqdm.auto import tqdm
 
-    problem, classes = engine.runtime.info.problem, len(engine.runtime.info.labels)
+    info = engine.runtime.info
+    problem, classes = info.problem, len(info.labels)
     total, columns = count_rows(dataset), column_names(dataset)
     windows = WindowTokenizer(tokenizer) if problem.of_tokens and tokenizer is not None else None
     label_columns = [name for name in columns if name in ("label", "labels")]
-    others: Sequence[str] | None = None
+    unread: Sequence[str] | None = None
     parts: dict[str, list[Array]] = defaultdict(list)
     if total and label_columns:
         for _, _, labels in read(dataset, label_columns, engine.window, problem, classes):
             if labels is not None and not problem.of_tokens:  # tags are placed once there are tokens
                 parts["labels"].append(labels)
-        others = None if problem.of_tokens else [name for name in columns if name not in label_columns]
+        unread = None if problem.of_tokens else [name for name in columns if name not in label_columns]
     logits = None
     if total is not None and not problem.of_tokens:
-        logits = np.empty((total, len(engine.runtime.info.exits), classes), np.float32)
+        logits = np.empty((total, len(info.exits), classes), np.float32)
     with tqdm(total=total, unit=" examples", disable=not progress) as bar:
-        for first, batch, labels in read(dataset, others, engine.window, problem, classes):
+        for first, batch, labels in read(dataset, unread, engine.window, problem, classes):
             if windows is not None and "text" in batch:
                 texts = windows(batch["text"])
                 tokens = [window for text in texts for window in text.windows]
@@ -137,24 +137,24 @@ def run(
                 tokens = tokenize(batch, first, tokenizer)
                 texts, row_of = [], np.arange(len(tokens))
             outputs, gates = engine.trace(tokens)
-            found = {} if gates is None else {"gates": gates}
+            part = {} if gates is None else {"gates": gates}
             if logits is None:
-                found["logits"] = outputs
+                part["logits"] = outputs
             else:
                 logits[first : first + len(tokens)] = outputs
             if labels is not None:
-                found["labels"] = labels
+                part["labels"] = labels
             if problem.of_tokens:
-                found = tagged(engine, tokens, texts, batch, found)
-            found["lengths"] = np.array([len(example.ids) for example in tokens])
+                part = tagged(engine, tokens, texts, batch, part)
+            part["lengths"] = np.array([len(example.ids) for example in tokens])
             rows = range(first, first + len(tokens))
-            found["ids"] = np.array(batch.get("idx", batch.get("id", rows)))[row_of]
+            part["ids"] = np.array(batch.get("idx", batch.get("id", rows)))[row_of]
             if "text" in batch:
                 hashes = hash_batch(batch)
-                found["texts"] = (hash_rows(map(str, batch[group])) if group else hashes)[row_of]
+                part["texts"] = (hash_rows(map(str, batch[group])) if group else hashes)[row_of]
                 if known_rows is not None:
-                    found["trained_on"] = np.isin(hashes, known_rows)[row_of]
-            for name, values in found.items():
+                    part["trained_on"] = np.isin(hashes, known_rows)[row_of]
+            for name, values in part.items():
                 parts[name].append(values)
             bar.update(len(next(iter(batch.values()))))
     if not parts:
@@ -162,8 +162,7 @@ def run(
     arrays: dict[str, Any] = {name: np.concatenate(pieces) for name, pieces in parts.items()}
     if "continues" in arrays and not arrays["continues"].any():
         del arrays["continues"]
-    known = arrays.get("labels")
-    if known is None or (known == -1).all():  # the hidden labels of a regression
+    if "labels" not in arrays or (arrays["labels"] == -1).all():  # the hidden labels of a regression
         arrays["labels"] = None
     return arrays if logits is None else arrays | {"logits": logits}
 
@@ -173,27 +172,25 @@ def tagged(
     windows: Sequence[Tokens],
     texts: Sequence[WindowedText],
     batch: Batch,
-    found: Mapping[str, Array],
+    part: Mapping[str, Array],
 ) -> dict[str, Array]:
     """The arrays of texts whose tokens are tagged, without tokens that no one asks for."""
     sizes = np.array([len(window.ids) for window in windows])
     counts, words = words_of(engine, windows, texts)
-    arrays = {**found, "counts": counts, "words": words}
+    arrays = {**part, "counts": counts, "words": words}
     kept = counts | words
-    if "labels" in found:
-        tags = zip(texts, batch["words"], found["labels"], strict=True)
-        placed = [
-            part
-            for text, words_of_text, its_tags in tags
-            for part in text.spread(token_tags(text.offsets, words_of_text, its_tags, False), UNLABELLED)
+    if "labels" in part:
+        tags = [
+            token_tags(text.offsets, words_of_text, its_tags, False)
+            for text, words_of_text, its_tags in zip(texts, batch["words"], part["labels"], strict=True)
         ]
-        arrays["labels"] = np.concatenate(placed)
+        arrays["labels"] = spread(texts, tags, UNLABELLED)
         kept |= arrays["labels"] != UNLABELLED
-    further = [np.arange(len(text.windows)) > 0 for text in texts] or [np.zeros(len(windows), bool)]
+    continues = [np.arange(len(text.windows)) > 0 for text in texts] or [np.zeros(len(windows), bool)]
     return {
         **{name: values[kept] for name, values in arrays.items()},
         "sizes": Lists.consecutive(sizes).total(kept.astype(int)),
-        "continues": np.concatenate(further),
+        "continues": np.concatenate(continues),
     }
 
 
@@ -207,7 +204,17 @@ def words_of(engine: Engine, windows: Sequence[Tokens], texts: Sequence[Windowed
     counts = np.ones(len(tokens.numbers), bool) if tokens.counts is None else tokens.counts
     if not texts:
         return counts, counts
-    return counts, np.concatenate([part for text in texts for part in text.spread(text.is_first, False)])
+    return counts, spread(texts, [text.is_first for text in texts], False)
+
+
+def spread(texts: Sequence[WindowedText], values: Sequence[Array], elsewhere: Any) -> Array:
+    """(tokens,) of all windows, from those of each text; `elsewhere` for tokens that belong to none."""
+    windows = (
+        window
+        for text, of_text in zip(texts, values, strict=True)
+        for window in text.spread(of_text, elsewhere)
+    )
+    return np.concatenate([*windows])
 
 
 def column_names(dataset: Any) -> Sequence[str]:

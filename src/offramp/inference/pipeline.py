@@ -40,9 +40,7 @@ class ExitPipeline(TextClassificationPipeline):
 
     def _forward(self, model_inputs: Any, policy: Policy | str | None = None) -> dict[str, Tensor]:
         runtime = self.runner.runtime
-        decision = self.runner.engine.run(
-            unpadded(**model_inputs), self.runner.resolve_policy(policy or self.runner.policy)
-        )
+        decision = self.runner.engine.run(unpadded(**model_inputs), self.runner.resolve_policy(policy))
         layers = torch.tensor(runtime.info.exits)[torch.from_numpy(decision.exits)]
         return {"logits": torch.from_numpy(decision.logits), "layer": layers}
 

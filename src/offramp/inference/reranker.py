@@ -3,18 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from os import PathLike
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from offramp.errors import BadData, BadOption, NotFinite
-from offramp.folder import copy_model, push_model
-from offramp.inference.classifier import deadline_from_now
-from offramp.inference.runner import Runner
+from offramp.inference.runner import Pretrained, Runner, deadline_from_now
 from offramp.inference.texts import clean, describe
 from offramp.lists import Lists
-from offramp.policy import Policy
 from offramp.policy.decide import check_reranker
 from offramp.problems import Array
 from offramp.rules.rank import Rank, relevance
@@ -33,7 +29,7 @@ class Ranked:
     document: str = field(repr=False)
 
 
-class Reranker:
+class Reranker(Pretrained):
     """Ranks documents with a model of pairs (query, document) that has one output or two classes.
 
     Documents exit by the policy of the runner; `rank` is the rule that compares the documents of a query. Threads may
@@ -41,29 +37,14 @@ class Reranker:
     """
 
     def __init__(self, runner: Runner) -> None:
-        self.runner = runner
+        super().__init__(runner)
         check_reranker(len(runner.runtime.info.labels), runner.runtime.info.problem)
-
-    @classmethod
-    def from_pretrained(
-        cls, path: str | PathLike[str], policy: Policy | str | None = None, **options: Any
-    ) -> Self:
-        """Load a model from a folder or the hub; arguments are those of `Runner.from_pretrained`."""
-        return cls(Runner.from_pretrained(path, policy, **options))
 
     @property
     def top_k(self) -> int:
         """How many documents are found by default: as many as the rule was calibrated for, or 10."""
         rule = self.runner.policy.rule
         return rule.top_k if isinstance(rule, Rank) else Rank.top_k
-
-    def save_pretrained(self, path: str | PathLike[str]) -> None:
-        """Like `Classifier.save_pretrained`."""
-        copy_model(self.runner.folder, path)
-
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Like `Classifier.push_to_hub`."""
-        return push_model(self.runner.folder, repo_id, **options)
 
     def rank(
         self,
@@ -84,8 +65,7 @@ class Reranker:
                 keep their estimates.
             deadline_ms: milliseconds after which documents keep the score of the last exit they passed.
         """
-        options: dict[str, Any] = {"exact_top": exact_top, "deadline_ms": deadline_ms}
-        return self.rank_many([(query, documents)], top_k, **options)[0]
+        return self.rank_many([(query, documents)], top_k, exact_top=exact_top, deadline_ms=deadline_ms)[0]
 
     def rank_many(
         self,
@@ -97,8 +77,8 @@ class Reranker:
     ) -> list[list[Ranked]]:
         """Like `rank` for several queries, each with its documents; they share windows and micro-batches."""
         wanted = self.top_k if top_k is None else top_k
-        options: dict[str, Any] = {"exact_top": exact_top, "deadline_ms": deadline_ms}
-        return [ranked[:wanted] for ranked in self.rank_all(queries, wanted, **options)]
+        every = self.rank_all(queries, wanted, exact_top=exact_top, deadline_ms=deadline_ms)
+        return [ranked[:wanted] for ranked in every]
 
     def rank_all(
         self,
@@ -115,31 +95,31 @@ class Reranker:
         pairs = read_queries(queries)
         if not pairs:
             return []
-        sizes = np.array([len(each) for each in pairs])
-        texts = self.runner.check_texts([pair for each in pairs for pair in each])
+        sizes = np.array([len(of_query) for of_query in pairs])
+        texts = self.runner.check_texts([pair for of_query in pairs for pair in of_query])
         tokens = self.runner.tokenizer([*texts])
         policy = self.runner.policy.with_exact_top() if exact_top else self.runner.policy
         lists = Lists.consecutive(sizes, np.minimum(sizes, min(top_k, int(sizes.max()))))
         decision = self.runner.engine.run(tokens, policy, deadline, lists)
         scores = relevance(decision.logits)
         layers = np.asarray(self.runner.runtime.info.exits)[decision.exits]
-        found = []
+        rankings = []
         for query, (size, end) in enumerate(zip(sizes.tolist(), sizes.cumsum().tolist(), strict=True)):
             with naming(query, len(pairs)):
                 documents = [document for _, document in pairs[query]]
-                found.append(best_first(scores[end - size : end], layers[end - size : end], documents))
-        return found
+                rankings.append(best_first(scores[end - size : end], layers[end - size : end], documents))
+        return rankings
 
 
 def read_queries(queries: Iterable[Any]) -> list[list[tuple[str, str]]]:
     """The texts of each query, one for each of its documents."""
-    given, found = [*queries], []
-    for query, each in enumerate(given):
-        with naming(query, len(given)):
-            if isinstance(each, str) or not isinstance(each, Sequence) or len(each) != 2:
-                raise BadData(f"it is {describe(each)}, not a query with its documents.")
-            found.append(make_pairs(*each))
-    return found
+    items, pairs = [*queries], []
+    for number, item in enumerate(items):
+        with naming(number, len(items)):
+            if isinstance(item, str) or not isinstance(item, Sequence) or len(item) != 2:
+                raise BadData(f"it is {describe(item)}, not a query with its documents.")
+            pairs.append(make_pairs(*item))
+    return pairs
 
 
 @contextmanager

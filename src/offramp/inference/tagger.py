@@ -1,24 +1,37 @@
-"""Tagger: texts in, spans out, with every text exiting at its own layer."""
+"""Tagger: texts in, spans out, with every text exiting at its own layer.
+
+Words and spans are those of transformers' `TokenClassificationPipeline` with `aggregation_strategy="first"`: a word
+has the tag and the score of its first sub-word, and a span the mean score of its words. The pipeline does not know
+BILOU; tags of that scheme are decoded here by its own rule.
+"""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
-from os import PathLike
-from typing import Any, Self, TypedDict, Unpack, overload
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
 from offramp.errors import Incompatible
-from offramp.folder import copy_model, push_model
-from offramp.inference.classifier import deadline_from_now
-from offramp.inference.runner import Runner
-from offramp.inference.spans import Span, find_spans, utf16_offsets
-from offramp.inference.texts import check_texts, chunks
-from offramp.inference.windows import WindowedText, WindowTokenizer
-from offramp.numerics import Array, finite_rows
+from offramp.inference.runner import Pretrained, Runner
+from offramp.inference.texts import check_texts
+from offramp.inference.windows import WindowedText, WindowTokenizer, Words
+from offramp.numerics import Array, finite_rows, softmax
 from offramp.policy import Decision, Policy
 from offramp.runtimes import Tokens
 from offramp.tags import TagScheme
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A named part of a text: `text[start:end]`."""
+
+    start: int
+    end: int
+    label: str
+    score: float
+    """The mean probability of its words' tags."""
+    text: str
 
 
 class Spans(list[Span]):
@@ -33,7 +46,7 @@ class Spans(list[Span]):
         self.layers = layers
         """The number of layers in the model."""
         self.finite = finite
-        """False if any exit up to this one produced NaN or infinity. If the one taken did, there are no spans."""
+        """As in `Prediction`. If the exit taken produced NaN or infinity, there are no spans."""
         self.codes = np.zeros(0, np.int64) if codes is None else codes
         """(words,) numbers that are the same where spans are; see `TagScheme.codes`."""
 
@@ -61,7 +74,7 @@ class TagOptions(TypedDict, total=False):
     utf16: bool
 
 
-class Tagger:
+class Tagger(Pretrained):
     """Finds the spans of texts with a model that tags tokens, and the policy of a runner. Threads may share it.
 
     Texts of any length are read whole: those beyond the model's positions in overlapping windows, each of which exits
@@ -72,7 +85,7 @@ class Tagger:
         info = runner.runtime.info
         if not info.problem.of_tokens:
             raise Incompatible(f"the model is for {info.problem}, and does not tag tokens; use Classifier.")
-        self.runner = runner
+        super().__init__(runner)
         self.tokenizer = WindowTokenizer(runner.tokenizer)
         self.scheme = TagScheme(info.labels)
         if not self.scheme.outside.any():
@@ -81,13 +94,6 @@ class Tagger:
                 "labels in config.json.",
                 stacklevel=2,
             )
-
-    @classmethod
-    def from_pretrained(
-        cls, path: str | PathLike[str], policy: Policy | str | None = None, **options: Any
-    ) -> Self:
-        """Load a model from a folder or the hub; arguments are those of `Runner.from_pretrained`."""
-        return cls(Runner.from_pretrained(path, policy, **options))
 
     @overload
     def tag(self, texts: str, **options: Unpack[TagOptions]) -> Spans: ...
@@ -115,45 +121,36 @@ class Tagger:
             utf16: count offsets in units of UTF-16, as JavaScript and Java do, instead of characters.
         """
         runner = self.runner
-        if policy is not None or max_layer is not None:  # its own is checked already
-            policy = runner.resolve_policy(policy or runner.policy, max_layer)
-        policy = policy or runner.policy
-        if not isinstance(texts, Sized):
-            return self.stream(self.check_texts(texts), policy, deadline_ms, utf16)
-        deadline, single = deadline_from_now(deadline_ms), isinstance(texts, str)
-        found = [
-            spans
-            for part in chunks(self.check_texts([texts] if single else texts), runner.engine.window)
-            for spans in self.tag_texts(part, policy, deadline, utf16)
-        ]
-        return found[0] if single else found
+        policy = runner.resolve_policy(policy, max_layer)
 
-    def stream(
-        self, texts: Iterator[Any], policy: Policy, deadline_ms: float | None, utf16: bool
-    ) -> Iterator[Spans]:
-        for part in chunks(texts, self.runner.engine.window):
-            yield from self.tag_texts(part, policy, deadline_from_now(deadline_ms), utf16)
+        def tag(part: Sequence[str], deadline: float) -> Iterator[Spans]:
+            return self.tag_texts(part, policy, deadline, utf16)
 
-    def check_texts(self, texts: Any) -> Iterator[Any]:
-        """The texts, each as long as it was given; anything else is a `BadData`."""
-        return check_texts(texts, pairs=False, keep_length=True)
+        single, is_stream = isinstance(texts, str), not isinstance(texts, Sized)
+        # offsets of spans are into the texts as they were given
+        checked = check_texts([texts] if single else texts, pairs=False, keep_length=True)
+        tagged = runner.predict_windows(checked, is_stream, deadline_ms, tag)
+        if is_stream:
+            return tagged
+        return next(tagged) if single else [*tagged]
 
     def tag_texts(
         self, texts: Sequence[Any], policy: Policy, deadline: float, utf16: bool
     ) -> Iterator[Spans]:
         read = self.tokenizer(texts)
-        windows = [window for each in read for window in each.windows]
+        windows = [window for windowed in read for window in windowed.windows]
         tagged = tagged_windows(windows, self.runner.engine.run(windows, policy, deadline))
         first = 0
-        for text, each in zip(texts, read, strict=True):
-            spans = self.spans_of(text, each, tagged[first : first + len(each.windows)])
+        for text, windowed in zip(texts, read, strict=True):
+            spans = self.spans_of(text, windowed, tagged[first : first + len(windowed.windows)])
             yield spans.in_utf16(text) if utf16 else spans
-            first += len(each.windows)
+            first += len(windowed.windows)
 
     def spans_of(self, text: str, read: WindowedText, tagged: Sequence[TaggedWindow]) -> Spans:
         """From the outcomes of all windows of a text."""
         layers = self.runner.runtime.info.exits
-        layer, finite = layers[max(window.exit for window in tagged)], all(each.finite for each in tagged)
+        layer = layers[max(window.exit for window in tagged)]
+        finite = all(window.finite for window in tagged)
         logits = read.join([window.logits for window in tagged])
         words = len(read.words)
         if not finite_rows(logits).all():
@@ -162,17 +159,32 @@ class Tagger:
         codes = self.scheme.codes(tags, np.arange(words) == 0, np.zeros(words, bool))
         return Spans(find_spans(text, read.words, logits, self.scheme), layer, layers[-1], finite, codes)
 
-    def save_pretrained(self, path: str | PathLike[str]) -> None:
-        """Like `Classifier.save_pretrained`."""
-        copy_model(self.runner.folder, path)
-
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Like `Classifier.push_to_hub`."""
-        return push_model(self.runner.folder, repo_id, **options)
-
 
 def tagged_windows(windows: Sequence[Tokens], decision: Decision) -> list[TaggedWindow]:
     """The outcome for each window of a decision."""
     ends = np.cumsum([len(window.ids) for window in windows])
     rows = zip(decision.exits, np.split(decision.logits, ends[:-1]), decision.finite, strict=True)
     return [TaggedWindow(int(exit), logits, bool(finite)) for exit, logits, finite in rows]
+
+
+def find_spans(text: str, words: Words, logits: Array, scheme: TagScheme) -> list[Span]:
+    """The spans of a text, from the logits (tokens, tags) of its tokens."""
+    chances = softmax(logits[words.first])
+    tags, scores = chances.argmax(-1), chances.max(-1)
+    spans = []
+    for first, after in scheme.groups(tags).tolist():
+        start, end = int(words.starts[first]), int(words.ends[after - 1])
+        score = float(scores[first:after].mean())
+        spans.append(Span(start, end, scheme.labels[tags[first]], score, text[start:end]))
+    return spans
+
+
+def utf16_offsets(text: str, spans: Sequence[Span]) -> list[Span]:
+    """The spans with offsets in units of UTF-16, as JavaScript and Java count them.
+
+    >>> utf16_offsets("🙂 Ann", [Span(2, 5, "PER", 0.9, "Ann")])
+    [Span(start=3, end=6, label='PER', score=0.9, text='Ann')]
+    """
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    units = np.concatenate([[0], np.cumsum(1 + (codes > 0xFFFF))]).tolist()
+    return [replace(span, start=units[span.start], end=units[span.end]) for span in spans]

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 
 from offramp.errors import BadOption
 from offramp.folder.manifest import usable_tokenizer
-from offramp.inference.spans import Words
 from offramp.inference.texts import BatchTokenizer, replace_invalid
 from offramp.numerics import Array
 from offramp.runtimes import Tokens
@@ -27,12 +26,33 @@ OVERLAP = 0.25
 
 
 @dataclass(frozen=True)
+class Words:
+    """The words of a text, in order."""
+
+    first: Array
+    """(words,) the position of each word's first token among the tokens of the text."""
+    starts: Array
+    """(words,) offsets in characters, as are the ends."""
+    ends: Array
+
+    @classmethod
+    def of_tokens(cls, starts: Array, ends: Array, is_subword: Array) -> "Words":
+        """Tokens that are no sub-words start words; so does the first token in any case."""
+        first = np.flatnonzero(~is_subword | (np.arange(len(starts)) == 0))
+        last = np.append(first[1:], len(starts))[: len(first)] - 1
+        return cls(first, starts[first], ends[last])
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True)
 class WindowedText:
     """A text as the model reads it."""
 
     windows: list[Tokens]
-    owned: list[slice]
-    """The tokens of each window that belong to it: neither special tokens, nor those of a neighbour."""
+    inner: list[slice]
+    """The tokens of each window that belong to it: neither special tokens nor those of a neighbor."""
     words: Words
     """The positions of first tokens count the tokens that belong to windows."""
     offsets: Array
@@ -47,15 +67,15 @@ class WindowedText:
 
     def join(self, outputs: Sequence[Array]) -> Array:
         """(tokens, ...) of the text, from (tokens, ...) of each window, special tokens included."""
-        return np.concatenate([rows[own] for rows, own in zip(outputs, self.owned, strict=True)])
+        return np.concatenate([rows[inner] for rows, inner in zip(outputs, self.inner, strict=True)])
 
     def spread(self, values: Array, elsewhere: Any) -> list[Array]:
         """(tokens,) of each window, from (tokens,) of the text: what `join` would join."""
         spread, first = [], 0
-        for window, own in zip(self.windows, self.owned, strict=True):
+        for window, inner in zip(self.windows, self.inner, strict=True):
             spread.append(np.full(len(window.ids), elsewhere))
-            spread[-1][own] = values[first : first + own.stop - own.start]
-            first += own.stop - own.start
+            spread[-1][inner] = values[first : first + inner.stop - inner.start]
+            first += inner.stop - inner.start
         return spread
 
 
@@ -81,18 +101,18 @@ class WindowTokenizer:
         ids, types = encoding.ids, encoding.type_ids
         inside = np.flatnonzero(np.array(encoding.special_tokens_mask, np.int64) == 0)
         before, after = (int(inside[0]), int(inside[-1]) + 1) if len(inside) else (len(ids), len(ids))
-        windows, owned = [], []
-        for first, last, own in cut_windows(after - before, self.room):
+        windows, inner = [], []
+        for first, last, part in cut_windows(after - before, self.room):
             rows = [*range(before), *range(before + first, before + last), *range(after, len(ids))]
             window_types = [types[row] for row in rows] or [0]
             tokens = [ids[row] for row in rows] or [self.base.pad_token]  # an empty text, no special tokens
             windows.append(Tokens(tokens, window_types if self.base.uses_types else None))
-            owned.append(slice(before + own.start - first, before + own.stop - first))
+            inner.append(slice(before + part.start - first, before + part.stop - first))
         inside_text = slice(before, after)
         offsets = np.array(encoding.offsets[inside_text], np.int64).reshape(-1, 2)
         is_subword = find_subwords(text, encoding, self.has_subwords, self.base.unknown_token)
         words = Words.of_tokens(offsets[:, 0], offsets[:, 1], is_subword[inside_text])
-        return WindowedText(windows, owned, words, offsets)
+        return WindowedText(windows, inner, words, offsets)
 
 
 def cut_windows(tokens: int, room: int) -> list[tuple[int, int, slice]]:
@@ -107,4 +127,4 @@ def cut_windows(tokens: int, room: int) -> list[tuple[int, int, slice]]:
     count = -(-(tokens - room) // step) + 1
     starts = [(tokens - room) * index // (count - 1) for index in range(count)]
     cuts = [0, *((before + room + start) // 2 for before, start in pairwise(starts)), tokens]
-    return [(start, start + room, slice(*own)) for start, own in zip(starts, pairwise(cuts), strict=True)]
+    return [(start, start + room, slice(*part)) for start, part in zip(starts, pairwise(cuts), strict=True)]

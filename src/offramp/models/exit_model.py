@@ -132,8 +132,8 @@ class ExitModel(PreTrainedModel):
         exit_logits = torch.stack([logits for logits, _ in outputs], dim=-2)
         losses = None
         if labels is not None:
-            known = labels != UNLABELLED if self.config.problem.of_tokens else slice(None)
-            losses = self.config.problem.loss(exit_logits[known], labels[known])
+            labelled = labels != UNLABELLED if self.config.problem.of_tokens else slice(None)
+            losses = self.config.problem.loss(exit_logits[labelled], labels[labelled])
         return ExitOutput(
             loss=None if losses is None else losses.mean(),
             logits=exit_logits[..., -1, :],
@@ -200,8 +200,8 @@ class ExitModel(PreTrainedModel):
         if final is not None and final.classifier.out_features != num_labels:
             final = None  # fine-tuned for another task: only its encoder is used
         if tags and head is None:
-            own = "none" if final is None or final.pooler is None else "own"
-            head = HeadConfig(pooler=own, correction=CORRECTION)
+            pooler = "none" if final is None or final.pooler is None else "own"
+            head = HeadConfig(pooler=pooler, correction=CORRECTION)
         heads = head_config(head, final)
         layers = place_exits(exits, base.config.num_hidden_layers)
         if tags:
@@ -276,10 +276,9 @@ class ExitModel(PreTrainedModel):
             raise BadConfig(f"layer {layers} has no exit; there are exits at {self.config.exits}")
         kept = [layer for layer in self.config.exits if layer <= layers]
         values = self.config.to_dict() | {"exits": kept, "policy": None}
-        if kept != self.config.exits:
-            values["fine_tuned"] = self.config.fine_tuned and self.config.inner_exits_trained
         values["encoder_config"] |= self.adapter.truncation(self.config.encoder_config, layers)
         if kept != self.config.exits:
+            values["fine_tuned"] = self.config.fine_tuned and self.config.inner_exits_trained
             pooling = self.heads.poolings[len(kept) - 1]
             values["head"] |= {
                 "final_pooling": None if pooling == "tokens" else pooling,
@@ -380,8 +379,10 @@ def check_weights(
     shapes: Iterable[tuple[str, Any, Any]],
     path: str | Path = "",
 ) -> None:
-    """Raise one error with all weights that do not fit the model; `shapes` are (name, found, expected)."""
-    misshapen = [f"{name} is {tuple(found)}, expected {tuple(expected)}" for name, found, expected in shapes]
+    """Raise one error with all weights that do not fit the model; `shapes` are (name, actual, expected)."""
+    misshapen = [
+        f"{name} is {tuple(actual)}, expected {tuple(expected)}" for name, actual, expected in shapes
+    ]
     faults = [
         f"{fault}: {list_some(names)}"
         for fault, names in [

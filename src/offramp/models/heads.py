@@ -1,8 +1,7 @@
 """Heads: the hidden states of a layer -> the logits of its exit.
 
 A head pools the tokens into one vector, then applies a pooler (dense layer, activation) and a classifier; heads that
-tag tokens do the same with each token instead. The
-published systems differ in which of the two the exits share:
+tag tokens do the same with each token instead. The published systems differ in which of the two the exits share:
 
 | system             | pooler | classifier |
 |--------------------|--------|------------|
@@ -85,10 +84,10 @@ class HeadConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        known = [field.name for field in fields(cls)]
+        options = [field.name for field in fields(cls)]
         for name in values:
-            if name not in known:
-                raise BadOption(f"heads have no option {did_you_mean(name, known)}")
+            if name not in options:
+                raise BadOption(f"heads have no option {did_you_mean(name, options)}")
         return cls(**values)
 
     def with_defaults(self, pooling: str) -> Self:
@@ -155,7 +154,7 @@ class Heads(nn.Module):
         own_poolers = exits if head.final_pooler else exits - 1
         poolers = {"own": own_poolers, "shared": min(1, own_poolers), "none": 0}[head.pooler]
         self.without_pooler = [] if head.final_pooler else [exits - 1]
-        self.widths = [pooled_width(each, width) for each in self.poolings]
+        self.widths = [pooled_width(how, width) for how in self.poolings]
         self.poolers = nn.ModuleList(Pooler(head, pooled, width) for pooled in self.widths[:poolers])
         # one for each exit, so that a frozen exit can be put into eval mode while the others train
         self.dropouts = nn.ModuleList(nn.Dropout(head.dropout) for _ in range(exits))

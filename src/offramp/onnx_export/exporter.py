@@ -18,15 +18,15 @@ from tqdm.auto import tqdm
 import offramp
 from offramp.errors import BadData, Incompatible, NoSampleTexts
 from offramp.files import atomic_folder
-from offramp.folder import Manifest, find_model, load_model
-from offramp.folder.manifest import EMBEDDING, STAGES, TOKENIZER
+from offramp.folder import find_model, load_model
+from offramp.folder.manifest import EMBEDDING, STAGES, TOKENIZER, Manifest
 from offramp.inference.texts import BatchTokenizer, Text, check_texts
 from offramp.model_info import CONFIG
 from offramp.models.exit_model import ExitModel
-from offramp.onnx_export.graphs import graphs, join
+from offramp.onnx_export.graphs import graphs
 from offramp.onnx_export.int8 import Arrays, observe, quantize
 from offramp.onnx_export.sample import PAIRS, SENTENCES
-from offramp.onnx_export.weights import write_graphs
+from offramp.onnx_export.stages import join, write_graphs
 from offramp.policy import Policy
 from offramp.row_hashes import load_hashes, save_hashes
 from offramp.runtimes import Tokens
@@ -120,12 +120,12 @@ def sample_tokens(
             stacklevel=3,
         )
         return [*tokenizer(SENTENCES), *([] if tags else tokenizer(PAIRS))]
-    given = [*check_texts(texts, pairs=False if tags else None)]
-    if not given:
+    checked = [*check_texts(texts, pairs=False if tags else None)]
+    if not checked:
         raise BadData("there are no texts to find the scales of int8 on.")
-    found = tokenizer(given[:: -(-len(given) // SAMPLE_TEXTS)])
-    total = np.cumsum([len(example.ids) for example in found])
-    return found[: max(1, int((total <= SAMPLE_TOKENS).sum()))]
+    sample = tokenizer(checked[:: -(-len(checked) // SAMPLE_TEXTS)])
+    total = np.cumsum([len(example.ids) for example in sample])
+    return sample[: max(1, int((total <= SAMPLE_TOKENS).sum()))]
 
 
 def write_stages(model: ExitModel, folder: Path, sample: Sequence[Tokens] | None) -> tuple[int, ...]:
@@ -133,14 +133,16 @@ def write_stages(model: ExitModel, folder: Path, sample: Sequence[Tokens] | None
     # one text at a time: padding must not affect the scales
     inputs: Sequence[Arrays] = [embedding_inputs([example], padding=0) for example in sample or ()]
     reads_types = model.heads.reads_types
-    found: list[ModelProto] = []
+    converted: list[ModelProto] = []
     for graph in tqdm(graphs(model), "exporting", 1 + len(model.config.exits), disable=None):
         if sample is not None:
             activations, outputs = observe(graph, inputs)
-            inputs = [next_inputs(*each, reads_types) for each in zip(inputs, outputs, strict=True)]
+            inputs = [
+                next_inputs(before, after, reads_types) for before, after in zip(inputs, outputs, strict=True)
+            ]
             graph = quantize(graph, activations)
-        found.append(graph)
-    embedding, *stages = found
+        converted.append(graph)
+    embedding, *stages = converted
     joined, branches = join(stages)
     write_graphs(folder, {EMBEDDING: embedding, STAGES: joined})
     return branches
@@ -148,30 +150,30 @@ def write_stages(model: ExitModel, folder: Path, sample: Sequence[Tokens] | None
 
 def next_inputs(inputs: Arrays, outputs: Arrays, reads_types: bool) -> Arrays:
     """The inputs of the graph after this one."""
-    every = {**inputs, **outputs}
-    if "token_weights" not in every:
-        types = every["token_type_ids"] if reads_types else None
-        every["token_weights"] = token_weights(every["attention_mask"], types)
-    return every | {"hidden": every.get("hidden_after", every["hidden"])}
+    arrays = {**inputs, **outputs}
+    if "token_weights" not in arrays:
+        types = arrays["token_type_ids"] if reads_types else None
+        arrays["token_weights"] = token_weights(arrays["attention_mask"], types)
+    return arrays | {"hidden": arrays.get("hidden_after", arrays["hidden"])}
 
 
 def versions() -> dict[str, str]:
     return {module.__name__: module.__version__ for module in (offramp, torch, onnx, onnxruntime)}
 
 
-def check_graphs(expected: TorchRuntime, found: OnnxRuntime, vocabulary: int) -> None:
+def check_graphs(original: TorchRuntime, exported: OnnxRuntime, vocabulary: int) -> None:
     """Runs a padded batch through both runtimes: fp32 logits must agree, int8 logits must be finite."""
     draw = np.random.default_rng(0)
-    lengths = (5, 2, min(17, found.max_length))
+    lengths = (5, 2, min(17, exported.max_length))
     texts = [Tokens(draw.integers(0, vocabulary, length).tolist()) for length in lengths]
-    if found.info.reads_types:
+    if exported.info.reads_types:
         texts = [Tokens(text.ids, [index % 2 for index in range(len(text.ids))]) for text in texts]
-    torch_batch, onnx_batch = expected.embed(texts), found.embed(texts)
-    for exit, layer in enumerate(found.info.exits):
-        torch_batch, truth, _ = expected.run(exit, torch_batch)
-        onnx_batch, logits, _ = found.run(exit, onnx_batch)
+    torch_batch, onnx_batch = original.embed(texts), exported.embed(texts)
+    for exit, layer in enumerate(exported.info.exits):
+        torch_batch, truth, _ = original.run(exit, torch_batch)
+        onnx_batch, logits, _ = exported.run(exit, onnx_batch)
         difference = float(np.abs(logits - truth).max() / max(1.0, np.abs(truth).max()))
-        if not np.isfinite(logits).all() or (found.precision == "fp32" and difference > TOLERANCE):
+        if not np.isfinite(logits).all() or (exported.precision == "fp32" and difference > TOLERANCE):
             raise Incompatible(
                 f"the exported logits differ from the model's at layer {layer}, by {difference:.2g} of the largest; "
                 "run this model in PyTorch, and please report it."

@@ -24,13 +24,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import EncodeError
-from onnx import GraphProto, ModelProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto
 
 import offramp
+from offramp.engine import count_tokens
 from offramp.errors import Incompatible
 from offramp.folder.manifest import EMBEDDING, STAGES, Manifest, SavedTokenizer
 from offramp.model_info import ModelInfo
-from offramp.onnx_export.padded import PaddedTokens
+from offramp.onnx_export.stages import branches_of
 from offramp.onnx_export.symbolic import Recorder, Symbol, new
 from offramp.policy import Policy
 from offramp.policy.decide import Step, advance, check_rule, first_state, of_examples, reached
@@ -40,7 +41,6 @@ from offramp.runtimes.onnx import token_weights
 from offramp.words import token_kinds
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-STAGE_INPUTS = ("hidden", "attention_mask", "token_weights")
 LARGEST = 2**31 - 1
 """Bytes that a protobuf message may have."""
 SHARED = 1024
@@ -59,9 +59,9 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
         raise Incompatible("the rule rank compares the documents of a query, and one file runs single texts.")
     policy.check(info.exits, info.decisions, info.has_gate)
     embedding = onnx.load(folder / EMBEDDING)
-    leaves = [*branches_of(onnx.load(folder / STAGES).graph)]
-    stages = [leaves[branch] for branch in manifest.branches]
-    reads_types = any(each.name == "token_type_ids" for each in embedding.graph.input) or info.reads_types
+    branches = [*branches_of(onnx.load(folder / STAGES).graph)]
+    stages = [branches[branch] for branch in manifest.branches]
+    reads_types = info.reads_types or "token_type_ids" in {value.name for value in embedding.graph.input}
     recorder = Recorder()
     weights = Weights(recorder, [embedding.graph, *stages])
     names = INPUTS if reads_types else INPUTS[:2]
@@ -76,7 +76,7 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
     shape = (None,) if tokens is None else (None, None)
 
     def stage(exit: int, rows: Rows) -> Output:
-        outputs = weights.splice(stages[exit], {name: each.value for name, each in rows.items()})
+        outputs = weights.splice(stages[exit], {name: symbol.value for name, symbol in rows.items()})
         hidden = outputs.get("hidden_after", rows["hidden"].value)
         gate = outputs.get("gate")
         return Output(
@@ -86,8 +86,8 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
         )
 
     nest = Nest(policy, info.exits, info.decisions, stage, recorder, ends, tokens)
-    opsets = {each.domain: each.version for each in embedding.opset_import}
-    model = nest.model(nest.level(0, rows), [each.value for each in inputs.values()], opsets)
+    opsets = {opset.domain: opset.version for opset in embedding.opset_import}
+    model = nest.model(nest.level(0, rows), [symbol.value for symbol in inputs.values()], opsets)
     model.metadata_props["offramp"] = json.dumps(metadata(info, manifest, policy))
     proto: ModelProto = ir.to_proto(model)
     check_size(proto)
@@ -132,29 +132,44 @@ def text_length(info: ModelInfo, manifest: Manifest) -> int:
     return min(int(limit) for limit in limits if limit is not None)
 
 
-def branches_of(graph: GraphProto) -> Iterator[GraphProto]:
-    """The stages in a joined graph, in order, as graphs that declare their inputs."""
-    choice = next(
-        (node for node in graph.node if node.op_type == "If" and node.input[0].endswith("is_below")), None
-    )
-    if choice is None:
-        leaf = GraphProto()
-        leaf.CopyFrom(graph)
-        del leaf.input[:]
-        leaf.input.extend(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in STAGE_INPUTS
-        )
-        yield leaf
-    else:
-        halves = {attribute.name: attribute.g for attribute in choice.attribute}
-        yield from branches_of(halves["then_branch"])
-        yield from branches_of(halves["else_branch"])
-
-
 def int64_input(recorder: Recorder, name: str) -> Symbol:
     shape = ir.Shape(["rows", "tokens"])
     value = ir.Value(name=name, shape=shape, type=ir.TensorType(ir.DataType.INT64))
     return Symbol(recorder, value, np.int64, (None, None))
+
+
+class PaddedTokens:
+    """The tokens of texts where rows are padded: what `Lists` is to rules and policies elsewhere.
+
+    Values of tokens are (rows, tokens), or (rows, 1, tokens), where `Lists` has (tokens of all, ...).
+    `mask` (rows, tokens) is false for padding, `kinds` (rows, tokens) what each token is to words.
+    """
+
+    sizes, numbers = np.ones(1), np.zeros(1, int)  # before the first exit, one token stands for all
+
+    def __init__(self, mask: Array, kinds: Array | None = None) -> None:
+        self.mask = self.counts = mask
+        self.length: Array = new(mask.recorder, "Shape", [mask], np.int64, (1,), start=1, end=2)
+        if kinds is not None:
+            before: Array = new(
+                mask.recorder, "Pad", [kinds, np.array([0, 1, 0, -1])], kinds.dtype, kinds.shape
+            )
+            self.counts = count_tokens(kinds, before, self) & mask
+
+    def least(self, values: Array) -> Array:
+        counts = self.counts if values.ndim == 2 else self.counts[:, None]
+        return np.where(counts, values, np.inf).min(-1)
+
+    def total(self, values: Array, counted: bool = True) -> Array:
+        values = np.where(self.counts if counted else self.mask, values, 0)
+        if not np.issubdtype(values.dtype, np.floating):
+            return values.sum(-1)
+        # ReduceSum adds in an order that depends on padding
+        running: Symbol = new(values.recorder, "CumSum", [values, np.array(1)], values.dtype, values.shape)
+        return running[:, -1]
+
+    def spread(self, values: Array) -> Array:
+        return values[..., None]
 
 
 def first_rows(
@@ -171,23 +186,24 @@ def first_rows(
 
     A row of padding only is one token of padding, as an empty text is elsewhere.
     """
-    given: Array = inputs["attention_mask"]
-    one = if_length_fits(given, manifest.max_length)
-    places = new(recorder, "CumSum", [np.where(given > 0, one, one), np.array(1)], np.int64, (None, None))
-    ends: Array = (places * given).max(-1)
-    mask: Array = np.maximum(given, (places + ends[:, None] <= 1).astype(np.int64))
+    padding_mask: Array = inputs["attention_mask"]
+    one = if_length_fits(padding_mask, manifest.max_length)
+    ones = np.where(padding_mask > 0, one, one)
+    places = new(recorder, "CumSum", [ones, np.array(1)], np.int64, (None, None))
+    ends: Array = (places * padding_mask).max(-1)
+    mask: Array = np.maximum(padding_mask, (places + ends[:, None] <= 1).astype(np.int64))
     types: Array = inputs.get("token_type_ids")
     arrays = {
         "attention_mask": mask,
         "token_type_ids": types,
         "input_ids": np.where(mask > 0, inputs["input_ids"], manifest.padding),
     }
-    needed = {each.name: arrays[each.name].value for each in embedding.input}
+    needed = {value.name: arrays[value.name].value for value in embedding.input}
     hidden = weights.splice(embedding, needed)["hidden"]
     rows = {"hidden": Symbol(recorder, hidden, np.float32, (None, None, None)), "attention_mask": mask}
     if kinds is not None:
-        found = new(recorder, "Gather", [kinds.astype(np.uint8), arrays["input_ids"]], np.uint8, mask.shape)
-        return rows, np.maximum(ends, 1), PaddedTokens(mask > 0, found.astype(np.int64))
+        kind = new(recorder, "Gather", [kinds.astype(np.uint8), arrays["input_ids"]], np.uint8, mask.shape)
+        return rows, np.maximum(ends, 1), PaddedTokens(mask > 0, kind.astype(np.int64))
     weights_of_heads = token_weights(mask, types if reads_types else None)
     return rows | {"token_weights": weights_of_heads}, np.maximum(ends, 1), None
 
@@ -200,9 +216,9 @@ def if_length_fits(mask: Symbol, most: int) -> Symbol:
     half = -(-most // 2)
     tokens: Array = new(mask.recorder, "Shape", [mask], np.int64, (1,), start=1, end=2)
     table = np.ones(half, np.int64)
-    found = new(mask.recorder, "Gather", [table, tokens - (half + 1)], np.int64, (1,))
+    one = new(mask.recorder, "Gather", [table, tokens - (half + 1)], np.int64, (1,))
     mask.recorder.blocks[-1].nodes[-1].name = f"rows_have_from_1_to_{most}_tokens"
-    return found
+    return one
 
 
 def trimmed(rows: Rows, end: Array) -> Rows:
@@ -245,12 +261,12 @@ class Weights:
                     node.replace_input_with(index, replaced[value.name])
             for value in node.outputs:
                 value.name = f"{prefix}{value.name}"
-        own = [value for name, value in graph.initializers.items() if name not in outside]
+        inside = [value for name, value in graph.initializers.items() if name not in outside]
         graph.initializers.clear()
-        for value in own:
+        for value in inside:
             value.name = f"{prefix}{value.name}"
         block.nodes.extend(nodes)
-        block.initializers.extend(own)
+        block.initializers.extend(inside)
         return outputs
 
     def store(self, tensor: TensorProto) -> ir.Value:
@@ -337,10 +353,9 @@ class Nest:
     def default(self, name: str, value: Any) -> Array:
         """An input of the graph that has a value where none is given."""
         kind = ir.TensorType(ir.DataType.from_numpy(value.dtype))
-        given = ir.Value(
-            name=name, shape=ir.Shape(value.shape), type=kind, const_value=ir.tensor(value, name=name)
-        )
-        return Symbol(self.recorder, given, value.dtype, value.shape)
+        content = ir.tensor(value, name=name)
+        symbol = ir.Value(name=name, shape=ir.Shape(value.shape), type=kind, const_value=content)
+        return Symbol(self.recorder, symbol, value.dtype, value.shape)
 
     def model(
         self, outputs: tuple[Array, Array], inputs: Sequence[ir.Value], opsets: dict[str, int]
@@ -351,7 +366,7 @@ class Nest:
             output.value.name = name
             output.value.type = ir.TensorType(ir.DataType.from_numpy(output.dtype))
             output.value.shape = ir.Shape(["rows", *output.shape[1:]])
-        block.outputs = [each.value for each in outputs]
+        block.outputs = [output.value for output in outputs]
         block.initializers += [self.threshold.value, self.max_layer.value]
         graph = block.graph("offramp", [*inputs, self.threshold.value, self.max_layer.value])
         graph.opset_imports.update(opsets)
@@ -391,17 +406,17 @@ class Nest:
                 end = np.where(stay, self.ends, 0).max(0, keepdims=True)
                 kept = trimmed(kept, end)
             deeper = self.level(exit + 1, kept, Past(logits, gate, seen.state, stay, places, results, end))
-            then.outputs += [each.value for each in deeper]
+            then.outputs += [result.value for result in deeper]
         with self.recorder.branch() as otherwise:
-            for each in results:
-                copy = new(self.recorder, "Identity", [each], each.dtype, each.shape)
+            for result in results:
+                copy = new(self.recorder, "Identity", [result], result.dtype, result.shape)
                 otherwise.outputs.append(copy.value)
-        chosen = self.recorder.choose(stay.any(0).value, then, otherwise)
-        found, layers = (
-            Symbol(self.recorder, value, each.dtype, each.shape)
-            for value, each in zip(chosen, results, strict=True)
+        outputs = self.recorder.choose(stay.any(0).value, then, otherwise)
+        final_logits, layers = (
+            Symbol(self.recorder, value, result.dtype, result.shape)
+            for value, result in zip(outputs, results, strict=True)
         )
-        return found, layers
+        return final_logits, layers
 
     def results(self, seen: Step, finite: Array, layer: int, past: Past | None) -> tuple[Array, Array]:
         """The logits and the layer of each row; those that have exited keep theirs."""

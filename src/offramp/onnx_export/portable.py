@@ -14,8 +14,7 @@ from tokenizers import Tokenizer
 
 from offramp.errors import Incompatible
 from offramp.files import atomic_folder
-from offramp.folder import Manifest
-from offramp.folder.manifest import GRAPH, TOKENIZER
+from offramp.folder.manifest import GRAPH, TOKENIZER, Manifest
 from offramp.model_info import CONFIG, ModelInfo
 from offramp.onnx_export.one_file import metadata, one_file, text_length
 from offramp.reports.card import CARD, policy_section, retrofit_section, summary, table, task_of, title
@@ -74,13 +73,13 @@ def padding_tokenizer(folder: Path, info: ModelInfo, manifest: Manifest) -> Toke
 
 def encoder_config(info: ModelInfo, manifest: Manifest) -> dict[str, Any]:
     """The config of a plain classifier or tagger."""
-    from transformers.models.auto import modeling_auto as known
+    from transformers.models.auto import modeling_auto
 
     assert info.policy is not None
     names = (
-        known.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
+        modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
         if info.problem.of_tokens
-        else known.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+        else modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
     )
     return {
         **info.encoder,

@@ -141,18 +141,18 @@ def new(
     recorder: Recorder, op: str, inputs: Sequence[Any], dtype: Any, shape: Shape, **attributes: Any
 ) -> Symbol:
     """The output of a node."""
-    values = [each.value if isinstance(each, Symbol) else constant(recorder, each) for each in inputs]
+    values = [x.value if isinstance(x, Symbol) else constant(recorder, x) for x in inputs]
     return Symbol(recorder, recorder.op(op, values, attributes), dtype, shape)
 
 
 def constant(recorder: Recorder, value: Any) -> ir.Value:
     """Once in a branch, so that ONNX Runtime sees which nodes compute the same."""
-    array, known = np.asarray(value), recorder.blocks[-1].constants
+    array, constants = np.asarray(value), recorder.blocks[-1].constants
     key = array.dtype, array.shape, array.tobytes()
-    if key not in known:
+    if key not in constants:
         tensor = ir.tensor(np.ascontiguousarray(array).reshape(array.shape))
-        known[key] = recorder.op("Constant", [], {"value": tensor})
-    return known[key]
+        constants[key] = recorder.op("Constant", [], {"value": tensor})
+    return constants[key]
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -169,16 +169,21 @@ def elementwise(op: str, kind: Any = None, floating: bool = False) -> Callable[.
     """
 
     def call(recorder: Recorder, *operands: Any) -> Symbol:
-        dtype = np.result_type(*(each.dtype if hasattr(each, "dtype") else each for each in operands))
+        dtype = common_dtype(*operands)
         if floating and not np.issubdtype(dtype, np.floating):
             dtype = np.dtype(np.float64)
-        typed = [
-            each.astype(dtype) if isinstance(each, Symbol) else np.asarray(each, dtype) for each in operands
-        ]
-        shape = broadcast(*(each.shape for each in typed))
-        return new(recorder, op, typed, kind or dtype, shape)
+        typed = [cast(x, dtype) for x in operands]
+        return new(recorder, op, typed, kind or dtype, broadcast(*(x.shape for x in typed)))
 
     return call
+
+
+def common_dtype(*operands: Any) -> Any:
+    return np.result_type(*(x.dtype if hasattr(x, "dtype") else x for x in operands))
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    return x.astype(dtype) if isinstance(x, Symbol) else np.asarray(x, dtype)
 
 
 def is_finite(recorder: Recorder, x: Symbol) -> Symbol:
@@ -249,12 +254,12 @@ def reduce(op: str, x: Symbol, axis: int, keepdims: bool) -> Symbol:
 def accumulate(ufunc: np.ufunc, x: Symbol, axis: int = -1) -> Symbol:
     """The running result along an axis of known size, one node for each place."""
     running = [x[..., :1]]
-    for place in range(1, known(x.shape[axis])):
+    for place in range(1, known_size(x.shape[axis])):
         running.append(ufunc(running[-1], x[..., place : place + 1]))
     return concatenate(x.recorder, running, axis=-1)
 
 
-def known(size: int | None) -> int:
+def known_size(size: int | None) -> int:
     if size is None:
         raise Incompatible("the number of rows is not known before the graph runs.")
     return size
@@ -262,20 +267,20 @@ def known(size: int | None) -> int:
 
 def index(x: Symbol, key: tuple[Any, ...]) -> Symbol:
     """Basic indexing: integers, slices, None and Ellipsis."""
-    places = sum(each is not None and each is not Ellipsis for each in key)
-    if Ellipsis not in [each for each in key if each is None or each is Ellipsis]:
+    axes = sum(item is not None and item is not Ellipsis for item in key)
+    if not any(item is Ellipsis for item in key):
         key = (*key, Ellipsis)
     full: list[Any] = []
-    for each in key:
-        full.extend([slice(None)] * (x.ndim - places) if each is Ellipsis else [each])
+    for item in key:
+        full.extend([slice(None)] * (x.ndim - axes) if item is Ellipsis else [item])
     result, axis = x, 0
-    for each in [each for each in full if each is not None]:
-        if isinstance(each, int | np.integer):
-            result = take_one(result, axis, int(each))
+    for item in [item for item in full if item is not None]:
+        if isinstance(item, int | np.integer):
+            result = take_one(result, axis, int(item))
         else:
-            result, axis = take_slice(result, axis, each), axis + 1
-    left = [each for each in full if not isinstance(each, int | np.integer)]
-    return expand(result, [place for place, each in enumerate(left) if each is None])
+            result, axis = take_slice(result, axis, item), axis + 1
+    left = [item for item in full if not isinstance(item, int | np.integer)]
+    return expand(result, [place for place, item in enumerate(left) if item is None])
 
 
 def take_one(x: Symbol, axis: int, place: int) -> Symbol:
@@ -308,7 +313,7 @@ def expand(x: Symbol, axes: Sequence[int]) -> Symbol:
 def take_slice(x: Symbol, axis: int, key: slice) -> Symbol:
     if key == slice(None):
         return x
-    start, stop, step = key.indices(known(x.shape[axis]))
+    start, stop, step = key.indices(known_size(x.shape[axis]))
     places = np.arange(start, stop, step)
     shape = (*x.shape[:axis], len(places), *x.shape[axis + 1 :])
     return new(x.recorder, "Gather", [x, places], x.dtype, shape, axis=axis)
@@ -320,21 +325,19 @@ def compress(x: Symbol, rows: Symbol) -> Symbol:
 
 
 def where(recorder: Recorder, condition: Any, a: Any, b: Any) -> Symbol:
-    dtype = np.result_type(*(each.dtype if hasattr(each, "dtype") else each for each in (a, b)))
-    typed = [each.astype(dtype) if isinstance(each, Symbol) else np.asarray(each, dtype) for each in (a, b)]
-    mask = condition if isinstance(condition, Symbol) else np.asarray(condition, bool)
-    shape = broadcast(mask.shape, *(each.shape for each in typed))
-    return new(recorder, "Where", [mask, *typed], dtype, shape)
+    dtype = common_dtype(a, b)
+    inputs = [cast(condition, bool), cast(a, dtype), cast(b, dtype)]
+    return new(recorder, "Where", inputs, dtype, broadcast(*(x.shape for x in inputs)))
 
 
 def concatenate(recorder: Recorder, arrays: Sequence[Any], axis: int = 0) -> Symbol:
     """Concatenate arrays, some of which may be constants with one row, which stand for all rows."""
-    dtype = np.result_type(*(each.dtype for each in arrays))
-    arrays = [each for each in arrays if each.shape[axis] != 0]
-    rows = next(each for each in arrays if isinstance(each, Symbol))
-    typed = [like(rows, each, dtype) for each in arrays]
+    dtype = common_dtype(*arrays)
+    arrays = [x for x in arrays if x.shape[axis] != 0]
+    rows = next(x for x in arrays if isinstance(x, Symbol))
+    typed = [like(rows, x, dtype) for x in arrays]
     axis = axis % typed[0].ndim
-    total = sum(known(each.shape[axis]) for each in typed)
+    total = sum(known_size(x.shape[axis]) for x in typed)
     shape = (*typed[0].shape[:axis], total, *typed[0].shape[axis + 1 :])
     return new(recorder, "Concat", typed, dtype, shape, axis=axis)
 
@@ -350,15 +353,15 @@ def like(rows: Symbol, x: Any, dtype: Any) -> Symbol:
 
 
 def stack(recorder: Recorder, arrays: Sequence[Any], axis: int = 0) -> Symbol:
-    rank = max(each.ndim for each in arrays)
+    rank = max(x.ndim for x in arrays)
     place = axis % (rank + 1)
     if place in (0, rank) or None in arrays[0].shape[1:]:
-        return concatenate(recorder, [each[(slice(None),) * place + (None,)] for each in arrays], axis=place)
+        return concatenate(recorder, [x[(slice(None),) * place + (None,)] for x in arrays], axis=place)
     flat = concatenate(recorder, arrays, axis=place)
     sizes = (
         *flat.shape[:place],
         len(arrays),
-        known(flat.shape[place]) // len(arrays),
+        known_size(flat.shape[place]) // len(arrays),
         *flat.shape[place + 1 :],
     )
     wanted = np.array([0, *sizes[1:]])  # 0 keeps the number of rows
@@ -387,7 +390,7 @@ def take_along_axis(recorder: Recorder, x: Symbol, indices: Symbol, axis: int) -
 
 def partition(recorder: Recorder, x: Symbol, kth: int, axis: int = -1) -> Symbol:
     """Sorted: the largest `-kth` last, as the callers of `np.partition` need them."""
-    size = known(x.shape[-1])
+    size = known_size(x.shape[-1])
     if axis != -1:
         raise not_compiled("np.partition along another axis than the last")
     top = recorder.op("TopK", [x.value, constant(recorder, np.array([size]))], {"axis": -1, "largest": 0}, 2)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp.files import SCORES, SUFFIX, read_json, write_files
-from offramp.folder.folder import is_path
+from offramp.folder import is_path
 from offramp.guarantees.certificate import Certificate
 from offramp.model_info import ModelInfo
 from offramp.policy import Policy

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp.files import read_json, write_files
-from offramp.folder.folder import is_exported
+from offramp.folder import is_exported
 from offramp.folder.manifest import Manifest
 from offramp.guarantees.operating_point import OperatingPoint
 from offramp.measuring import sweep

@@ -150,7 +150,7 @@ class Exits:
 
     def leave_out_exits(self, every: Path, folder: Path, precision: str) -> None:
         """Writes the model without the exits that cost more time than they save on the texts to fit a rule on."""
-        from offramp.onnx_export.fewer_exits import leave_out_exits
+        from offramp.onnx_export.stages import leave_out_exits
 
         args, layers = self.args, ModelInfo.read(every).exits
         kept: Sequence[int] = range(len(layers))

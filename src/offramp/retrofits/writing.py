@@ -11,11 +11,11 @@ import numpy as np
 
 from offramp.errors import Incompatible
 from offramp.files import replace_folder, replaced_folder, write_files
-from offramp.folder import load_model, megabytes
-from offramp.folder.folder import REFERENCE
+from offramp.folder import REFERENCE, load_model, megabytes
 from offramp.folder.manifest import GRAPH
 from offramp.inference.runner import NEVER
-from offramp.inference.spans import Words, find_spans
+from offramp.inference.tagger import find_spans
+from offramp.inference.windows import Words
 from offramp.measuring.changes import Changes, find_changes
 from offramp.measuring.speed import Predict, describe_machine, measure_contender
 from offramp.policy import Policy

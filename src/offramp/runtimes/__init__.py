@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from offramp.model_info import ModelInfo
+from offramp.policy import Policy
 from offramp.problems import Array
 
 State = TypeVar("State")
@@ -22,6 +23,18 @@ class Tokens(NamedTuple):
     ids: Sequence[int]
     types: Sequence[int] | None = None
     """Which text of a pair each token belongs to (`token_type_ids`), for models that use it."""
+
+
+class CompiledPolicy(Protocol):
+    """A whole model that decides by a policy of its own, in one call for all exits."""
+
+    def runs(self, policy: Policy) -> bool:
+        """Whether it decides as this policy does."""
+        ...
+
+    def decide(self, tokens: Sequence[Tokens], policy: Policy) -> tuple[Array, Array]:
+        """(rows,) the exits that these examples take, and (rows, labels) their logits, or those of their tokens."""
+        ...
 
 
 @runtime_checkable
@@ -39,6 +52,11 @@ class Runtime(Protocol[State]):
     """The most tokens, padding included, in a micro-batch: just enough to keep the hardware busy."""
     overhead: int
     """The cost of one more micro-batch, in tokens of padding."""
+
+    @property
+    def compiled(self) -> CompiledPolicy | None:
+        """Decides instead of the engine where it can; None if the runtime has only stages."""
+        ...
 
     def embed(self, tokens: Sequence[Tokens]) -> State:
         """A micro-batch with one row per example, before the first layer."""

@@ -1,7 +1,7 @@
-"""Runs the stages of an exported model in ONNX Runtime on the CPU, without torch or transformers.
+"""Runs exported models in ONNX Runtime on the CPU, without torch or transformers.
 
-All stages are branches of one graph, so that they share threads and memory. Hidden states pass from one to the next
-without copying.
+The stages of an exported folder are branches of one graph, so that they share threads and memory, and hidden states
+pass from one to the next without copying. A portable folder has one graph with the exits and their policy inside.
 """
 
 import json
@@ -18,15 +18,12 @@ import numpy as np
 import onnxruntime
 
 from offramp.cpus import available_cpus
-from offramp.errors import BadConfig, BadOption, CannotLoad
-from offramp.folder import Manifest
-from offramp.folder.manifest import EMBEDDING, GRAPH, STAGES, WEIGHTS
+from offramp.errors import BadConfig, BadOption, CannotLoad, Incompatible
+from offramp.folder.manifest import EMBEDDING, GRAPH, STAGES, WEIGHTS, Manifest
 from offramp.model_info import ModelInfo
 from offramp.policy import Policy
 from offramp.problems import Array
 from offramp.runtimes import Tokens, attention_mask, pad, token_types
-
-BATCH_TOKENS, OVERHEAD = 1024, 16  # as measured for PyTorch
 
 
 @dataclass(frozen=True)
@@ -41,30 +38,45 @@ class Batch:
     weights: Array  # (rows, means, longest), see `token_weights`
 
 
-class OnnxRuntime:
-    """The stages in a folder written by `export`; `threads` is the number of CPUs used for one, by default all."""
+class ExportedModel:
+    """What a folder says about its model; shared by the runtimes below."""
 
-    def __init__(self, folder: str | os.PathLike[str], threads: int | None = None) -> None:
-        folder = Path(folder)
+    batch_tokens, overhead = 1024, 16  # as measured for PyTorch
+
+    def __init__(self, folder: Path, threads: int | None) -> None:
         self.manifest = Manifest.load(folder)
         self.info = self.manifest.check(ModelInfo.read(folder))
         self.name = f"onnxruntime {onnxruntime.__version__}, cpu"
         self.precision, self.max_length = self.manifest.precision, self.manifest.max_length
-        self.batch_tokens, self.overhead = BATCH_TOKENS, OVERHEAD
+        self.threads = threads
+        self.compiled: OneGraph | None = None
+
+    def compile(self, graph: Path | bytes) -> "OneGraph":
+        """Runs texts through this graph (`onnx_export/one_file.py`) where its policy is the one wanted."""
+        self.compiled = OneGraph(graph, self.manifest, self.info, self.threads)
+        return self.compiled
+
+    def is_finite(self) -> bool:
+        return True  # `export` refuses other models
+
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint
+
+
+class OnnxRuntime(ExportedModel):
+    """The stages in a folder written by `export`; `threads` is the number of CPUs used for one, by default all."""
+
+    def __init__(self, folder: str | os.PathLike[str], threads: int | None = None) -> None:
+        folder = Path(folder)
+        super().__init__(folder, threads)
         with without_links(folder) as graphs:
             self.graph = Graph(graphs / STAGES, session_options(threads))
             # so little work that waking other threads would cost more than they save
             self.embedding = Graph(graphs / EMBEDDING, session_options(1))
-        self.threads = threads
-        self.compiled: CompiledPolicy | None = None
         if (folder / GRAPH).is_file():
             self.compile(folder / GRAPH)
         self.branches = [np.array(branch) for branch in self.manifest.branches]
         self.check(folder)
-
-    def compile(self, graph: Path | bytes) -> None:
-        """Runs texts through this graph (`onnx_export/one_file.py`) where its policy is the one wanted."""
-        self.compiled = CompiledPolicy(graph, self.manifest, self.info, self.threads)
 
     def check(self, folder: Path) -> None:
         """Refuse graphs that contradict config.json."""
@@ -108,11 +120,41 @@ class OnnxRuntime:
         types = [batch.types for batch in batches if batch.types is not None]
         return make_batch(batches[0].stages, hidden, lengths, stack(types) if types else None)
 
-    def is_finite(self) -> bool:
-        return True  # `export` refuses other models
 
-    def fingerprint(self) -> str:
-        return self.manifest.fingerprint
+class PortableRuntime(ExportedModel):
+    """A portable folder: one graph, which decides by its own policy.
+
+    Where something else needs the exits one by one, such as a trace, another rule or a deadline, all layers before an
+    exit run again.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], threads: int | None = None) -> None:
+        super().__init__(Path(folder), threads)
+        self.graph = self.compile(Path(folder) / GRAPH)
+
+    def embed(self, tokens: Sequence[Tokens]) -> Sequence[Tokens]:
+        return tokens
+
+    def run(self, exit: int, batch: Sequence[Tokens]) -> tuple[Sequence[Tokens], Array, Array | None]:
+        policy = self.graph.policy
+        if not policy.rule.keeps_logits:
+            raise Incompatible(
+                f"the graph of a portable folder returns what its policy {policy} makes of the logits, "
+                "and runs no other; use the exported folder that it was made from."
+            )
+        _, logits = self.graph.run(batch, None, self.info.exits[exit])
+        return batch, logits, None
+
+    def keep(self, batch: Sequence[Tokens], rows: Array) -> Sequence[Tokens]:
+        return [batch[row] for row in rows]
+
+    def merge(self, batches: Sequence[Sequence[Tokens]]) -> Sequence[Tokens]:
+        return [example for batch in batches for example in batch]
+
+
+def open_folder(folder: Path, threads: int | None = None) -> OnnxRuntime | PortableRuntime:
+    """The runtime of an exported or portable folder."""
+    return (OnnxRuntime if (folder / STAGES).is_file() else PortableRuntime)(folder, threads)
 
 
 @contextmanager
@@ -129,8 +171,8 @@ def without_links(folder: Path) -> Iterator[Path]:
         yield Path(copy)
 
 
-class CompiledPolicy:
-    """The whole model as one graph with the exits inside (`onnx_export/one_file.py`), as other languages run it.
+class OneGraph:
+    """The whole model in one graph with the exits inside (`onnx_export/one_file.py`), as other languages run it.
 
     It decides by the policy that it was made with, at any threshold and `max_layer`. One call decides for all rows of
     a micro-batch, with no Python between the exits: faster for one text, and as fast in batches.
@@ -142,7 +184,7 @@ class CompiledPolicy:
         try:
             about = json.loads(self.graph.session.get_modelmeta().custom_metadata_map["offramp"])
             self.policy, self.layers = Policy.from_json(about["policy"]), np.array(about["layers"])
-            self.decides_so = about["decide"] == str(info.decide)
+            self.same_point = about["decide"] == str(info.decide)
             if about["weights"] != manifest.weights:
                 raise BadConfig("it is of another model")
         except (KeyError, TypeError, ValueError) as error:
@@ -150,23 +192,23 @@ class CompiledPolicy:
             raise CannotLoad(f"{name} cannot be used ({error}); export the model again.") from error
 
     def runs(self, policy: Policy) -> bool:
-        """Whether this is the policy inside, perhaps with another threshold or `max_layer`; or `never`."""
-        if not self.decides_so:  # another operating point has been stored
+        """Whether this is the policy inside, at any threshold and `max_layer`; or `never`."""
+        if not self.same_point:  # another operating point was stored after the export
             return False
         if policy.rule.reads == "nothing":
             return self.policy.rule.keeps_logits
-        mine, given = (
-            (each.rule, each.min_layer, np.shape(each.threshold)) for each in (self.policy, policy)
-        )
-        return mine == given
+        rule, min_layer, shape = policy.rule, policy.min_layer, np.shape(policy.threshold)
+        inside = self.policy
+        return (rule, min_layer, shape) == (inside.rule, inside.min_layer, np.shape(inside.threshold))
 
     def decide(self, tokens: Sequence[Tokens], policy: Policy) -> tuple[Array, Array]:
-        """(rows,) the exits that these examples take, and (rows, labels) their logits, or those of their tokens."""
-        never = policy.rule.reads == "nothing"
-        threshold = np.full(np.shape(self.policy.threshold), np.nan) if never else policy.threshold
+        threshold = None if policy.rule.reads == "nothing" else policy.threshold
         return self.run(tokens, threshold, policy.last_layer(tuple(self.layers.tolist())))
 
     def run(self, tokens: Sequence[Tokens], threshold: Any, max_layer: int) -> tuple[Array, Array]:
+        """Like `decide`; without a threshold, all rows exit at `max_layer`."""
+        if threshold is None:  # NaN is never reached
+            threshold = np.full(np.shape(self.policy.threshold), np.nan)
         inputs = embedding_inputs(tokens, self.padding)
         options = {"threshold": np.asarray(threshold, np.float64), "max_layer": np.asarray(max_layer)}
         outputs = self.graph(inputs | options)
@@ -237,11 +279,11 @@ class Graph:
         except Exception as error:  # ONNX Runtime has one class per cause
             name = graph if isinstance(graph, Path) else "a graph"
             raise CannotLoad(f"{name} cannot be loaded ({error}); export the model again.") from error
-        self.inputs = [each.name for each in self.session.get_inputs()]
-        self.optional = [each.name for each in self.session.get_overridable_initializers()]
-        self.outputs = {each.name: each.shape for each in self.session.get_outputs()}
+        self.inputs = [value.name for value in self.session.get_inputs()]
+        self.optional = [value.name for value in self.session.get_overridable_initializers()]
+        self.outputs = {value.name: value.shape for value in self.session.get_outputs()}
 
     def __call__(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        given = [*self.inputs, *(name for name in self.optional if name in arrays)]
-        results = self.session.run(None, {name: arrays[name] for name in given})
+        names = [*self.inputs, *(name for name in self.optional if name in arrays)]
+        results = self.session.run(None, {name: arrays[name] for name in names})
         return dict(zip(self.outputs, results, strict=True))

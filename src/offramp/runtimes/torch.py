@@ -35,6 +35,8 @@ class TorchRuntime:
     torch.bfloat16; the weights keep their own. `threads` sets PyTorch's CPU threads for the whole process.
     """
 
+    compiled = None
+
     def __init__(
         self,
         model: ExitModel,
@@ -86,11 +88,7 @@ class TorchRuntime:
             logits, gates = self.heads[exit](adapter.norm(backbone, hidden), batch.mask, batch.types)
         after = batch._replace(layers=layers, hidden=hidden)
         if self.info.problem.of_tokens:  # without padding
-            real = (
-                torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
-                if batch.mask is None
-                else batch.mask.bool()
-            )
+            real = self.tensor(attention_mask(batch.lengths)).bool()
             logits, gates = logits[real], None if gates is None else gates[real]
         return after, to_numpy(logits), None if gates is None else to_numpy(gates)
 

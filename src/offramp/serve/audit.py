@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from offramp.files import digest
-from offramp.inference.prediction import predictions as predictions_of
+from offramp.inference.classifier import predictions as predictions_of
 from offramp.inference.runner import NEVER, Runner
 from offramp.inference.tagger import tagged_windows
 from offramp.lists import Lists

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from offramp.errors import BadOption, Draining, OfframpError, Overloaded, RunFailed
-from offramp.inference.prediction import predict_tokens
-from offramp.inference.prediction import predictions as predictions_of
+from offramp.inference.classifier import predict_tokens
+from offramp.inference.classifier import predictions as predictions_of
 from offramp.inference.runner import NEVER, Runner
 from offramp.inference.tagger import Tagger, tagged_windows
 from offramp.inference.texts import Text, check_texts

@@ -30,8 +30,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offramp.errors import BadOption, BadPolicy, CertificateMismatch, OfframpError
-from offramp.folder import find_model, is_exported
-from offramp.folder.folder import REFERENCE
+from offramp.folder import REFERENCE, find_model, is_exported
 from offramp.guarantees.attempts import cache_folder
 from offramp.guarantees.certificate import check_certificate
 from offramp.inference.runner import Runner

@@ -38,37 +38,32 @@ def check_unlabelled(rows: Any, task: Task, recipe: Recipe) -> Any:
         raise BadOption("unlabelled=... must be a datasets.Dataset with a column text")
     if not len(rows):
         raise BadOption("unlabelled=... has no rows")
-    found, expected = {*rows.column_names} & {"text", "text_pair"}, {*task.text_columns}
-    if found != expected:
+    columns, expected = {*rows.column_names} & {"text", "text_pair"}, {*task.text_columns}
+    if columns != expected:
         raise BadOption(
-            f"unlabelled=... has {' and '.join(sorted(found)) or 'no column text'}; {task.name} has "
+            f"unlabelled=... has {' and '.join(sorted(columns)) or 'no column text'}; {task.name} has "
             f"{' and '.join(sorted(expected))}"
         )
     return rows.select_columns(sorted(expected))
 
 
-def tokenize_splits(
-    rows: Mapping[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    positions: int,
-    of_tokens: bool = False,
-) -> dict[str, Any]:
-    """The splits as token ids: truncated to `max_length` and the encoder's positions.
-
-    If tokens are tagged (`of_tokens`), longer texts become several rows instead.
-    """
+def text_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, positions: int) -> int:
+    """The number of tokens that texts are truncated to, given the encoder's number of positions."""
     shortest = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if max_length < shortest:
         raise BadOption(f"max_length={max_length} leaves no room for texts; use at least {shortest} tokens")
-    limit = text_limit(tokenizer, max_length, positions)
-    tokenize = tokenize_words if of_tokens else tokenize_texts
-    return {split: tokenize(each, tokenizer, limit) for split, each in rows.items()}
-
-
-def text_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, positions: int) -> int:
-    """The number of tokens that texts are truncated to."""
     return int(min(max_length, positions, tokenizer.model_max_length))
+
+
+def tokenize_splits(
+    rows: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    limit: int,
+    of_tokens: bool,
+) -> dict[str, Any]:
+    """The splits as token ids, truncated; if tokens are tagged, longer texts become several rows instead."""
+    tokenize = tokenize_words if of_tokens else tokenize_texts
+    return {split: tokenize(part, tokenizer, limit) for split, part in rows.items()}
 
 
 def tokenize_texts(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Any:
@@ -92,12 +87,12 @@ def tokenize_words(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: in
     has_prefix, unknown = marks_subwords(rust), tokenizer.unk_token_id
 
     def encode(batch: dict[str, list[Any]]) -> dict[str, Any]:
-        found = tokenizer(
+        encoded = tokenizer(
             batch["text"], truncation=True, max_length=max_length, return_overflowing_tokens=True
         )
-        tokens, labels = dict(found), []
+        tokens, labels = dict(encoded), []
         texts = tokens.pop("overflow_to_sample_mapping")
-        for row, (text, encoding) in enumerate(zip(texts, found.encodings, strict=True)):
+        for row, (text, encoding) in enumerate(zip(texts, encoded.encodings, strict=True)):
             if "label" in batch:
                 continued = row > 0 and texts[row - 1] == text
                 offsets = np.array(encoding.offsets)
@@ -107,7 +102,7 @@ def tokenize_words(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: in
                 labels.append(
                     np.where(is_first & (np.array(encoding.special_tokens_mask) == 0), 0, UNLABELLED)
                 )
-        tokens["words"] = [np.flatnonzero(each != UNLABELLED) for each in labels]
+        tokens["words"] = [np.flatnonzero(of_row != UNLABELLED) for of_row in labels]
         return {
             **tokens,
             **({"labels": labels} if "label" in batch else {}),
@@ -119,7 +114,7 @@ def tokenize_words(rows: Any, tokenizer: PreTrainedTokenizerBase, max_length: in
 
 def training_hashes(rows: Mapping[str, Any]) -> Array:
     """The hashes of all texts that a model is trained on."""
-    return np.concatenate([hash_batch(each[:]) for split, each in rows.items() if split != "validation"])
+    return np.concatenate([hash_batch(part[:]) for split, part in rows.items() if split != "validation"])
 
 
 def train_rows(data: Mapping[str, Any], unlabelled: bool) -> Any:
@@ -156,17 +151,17 @@ def add_teacher(
         nn.Module.eval(model)
         for chosen in batches(rows, batch_size, "teacher", progress):
             inputs = model_inputs(rows, chosen, collator, model.device)
-            found = model(**inputs).logits.float().cpu()
+            outputs = model(**inputs).logits.float().cpu()
             if tags:
-                found = found[
+                outputs = outputs[
                     inputs["attention_mask"].bool().cpu()
-                ]  # (tokens, tags) of the rows, in their order
+                ]  # (tokens, tags), in the order of the rows
                 chosen = Lists.consecutive(rows["length"]).rows(chosen)
-            logits[chosen] = found
+            logits[chosen] = outputs
         with atomic_file(file) as draft:
             np.save(draft, logits)
-    known = np.load(file)
-    teacher = [[*part] for part in np.split(known, ends[:-1])] if tags else [*known]
+    logits = np.load(file)
+    teacher = [[*part] for part in np.split(logits, ends[:-1])] if tags else [*logits]
     return rows.add_column("teacher", teacher)
 
 
@@ -195,11 +190,11 @@ class TagCollator(DataCollatorWithPadding):
             return super().__call__(cast(Any, features))
         of_tokens = [name for name in ("labels", "teacher") if name in features[0]]
         batch = super().__call__(
-            [{name: value for name, value in each.items() if name not in of_tokens} for each in features]
+            [{name: value for name, value in row.items() if name not in of_tokens} for row in features]
         )
         real = batch["attention_mask"].bool()
         for name in of_tokens:
-            values = torch.cat([torch.as_tensor(each[name]) for each in features])
+            values = torch.cat([torch.as_tensor(row[name]) for row in features])
             padded = values.new_full((*real.shape, *values.shape[1:]), UNLABELLED)
             padded[real] = values
             batch[name] = padded

@@ -10,7 +10,8 @@ than `MOST_WORDS` they read a sample: all words in spans, as far as they fit, an
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -199,6 +200,32 @@ class Scaling(NamedTuple):
         return (features - self.mean) / self.scale
 
 
+@contextmanager
+def standardized(model: ExitModel, features: Mapping[str, Features]) -> Iterator[None]:
+    """Inside the block, heads read features of mean 0 and deviation 1, from which they compute the same.
+
+    Nothing changes if exits share the layers that read features.
+    """
+    if not can_standardize(model):
+        yield
+        return
+    scaling = measure_scaling(features["train"])
+    for split in features.values():
+        split.scaling = scaling
+    fold_scaling_into_head(model, scaling, inverse=True)
+    if not model.config.problem.has_classes and model.heads.sharing == 1:
+        shift_to_mean(model, features["train"])
+    yield
+    fold_scaling_into_head(model, scaling)
+
+
+def can_standardize(model: ExitModel) -> bool:
+    """Whether each inner exit has first linear layers of its own."""
+    heads = [model.heads.head_of(exit) for exit in range(len(model.config.exits))]
+    first = [id(layer) for head in heads for layer in first_linears(head)]
+    return len({*first}) == len(first)
+
+
 def measure_scaling(features: Features) -> Scaling:
     """Estimate mean and scale on a sample: heads train faster on standardized inputs."""
     step = max(1, len(features) // SAMPLE)
@@ -216,7 +243,7 @@ def fold_scaling_into_head(model: ExitModel, scaling: Scaling, inverse: bool = F
     """
     for exit in range(len(model.config.exits) - 1):
         for first in first_linears(model.heads.head_of(exit)):
-            mean, scale = (each[exit, : first.in_features].to(first.weight) for each in scaling)
+            mean, scale = (values[exit, : first.in_features].to(first.weight) for values in scaling)
             if inverse:  # W(x) = W s ((x - m) / s) + W m + b
                 first.bias.add_(first.weight @ mean)
                 first.weight.mul_(scale)
@@ -246,10 +273,3 @@ def first_linears(head: Head) -> list[nn.Linear]:
         return [cast(Any, head.pooler).dense]
     beside = [] if head.correction is None else [cast(Any, head.correction).hidden]
     return [cast(nn.Linear, head.hidden or head.classifier), *beside]
-
-
-def can_standardize(model: ExitModel) -> bool:
-    """Whether each inner exit has first linear layers of its own."""
-    heads = [model.heads.head_of(exit) for exit in range(len(model.config.exits))]
-    first = [id(layer) for head in heads for layer in first_linears(head)]
-    return len({*first}) == len(first)

@@ -117,7 +117,7 @@ def self_distillation(
 
     - "raw": the teacher is the last exit, or the momentum teacher;
     - "ta": the teacher is the next exit;
-    - "group": as "raw", but the labels are compared with sums of `span` neighbouring logits, weighted by `beta`;
+    - "group": as "raw", but the labels are compared with sums of `span` neighboring logits, weighted by `beta`;
     - "bidir": the negative inner product with the last exit's logits. It is summed, not averaged, over the
       batch of a process, so its weight grows with that batch.
     """
@@ -176,17 +176,17 @@ def teacher_loss(
     else:
         students = logits
     target = teacher.unsqueeze(1).expand_as(students)
-    outputs = (
-        students.shape[-1] if isinstance(problem, SingleLabel) else 1
-    )  # `divergence` divides by the classes
+    # `divergence` divides by the classes
+    outputs = students.shape[-1] if isinstance(problem, SingleLabel) else 1
     distance = outputs * problem.divergence(students, target, temperature).sum()
     if labels is None:
         return (distance,)
     from_teacher = (1 - label_weight) * distance
-    if not (known := labelled(labels)).any():  # of a batch; others have labels
+    has_label = labelled(labels)
+    if not has_label.any():  # in this batch; others have labels
         return (from_teacher,)
-    supervised = problem.loss(students[known], labels[known]).sum()
-    share = known.float().mean()  # so that unlabelled examples do not raise the weight of the others
+    supervised = problem.loss(students[has_label], labels[has_label]).sum()
+    share = has_label.float().mean()  # so that unlabelled examples do not raise the weight of the others
     return (label_weight * share * supervised, from_teacher)
 
 

@@ -19,6 +19,7 @@ from offramp.models.exit_model import ExitModel
 from offramp.problems import SingleLabel
 from offramp.training.data import has_labels
 from offramp.training.recipes import Phase, Recipe
+from offramp.training.start import count_outputs
 from offramp.training.trainer import trainable_parameters
 from offramp.wording import count
 
@@ -48,7 +49,7 @@ def check(
 
 
 def check_outputs(model: ExitModel, task: Task) -> None:
-    outputs = len(task.labels) if task.labels else 1
+    outputs = count_outputs(task)
     if outputs != model.config.num_labels:
         raise BadOption(
             f"{task.name} needs {count(outputs, 'output')} and the model has {model.config.num_labels}; "
@@ -114,17 +115,12 @@ def check_labels(task: Task, recipe: Recipe, data: Mapping[str, Any]) -> None:
 def prepare(model: ExitModel, task: Task, recipe: Recipe) -> Task:
     """Adds what the recipe needs to the model and removes its policy; returns the task in the model's label order."""
     task = match_labels(model, task)
-    add_needs(model, recipe)
-    model.config.policy = None  # chosen for the old weights
-    return task
-
-
-def add_needs(model: ExitModel, recipe: Recipe) -> None:
-    """Adds the parts that the recipe trains and the model does not have yet."""
     if "weights" in recipe.needs:
         model.add_exit_weights()
     if "gate" in recipe.needs:
         model.add_gate()
+    model.config.policy = None  # chosen for the old weights
+    return task
 
 
 @torch.no_grad()

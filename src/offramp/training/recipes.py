@@ -22,6 +22,12 @@ TRAINABLE = ("all", "final", "exits")
 GRADIENTS = ("plain", "equilibrium", "by_depth", "projected")
 ANCHORS = ("task", "final", "inner")
 NEEDS = ("weights", "gate")
+RANGES: dict[str, Callable[[Any], bool]] = {
+    "a number above 0": lambda x: x > 0,
+    "a number of 0 or more": lambda x: x >= 0,
+    "a number from 0 to 1": lambda x: 0 <= x <= 1,
+    "a whole number of 1 or more": lambda x: isinstance(x, int) and x >= 1,
+}
 HEAD_BATCH = 256
 """Examples per update of heads on stored features, where small batches would only cost time."""
 
@@ -63,23 +69,19 @@ class Phase:
         check_choice("trainable", self.trainable, TRAINABLE)
         check_choice("gradients", self.gradients, GRADIENTS)
         check_choice("anchor", self.anchor, ANCHORS)
-        check_number(
-            "groups", self.groups, "a whole number of 1 or more", lambda x: isinstance(x, int) and x >= 1
-        )
+        check_number("groups", self.groups, "a whole number of 1 or more")
         if self.trainable == "exits" and (self.momentum is not None or self.frozen_teacher):
             raise BadOption(
                 "a phase with trainable='exits' is taught by the last exit; leave out other teachers"
             )
         if self.batch_size is not None:
-            check_number(
-                "batch_size", self.batch_size, "a whole number of 1 or more", lambda x: int(x) == x >= 1
-            )
+            check_number("batch_size", self.batch_size, "a whole number of 1 or more")
         if self.epochs is not None:
-            check_number("epochs", self.epochs, "a number above 0", lambda x: x > 0)
+            check_number("epochs", self.epochs, "a number above 0")
         if self.momentum is not None:
-            check_number("momentum", self.momentum, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+            check_number("momentum", self.momentum, "a number from 0 to 1")
         for name, rate in self.learning_rates.items():
-            check_number(f"learning rate of {name}", rate, "a number of 0 or more", lambda x: x >= 0)
+            check_number(f"learning rate of {name}", rate, "a number of 0 or more")
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,10 @@ def balanced_phase(groups: int) -> Phase:
 
 def head_phase(epochs: float, rate: float, temperature: float, label_weight: float) -> Phase:
     """Train the inner exits on stored features."""
-    check_number("epochs", epochs, "a number above 0", lambda x: x > 0)
-    check_number("rate", rate, "a number above 0", lambda x: x > 0)
-    check_number("temperature", temperature, "a number above 0", lambda x: x > 0)
-    check_number("label_weight", label_weight, "a number from 0 to 1", lambda x: 0 <= x <= 1)
+    check_number("epochs", epochs, "a number above 0")
+    check_number("rate", rate, "a number above 0")
+    check_number("temperature", temperature, "a number above 0")
+    check_number("label_weight", label_weight, "a number from 0 to 1")
     return Phase(
         partial(teacher_loss, temperature=temperature, label_weight=label_weight),
         trainable="exits",
@@ -128,9 +130,9 @@ def head_phase(epochs: float, rate: float, temperature: float, label_weight: flo
     )
 
 
-def check_number(name: str, value: Any, expected: str, fits: Callable[[Any], bool]) -> None:
+def check_number(name: str, value: Any, expected: str) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and fits(value)):
+    if not (is_number and RANGES[expected](value)):
         raise BadOption(f"{name}={value!r}; expected {expected}")
 
 
@@ -139,7 +141,7 @@ def published(name: str, *phases: Phase, needs: tuple[str, ...] = ()) -> Recipe:
     return Recipe(name, phases, needs, exit_at_embeddings=False)
 
 
-RecipeMaker = Callable[..., Recipe]
+FINE_TUNE = Phase(losses.final, trainable="final")
 
 
 def final() -> Recipe:
@@ -148,7 +150,7 @@ def final() -> Recipe:
     *Relation*: the baseline of all recipes and the first phase of `deebert` and `fastbert`. With `ExitModel.truncate`
     it is ElasticBERT's static use. Inner exits are not trained.
     """
-    return Recipe("final", (Phase(losses.final, trainable="final"),))
+    return Recipe("final", (FINE_TUNE,))
 
 
 def deebert(fine_tune: bool = True) -> Recipe:
@@ -162,7 +164,7 @@ def deebert(fine_tune: bool = True) -> Recipe:
     `fine_tune=False` skips the first phase, for a model whose last exit is already trained.
     """
     check_choice("fine_tune", fine_tune, (True, False))
-    first = (Phase(losses.final, trainable="final"),) if fine_tune else ()
+    first = (FINE_TUNE,) if fine_tune else ()
     return published("deebert", *first, Phase(losses.inner, trainable="exits"))
 
 
@@ -213,16 +215,16 @@ def romebert(
         gamma: weight of the teacher; the labels have weight 1 - gamma.
         temperature: of the distillation.
         beta: weight of the labels with kind "group".
-        span: number of neighbouring exits that are summed with kind "group".
+        span: number of neighboring exits that are summed with kind "group".
         gradients: "projected", "plain" or "by_depth".
         anchor: whose gradient the projection keeps: "final", "inner", or the original's choice for the "task".
         momentum: decay of a momentum teacher, 0.9999 in the original; None for no such teacher.
     """
     check_choice("kind", kind, ("raw", "ta", "group", "bidir"))
-    check_number("gamma", gamma, "a number from 0 to 1", lambda x: 0 <= x <= 1)
-    check_number("temperature", temperature, "a number above 0", lambda x: x > 0)
-    check_number("beta", beta, "a number of 0 or more", lambda x: x >= 0)
-    check_number("span", span, "a whole number of 1 or more", lambda x: isinstance(x, int) and x >= 1)
+    check_number("gamma", gamma, "a number from 0 to 1")
+    check_number("temperature", temperature, "a number above 0")
+    check_number("beta", beta, "a number of 0 or more")
+    check_number("span", span, "a whole number of 1 or more")
     loss = partial(
         losses.self_distillation, kind=kind, gamma=gamma, temperature=temperature, beta=beta, span=span
     )
@@ -265,8 +267,8 @@ def fastbert(fine_tune: bool = True, temperature: float = 1.0) -> Recipe:
     `fine_tune=False` skips the first phase, for a trained model and unlabelled text.
     """
     check_choice("fine_tune", fine_tune, (True, False))
-    check_number("temperature", temperature, "a number above 0", lambda x: x > 0)
-    first = (Phase(losses.final, trainable="final"),) if fine_tune else ()
+    check_number("temperature", temperature, "a number above 0")
+    first = (FINE_TUNE,) if fine_tune else ()
     loss = partial(losses.distillation, temperature=temperature)
     return published("fastbert", *first, Phase(loss, trainable="exits", needs_labels=False))
 
@@ -301,14 +303,10 @@ def mixed(
     `fine_tune=False` leaves out the first phase, for a fine-tuned model; `head_epochs=0` leaves out the last.
     """
     loss = partial(teacher_loss, temperature=temperature, label_weight=label_weight)
-    first = (Phase(losses.final, trainable="final"),) if fine_tune else ()
+    first = (FINE_TUNE,) if fine_tune else ()
     last = (head_phase(head_epochs, head_rate, temperature, label_weight),) if head_epochs else ()
     everything = Phase(
-        loss,
-        gradients="equilibrium",
-        frozen_teacher=True,
-        unlabelled=True,
-        needs_labels=False,
+        loss, gradients="equilibrium", frozen_teacher=True, unlabelled=True, needs_labels=False
     )
     return Recipe("mixed", (*first, everything, *last))
 
@@ -332,7 +330,7 @@ def joint(
     return Recipe("joint", (balanced_phase(groups), *last))
 
 
-RECIPES: dict[str, RecipeMaker] = {
+RECIPES: dict[str, Callable[..., Recipe]] = {
     "final": final,
     "deebert": deebert,
     "pabee": pabee,
@@ -357,10 +355,10 @@ def parse_recipe(text: str) -> Recipe:
     if name not in RECIPES:
         raise UnknownName(f"unknown recipe {did_you_mean(name, RECIPES)}")
     options = parse_key_values(rest.split(",") if rest else [])
-    known = list(inspect.signature(RECIPES[name]).parameters)
+    names = list(inspect.signature(RECIPES[name]).parameters)
     for key in options:
-        if key not in known:
-            raise BadOption(f"{name} has no option {did_you_mean(key, known) if known else repr(key)}")
+        if key not in names:
+            raise BadOption(f"{name} has no option {did_you_mean(key, names) if names else repr(key)}")
     return RECIPES[name](**options)
 
 

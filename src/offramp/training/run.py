@@ -8,6 +8,7 @@ import copy
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,18 +49,15 @@ from offramp.training.data import (
 )
 from offramp.training.features import (
     Features,
-    can_standardize,
     collect_features,
-    fold_scaling_into_head,
-    measure_scaling,
-    shift_to_mean,
+    standardized,
     whole_texts,
     words_file,
 )
 from offramp.training.preflight import check, check_effects, check_labels, describe, prepare, start_at_mean
 from offramp.training.recipes import Phase, Recipe
 from offramp.training.run_dir import identity, last_complete_checkpoint, register_run
-from offramp.training.start import Origin, Source, find_task, training_arguments
+from offramp.training.start import Origin, Source, training_arguments
 from offramp.training.trainer import PhaseTrainer
 
 LEAST_GAP = 0.02
@@ -128,7 +126,8 @@ def train(
     args = training_arguments(args)
     home = Path(args.output_dir or "offramp-run")
     set_seed(args.seed)
-    task = find_task(task, origin, recipe)
+    if not isinstance(task, Task):
+        task = Task.from_dataset(task, **origin.label_options(recipe))
     if not recipe.trains_backbone:
         origin.check_classifier(task, layers)
     model, tokenizer = origin.load(task, recipe, exits, head, tokenizer)
@@ -138,11 +137,12 @@ def train(
         task = prepare(model, task, recipe)
         rows = load_splits(task, check_unlabelled(unlabelled, task, recipe))
         log(describe(rows, task, recipe, args, model.config.exits, max_length))
-        data = tokenize_splits(rows, tokenizer, max_length, model.max_length, task.problem.of_tokens)
+        limit = text_limit(tokenizer, max_length, model.max_length)
+        data = tokenize_splits(rows, tokenizer, limit, task.problem.of_tokens)
         check_labels(task, recipe, data)
         if not task.problem.has_classes and not model.config.fine_tuned and has_labels(data, "train"):
             start_at_mean(model, data["train"]["labels"][:])
-        model.config.trained_length = text_limit(tokenizer, max_length, model.max_length)
+        model.config.trained_length = limit
         model.config.trained_on_pairs = "text_pair" in task.text_columns
         run = identity(model, recipe, args, data, task=task.name, early_stopping=early_stopping)
         with args.main_process_first(local=False):
@@ -222,18 +222,9 @@ class Training:
                 for name, rows in splits.items()
                 if rows is not None
             }
-        scaling = None
-        if phase.standardize and can_standardize(self.model):
-            scaling = measure_scaling(features["train"])
-            for each in features.values():
-                each.scaling = scaling
-            fold_scaling_into_head(self.model, scaling, inverse=True)
-            if not self.model.config.problem.has_classes and self.model.heads.sharing == 1:
-                shift_to_mean(self.model, features["train"])
-        trainer = self.trainer(phase, folder, features["train"], features.get("validation"))
-        run_trainer(trainer, folder)
-        if scaling is not None:
-            fold_scaling_into_head(self.model, scaling)
+        with standardized(self.model, features) if phase.standardize else nullcontext():
+            trainer = self.trainer(phase, folder, features["train"], features.get("validation"))
+            run_trainer(trainer, folder)
         save_phase(trainer, folder)
         if trainer.is_world_process_zero():
             for name in features:
@@ -336,7 +327,7 @@ def exit_scores(task: Task, prediction: Any, texts: Array | None = None) -> dict
         by_exit, labels = tagged_spans(task, predictions, labels, texts)
     else:
         by_exit = [*task.problem.decode(predictions).swapaxes(0, 1)]  # (examples, exits, ...)
-    scores = [compute(task.metrics, labels, found) for found in by_exit]
+    scores = [compute(task.metrics, labels, decoded) for decoded in by_exit]
     return {metric: [score[metric] for score in scores] for metric in task.metrics}
 
 
@@ -345,13 +336,13 @@ def tagged_spans(task: Task, tags: Array, labels: Array, texts: Array | None) ->
 
     `tags` are (rows, tokens, exits) and `labels` (rows, tokens), or both of words, (words, exits) and (words,).
     """
-    known = labels != UNLABELLED
+    labelled = labels != UNLABELLED
     if texts is None:
         texts = np.broadcast_to(np.arange(len(labels))[:, None], labels.shape)
-    texts, tags, labels = texts[known], tags[known], labels[known]
+    texts, tags, labels = texts[labelled], tags[labelled], labels[labelled]
     begins = begin_texts(texts)
     scheme = TagScheme(task.labels or ())
-    return [scheme.spans(found, begins) for found in tags.T], scheme.spans(labels, begins)
+    return [scheme.spans(of_exit, begins) for of_exit in tags.T], scheme.spans(labels, begins)
 
 
 def run_trainer(trainer: PhaseTrainer, folder: Path) -> None:

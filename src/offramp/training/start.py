@@ -104,14 +104,13 @@ class Origin:
 
     def check_classifier(self, task: Task, layers: int | None) -> None:
         """A model whose last exit stays as it is must be trained, and for this task."""
-        outputs = len(task.labels) if task.labels else 1
         if not self.keeps_classifier(layers):
             raise BadOption(
                 f"{self.name} has no trained classifier that could stay as it is; pass recipe='joint' to train one."
             )
-        if self.config.num_labels != outputs:
+        if self.config.num_labels != count_outputs(task):
             raise BadOption(
-                f"the model has {self.config.num_labels} outputs and {task.name} needs {outputs}; pass "
+                f"the model has {self.config.num_labels} outputs and {task.name} needs {count_outputs(task)}; pass "
                 "recipe='joint' to train it for this task."
             )
 
@@ -135,7 +134,7 @@ class Origin:
             exits = 1 if recipe.exit_at_embeddings else range(1, self.config.num_hidden_layers + 1)
         model = ExitModel.from_encoder(
             self.source,
-            num_labels=len(task.labels) if task.labels else 1,
+            num_labels=count_outputs(task),
             exits=exits,
             head=head,
             problem_type=task.problem,
@@ -158,8 +157,7 @@ class Origin:
 
         It does if they are those of the task, maybe in another order, or if the classifier is not trained further.
         """
-        outputs = len(task.labels) if task.labels else 1
-        if not self.fine_tuned or self.config.num_labels != outputs:
+        if not self.fine_tuned or self.config.num_labels != count_outputs(task):
             return False
         names = names_in_order(self.config)
         return {*names} == {*(task.labels or ())} or (
@@ -167,5 +165,5 @@ class Origin:
         )
 
 
-def find_task(data: Any, origin: Origin, recipe: Recipe) -> Task:
-    return data if isinstance(data, Task) else Task.from_dataset(data, **origin.label_options(recipe))
+def count_outputs(task: Task) -> int:
+    return len(task.labels) if task.labels else 1

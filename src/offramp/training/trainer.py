@@ -61,7 +61,7 @@ class PhaseTrainer(Trainer):
         if logits.ndim == 4:  # of tokens, which count as examples
             chosen = learned_tokens(labels, inputs["attention_mask"])
             logits, labels, gates, teacher = (
-                None if each is None else each[chosen] for each in (logits, labels, gates, teacher)
+                None if values is None else values[chosen] for values in (logits, labels, gates, teacher)
             )
         terms = self.phase.loss(
             scale_by_depth(logits) if self.phase.gradients == "by_depth" else logits,
@@ -149,8 +149,8 @@ def learned_tokens(labels: Tensor | None, attention_mask: Tensor) -> Tensor:
     """(examples, tokens) those that have a tag; in texts without tags, and in a batch without any, all tokens."""
     if labels is None:
         return attention_mask.bool()
-    known = labels != UNLABELLED
-    return known | (~known.any(1, keepdim=True) & attention_mask.bool())
+    labelled = labels != UNLABELLED
+    return labelled | (~labelled.any(1, keepdim=True) & attention_mask.bool())
 
 
 def freeze(model: ExitModel, trainable: str) -> None:
