@@ -45,6 +45,7 @@ from offramp.onnx_export.one_file import one_file
 from offramp.policy import Policy
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.timing import compile_policy
+from offramp.runtimes.onnx import OnnxRuntime
 
 LABELS = ("negative", "positive")
 TIMING = 600
@@ -238,8 +239,8 @@ def one_file_facts(out: Path, done: Any, texts: list[str]) -> dict[str, float]:
     if done.portable is None:
         return {}
     precision = done.results.precision
-    folder = out / "fast" / "work" / f"plain-{precision}"
-    plain = one_file(folder, Policy.parse("never"))
+    without_exits = out / "fast" / "work" / f"plain-{precision}"
+    plain = one_file(without_exits, Policy.parse("never"))
     model, tokenizer = load_model(out / "fast" / "work" / "training" / "model")
     with TemporaryDirectory() as folder:
         begin = time.perf_counter()
@@ -254,7 +255,7 @@ def one_file_facts(out: Path, done: Any, texts: list[str]) -> dict[str, float]:
         "MB of the heads of inner exits": of_heads,
         "percent more than both": 100 * (whole / (bare + of_heads) - 1),
         "seconds to export all layers with exits": seconds,
-        **never_exiting(done.folder, folder, texts),
+        **never_exiting(done.folder, without_exits, texts),
     }
 
 
@@ -262,7 +263,8 @@ def never_exiting(with_exits: Path, plain: Path, texts: list[str]) -> dict[str, 
     """How many times the time of the plain graph it takes to run all layers with the exits on the way, in one graph
     and in stages."""
     stages = Classifier.from_pretrained(with_exits, "never")
-    stages.runner.runtime.compiled = None  # type: ignore[attr-defined]
+    assert isinstance(stages.runner.runtime, OnnxRuntime)
+    stages.runner.runtime.compiled = None
     contenders = {
         "plain": predictor(plain, "never"),
         "one graph": predictor(with_exits, "never"),
