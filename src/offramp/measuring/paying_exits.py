@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from offramp.measuring.exit_table import build_exit_table
+from offramp.guarantees.guarantee import Guarantee
+from offramp.measuring.exit_table import build_exit_table, fit_rule, nothing_lost
 from offramp.policy import Policy, fold
 from offramp.rules.agreement import Agreement
 from offramp.trace import Trace
@@ -25,11 +26,9 @@ class ExitCost:
     """An exit on the way: its head and the decision."""
 
 
-def paying_exits(
-    trace: Trace, most: float, costs: Sequence[ExitCost], tolerance: float | None = None
-) -> tuple[int, ...]:
-    """The exits that are worth keeping where at most a share of predictions may change: the last, and at least one
-    more, without which there would be nothing to calibrate.
+def paying_exits(trace: Trace, target: Guarantee, costs: Sequence[ExitCost]) -> tuple[int, ...]:
+    """The exits that are worth keeping under a guarantee: the last, and at least one more, without which there would
+    be nothing to calibrate.
 
     One after the other goes, each time the one without which the expected time is shortest; the fewest that are about
     as fast as any so far stay. Of several `costs` the product counts. The policy is `agreement`, fitted on half of
@@ -39,7 +38,7 @@ def paying_exits(
     pairs = [(trace[fitted], trace[tried]) for fitted, tried in (halves, halves[::-1])]
 
     def expected(kept: Sequence[int]) -> float:
-        return sum(expected_time(*pair, kept, most, costs, tolerance) for pair in pairs)
+        return sum(expected_time(*pair, kept, target, costs) for pair in pairs)
 
     kept = tuple(range(len(trace.layers)))
     path = [(expected(kept), kept)]
@@ -55,24 +54,24 @@ def one_less(kept: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
 
 
 def expected_time(
-    fitted: Trace,
-    tried: Trace,
-    kept: Sequence[int],
-    most: float,
-    costs: Sequence[ExitCost],
-    tolerance: float | None,
+    fitted: Trace, tried: Trace, kept: Sequence[int], target: Guarantee, costs: Sequence[ExitCost]
 ) -> float:
-    """The shortest at any threshold at which at most a share of predictions changes."""
+    """The shortest at any threshold at which no more predictions change than the tightest bound allows; of tagged
+    texts, no more that lose something."""
     fitted, tried = at_exits(fitted, kept), at_exits(tried, kept)
-    policy = Policy(Agreement.fit(fitted, tolerance))
-    readiness = fold(policy.rule, tried.logits, None, tried.layers, tried.problem).readiness
-    thresholds = np.append(np.quantile(readiness, np.linspace(0, 1, THRESHOLDS)), np.inf)
+    policy = fit_rule(Policy(Agreement()), fitted, target)
+    readiness = fold(policy.rule, tried.logits, None, tried.layers, tried.problem, tried.lists).readiness
+    thresholds = [-np.inf, *np.quantile(readiness, np.linspace(0, 1, THRESHOLDS)), np.inf]
     table = build_exit_table(policy, readiness, tried.layers, thresholds)
     shares = table.histogram() / len(tried)  # (thresholds, exits)
-    changed = table.total(lambda exit: ~tried.agrees(tried.logits[:, exit], tolerance)) / len(tried)
+    same = nothing_lost(tried, target)
+    if same is None:
+        same = np.stack([tried.agrees(tried.logits[:, exit], target.tolerance) for exit in range(len(kept))])
+    changed = table.total(lambda exit: ~same[exit]) / len(tried)
+    most = min(min(target.bounds_by_group(risk).values()) for risk in target.risks)
     mean_layer, mean_exit = shares @ np.array(tried.layers), shares @ np.arange(len(kept))
     times = np.prod([cost.layer * mean_layer + cost.exit * mean_exit for cost in costs], axis=0)
-    return float(times[(changed <= most) | np.isinf(table.thresholds)].min())
+    return float(times[(changed <= most) | np.isposinf(table.thresholds)].min())
 
 
 def at_exits(trace: Trace, kept: Sequence[int]) -> Trace:

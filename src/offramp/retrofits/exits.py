@@ -1,7 +1,7 @@
 """The model with exits: trained, in each precision, and its outputs. Files are kept in `work` for later runs."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from offramp.files import SCORES, atomic_file, atomic_folder
 from offramp.guarantees.guarantee import BY_CLASS, BY_EXIT
 from offramp.inference.collect import collect, words_of
 from offramp.inference.runner import NEVER, Runner
+from offramp.measuring.exit_table import fit_rule
 from offramp.measuring.paying_exits import ExitCost, paying_exits
 from offramp.measuring.proof import parts_of
 from offramp.model_info import ModelInfo
@@ -158,11 +159,9 @@ class Exits:
         last = args.work / f"{precision}-last-exit" if args.tune else self.plain_folder(precision)
         if not last.exists():
             leave_out_exits(every, last, kept[-1:])
-        of_texts = args.split.unit == "text" and not args.original.tags
-        if of_texts and len(kept) > 1 and len(args.split.fit) >= FEWEST_TO_TELL:
-            trace, bound = self.trace(every, every.name, "fit"), args.target.epsilon
-            most = min(bound.values()) if isinstance(bound, Mapping) else bound
-            kept = paying_exits(trace, most, self.exit_costs(every, last), args.target.tolerance)
+        if args.split.unit == "text" and len(kept) > 1 and len(args.split.fit) >= FEWEST_TO_TELL:
+            trace = self.trace(every, every.name, "fit")
+            kept = paying_exits(trace, args.target, self.exit_costs(every, last, trace))
             if left_out := [layer for exit, layer in enumerate(layers) if exit not in kept]:
                 args.log(
                     f"{precision}: exits at layers {', '.join(str(layers[exit]) for exit in kept)} stay; those at "
@@ -170,12 +169,11 @@ class Exits:
                 )
         leave_out_exits(every, folder, kept)
 
-    def exit_costs(self, every: Path, last: Path) -> list[ExitCost]:
+    def exit_costs(self, every: Path, last: Path, fit_on: Trace) -> list[ExitCost]:
         """What a layer and an exit cost, for one text and in batches, if no text exits early."""
         args, layers = self.args, ModelInfo.read(every).exits
         args.log(f"timing the exits in {every.name} for at most {EXIT_SECONDS} s")
-        features = 7 if args.original.problem.has_classes else 5
-        never_sure = Policy(Agreement(coefficients=((0.0,) * features,) * len(layers)), 0.9)
+        never_sure = replace(fit_rule(Policy(Agreement()), fit_on, args.target), threshold=1.0)
         contenders = {"every": predictor(args, every, never_sure), "last": predictor(args, last, NEVER)}
         speeds = time_on(args, args.split.learn, contenders, EXIT_SECONDS)
         with_exits, bare = speeds["every"], speeds["last"]
