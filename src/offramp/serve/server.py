@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe
@@ -115,7 +115,7 @@ def serve(options: ServerOptions) -> None:
         run_app(app, gate, state, options, listeners)
         end_with(batcher)
         return
-    with shared_folder() as shared:
+    with shared_folder() as shared, listeners.probes or nullcontext():
         options = replace(options, audit_folder=options.audit_folder or shared / "audit")
         parent, _end_of_parent = Pipe(duplex=False)
         Supervisor(
