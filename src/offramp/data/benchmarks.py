@@ -1,22 +1,17 @@
 """The tasks of GLUE, ELUE and ELBERT by name, in their own files and on the hub.
 
-The tasks of GLUE (Wang et al. 2018, arXiv:1804.07461), in its own files and on the hub.
+GLUE (Wang et al. 2018, arXiv:1804.07461): labels are in the order of the older scripts, not in the hub's. The headline
+metric is F1 for MRPC and QQP, and Spearman's correlation for STS-B. MNLI is two tasks with the same training data, so
+that scores and predictions for matched and mismatched genres stay apart.
 
-Labels are in the order of the older scripts, not in the hub's. The headline metric is F1 for MRPC and QQP, and
-Spearman's correlation for STS-B. MNLI is two tasks with the same training data, so that scores and predictions for
-matched and mismatched genres stay apart.
+ELUE (Liu et al. 2022, arXiv:2110.07038): STS-B, SNLI and SciTail have their texts in the first two columns. ELUE is not
+on the hub, but the data sets that it was drawn from are, and a task read from the hub has their splits. ELUE's files
+number the labels of SNLI and SciTail without a key; here they are taken to be in the hub's order, and entailment first.
+For predictions that go to ELUE, train on ELUE's files.
 
-The tasks of ELUE (Liu et al. 2022, arXiv:2110.07038).
-
-Like `glue`, but STS-B, SNLI and SciTail have their texts in the first two columns. ELUE is not on the hub, but the
-data sets that it was drawn from are, and a task read from the hub has their splits. ELUE's files number the labels of
-SNLI and SciTail without a key; here they are taken to be in the hub's order, and entailment first. For predictions
-that go to ELUE, train on ELUE's files.
-
-The text classification sets that ELBERT was evaluated on (Xie et al. 2021, arXiv:2107.00175).
-
-The files are those of ELBERT's own preprocessing, where most sets use the test set for validation. IMDb and 20news
-split their lines differently from the rest. R8, R52, Cade and WebKB can be read from files only.
+ELBERT (Xie et al. 2021, arXiv:2107.00175): the files of the text classification sets are those of its own
+preprocessing, where most sets use the test set for validation. IMDb and 20news split their lines differently from the
+rest. R8, R52, Cade and WebKB can be read from files only.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,6 +30,7 @@ PARAPHRASE = ("f1", "acc", "acc_and_f1")
 SIMILARITY = ("spearmanr", "pearson", "corr")
 
 SPLITS = {"train": "train", "validation": "validation", "test": "test"}
+TRAIN_AND_TEST = {"train": "train", "validation": "test"}
 
 
 def benchmark_task(
@@ -131,11 +127,9 @@ GLUE = [
 ELUE_PAIR = files(ColumnMap(0, 1, label=-1), PAIR_TEST)
 NLI_COLUMNS = ColumnMap("premise", "hypothesis", "label")
 
-IMDB_SPLITS = {"train": "train", "validation": "test"}
-
-ELUE_IMDB = hub_splits("stanfordnlp/imdb", ColumnMap("text", label="label"), IMDB_SPLITS, numbered=True)
-ELUE_SNLI = hub_splits("stanfordnlp/snli", NLI_COLUMNS, SPLITS, numbered=True)
-SCITAIL = hub_splits(
+IMDB_HUB = hub_splits("stanfordnlp/imdb", ColumnMap("text", label="label"), TRAIN_AND_TEST, numbered=True)
+SNLI_HUB = hub_splits("stanfordnlp/snli", NLI_COLUMNS, SPLITS, numbered=True)
+SCITAIL_HUB = hub_splits(
     "allenai/scitail", NLI_COLUMNS, SPLITS, "tsv_format", label_names={"entails": "0", "neutral": "1"}
 )
 
@@ -143,17 +137,11 @@ elue_task = partial(benchmark_task, prefix="elue/")
 
 ELUE = [
     elue_task("SST-2", BINARY, ACCURACY, SENTENCE, on_hub("sst2", "sentence", numbered=True)),
-    elue_task("IMDb", BINARY, ACCURACY, SENTENCE, ELUE_IMDB),
-    elue_task(
-        "MRPC",
-        BINARY,
-        PARAPHRASE,
-        MRPC,
-        on_hub("mrpc", "sentence1", "sentence2", numbered=True),
-    ),
+    elue_task("IMDb", BINARY, ACCURACY, SENTENCE, IMDB_HUB),
+    elue_task("MRPC", BINARY, PARAPHRASE, MRPC, on_hub("mrpc", "sentence1", "sentence2", numbered=True)),
     elue_task("STS-B", None, SIMILARITY, ELUE_PAIR, on_hub("stsb", "sentence1", "sentence2")),
-    elue_task("SNLI", ("0", "1", "2"), ACCURACY, ELUE_PAIR, ELUE_SNLI),
-    elue_task("SciTail", BINARY, ACCURACY, ELUE_PAIR, SCITAIL),
+    elue_task("SNLI", ("0", "1", "2"), ACCURACY, ELUE_PAIR, SNLI_HUB),
+    elue_task("SciTail", BINARY, ACCURACY, ELUE_PAIR, SCITAIL_HUB),
 ]
 
 
@@ -195,8 +183,7 @@ def elbert_task(
 
 
 def elbert_on_hub(path: str, text: str, label: str = "label", numbered: bool = True) -> dict[str, HubSplit]:
-    splits = {"train": "train", "validation": "test"}
-    return hub_splits(path, ColumnMap(text, label=label), splits, numbered=numbered)
+    return hub_splits(path, ColumnMap(text, label=label), TRAIN_AND_TEST, numbered=numbered)
 
 
 def numbers(count: int) -> tuple[str, ...]:
@@ -224,13 +211,6 @@ CADE = """
 10_noticias 11_ciencias 12_compras_on_line
 """
 
-SNLI = hub_splits(
-    "stanfordnlp/snli",
-    ColumnMap("premise", "hypothesis", "label"),
-    {"train": "train", "validation": "validation"},
-    numbered=True,
-)
-
 ELBERT_SETS = [
     elbert_task(
         "snli",
@@ -239,7 +219,7 @@ ELBERT_SETS = [
         train="train.csv",
         validation="dev.csv",
         columns=ColumnMap(1, 2, label=0),
-        hub=SNLI,
+        hub={split: SNLI_HUB[split] for split in ("train", "validation")},
     ),
     elbert_task(
         "imdb",
@@ -249,7 +229,7 @@ ELBERT_SETS = [
         validation="test.csv",
         columns=ColumnMap(0, label=1),
         split_line=split_quoted,
-        hub=elbert_on_hub("stanfordnlp/imdb", "text"),
+        hub=IMDB_HUB,
     ),
     elbert_task("ag", numbers(4), "ag_news", hub=elbert_on_hub("fancyzhx/ag_news", "text")),
     elbert_task("dbpedia", numbers(14), "dbpedia_14", hub=elbert_on_hub("fancyzhx/dbpedia_14", "content")),

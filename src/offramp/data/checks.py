@@ -254,9 +254,17 @@ def label_set(table: RawTable, number: int, cell: Any, separator: str | None) ->
 
 
 def label_name(table: RawTable, number: int, cell: Any) -> str:
-    """A label as stripped text. A table with missing cells stores whole numbers as floats: 1.0 is 1."""
     if is_missing(cell) or isinstance(cell, dict | list):
         raise BadData(f"{table.where(number)}: label {cell!r}, expected a name or a number")
+    return cell_text(cell)
+
+
+def cell_text(cell: Any) -> str:
+    """A label or an id as text. A table with missing cells stores whole numbers as floats.
+
+    >>> cell_text(" yes "), cell_text(1.0), cell_text(2**60)
+    ('yes', '1', '1152921504606846976')
+    """
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 

@@ -48,6 +48,8 @@ class RawTable:
     """Why a line has no cells here."""
     headings: Mapping[str, str] = field(default_factory=dict)
     """The header's names for columns that were found by position."""
+    label_names: Sequence[str] | None = None
+    """The names of a data set's class indices."""
 
     def where(self, number: int) -> str:
         return f"{self.source}, {self.unit} {number}"
@@ -111,8 +113,20 @@ class UserFile:
     def source(self) -> str:
         return str(self.path)
 
+    @property
+    def unit(self) -> str:
+        return "row" if self.path.suffix.lower() == ".parquet" else "line"
+
     def __len__(self) -> int:
         return len(self.records)
+
+    def where(self, record: int) -> str:
+        return f"{self.path}, {self.unit} {self.records[record][0]}"
+
+    def column(self, name: str) -> list[Any]:
+        _check_columns(self.source, [name], self.column_names)
+        position = self.column_names.index(name)
+        return [cells[position] for _, cells in self.records]
 
     def select_texts(self, columns: ColumnMap) -> RawTable:
         """Like `select`, for files without labels: a row of another width, or without a text, is an error.
@@ -128,9 +142,10 @@ class UserFile:
         return table
 
     def select(self, columns: ColumnMap) -> RawTable:
-        positions = _find_columns(str(self.path), columns, self.column_names)
-        unit = "row" if self.path.suffix.lower() == ".parquet" else "line"
-        return _select(self.path, positions, self.records, len(self.column_names), unit=unit)
+        roles = columns.roles()
+        _check_columns(self.source, roles.values(), self.column_names)
+        positions = {role: self.column_names.index(str(column)) for role, column in roles.items()}
+        return _select(self.path, positions, self.records, len(self.column_names), unit=self.unit)
 
 
 def read_file(path: Path) -> UserFile:
@@ -164,14 +179,15 @@ class DatasetTable:
         return len(self.data)
 
     def select(self, columns: ColumnMap) -> RawTable:
-        positions = _find_columns(self.source, columns, self.column_names)
+        roles = columns.roles()
+        _check_columns(self.source, roles.values(), self.column_names)
         data = self.data.with_format(None)
-        cells = {role: list(data[self.column_names[position]]) for role, position in positions.items()}
-        labels = cells.pop("label", [])
+        cells = {role: list(data[column]) for role, column in roles.items()}
+        feature, labels = data.features.get(columns.label), cells.pop("label", [])
         if any(cell not in (None, -1) for cell in labels):  # data sets mark missing labels by -1
-            feature = data.features[columns.label]
             cells["label"] = [self._label(cell, feature) for cell in labels]
-        return RawTable(self.source, cells, range(1, len(self) + 1), unit="row")
+        numbers = range(1, len(self) + 1)
+        return RawTable(self.source, cells, numbers, unit="row", label_names=class_names(feature))
 
     def _label(self, cell: Any, feature: Any) -> Any:
         if isinstance(cell, list):
@@ -307,11 +323,10 @@ def _only(source: str, names: Sequence[str], role: str, candidates: Sequence[str
     return candidates[0]
 
 
-def _find_columns(source: str, columns: ColumnMap, names: Sequence[str]) -> dict[str, int]:
-    missing = [column for column in columns.roles().values() if column not in names]
+def _check_columns(source: str, columns: Iterable[Column], names: Sequence[str]) -> None:
+    missing = [column for column in columns if column not in names]
     if missing:
         raise BadData(f"{source}: no column named {missing[0]!r}, expected one of {', '.join(names)}")
-    return {role: names.index(str(column)) for role, column in columns.roles().items()}
 
 
 def _select(

@@ -1,14 +1,14 @@
 """Two files of predictions for the same rows, joined by id or by order. An error names the file and the line."""
 
-import math
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from offramp.data.files import Column, Record, check_not_empty, guess_columns, read_file
+from offramp.data.checks import cell_text, is_number
+from offramp.data.files import UserFile, check_not_empty, guess_columns, read_file
 from offramp.errors import BadData
 from offramp.numerics import Array
 from offramp.wording import count
@@ -54,41 +54,46 @@ class PredictionPair:
     categories: list[Any] | None = None
 
 
-@dataclass(frozen=True)
-class Table:
-    """The records of a file, all with the same columns."""
-
-    path: Path
-    names: list[str]
-    records: Sequence[Record]
-
-    def cells(self, column: Column) -> list[Any]:
-        """A cell of each record, none of them empty."""
-        index = self.names.index(str(column))
-        cells = [record[index] for _, record in self.records]
-        for row, cell in enumerate(cells):
-            if cell is None or cell == "":
-                raise BadData(f"{self.where(row)}: no {column}")
-        return cells
-
-    def where(self, row: int) -> str:
-        return f"{self.path}, line {self.records[row][0]}"
-
-
 def read_pair(old: Path, new: Path, columns: Columns, label_names: Sequence[str] = ()) -> PredictionPair:
     """Reads both files; `label_names` are all labels, if one of the files may lack some."""
-    first, second = (read_table(path) for path in (old, new))
-    first, second = align(first, second, columns)
+    first, second = align(read_table(old), read_table(new), columns)
     texts = [read_texts(table, columns) for table in (first, second)]
     check_same_texts(first, second, texts)
     labels = read_labels(first, second, columns)
     old_values, new_values, names = read_values(first, second, columns, label_names)
-    categories = read_categories(first, second, columns.category)
+    categories = None
+    if columns.category is not None:
+        _, categories = cells_of_either(first, second, columns.category)
     return PredictionPair(old_values, new_values, names, texts[0] or texts[1], labels, categories)
 
 
+def read_table(path: Path) -> UserFile:
+    table = read_file(path)
+    check_not_empty(table)
+    width = len(table.column_names)
+    for row, (_, cells) in enumerate(table.records):
+        if len(cells) != width:
+            raise BadData(f"{table.where(row)}: expected {count(width, 'column')}, found {len(cells)}")
+    return table
+
+
+def cells_of(table: UserFile, column: str) -> list[Any]:
+    """The cells of a column, none of them empty."""
+    cells = table.column(column)
+    for row, cell in enumerate(cells):
+        if cell is None or cell == "":
+            raise BadData(f"{table.where(row)}: no {column}")
+    return cells
+
+
+def cells_of_either(old: UserFile, new: UserFile, column: str) -> tuple[UserFile, list[Any]]:
+    """The cells of a column that one of the files has, and the file."""
+    table = old if column in old.column_names else new
+    return table, cells_of(table, column)
+
+
 def read_values(
-    old: Table, new: Table, columns: Columns, label_names: Sequence[str]
+    old: UserFile, new: UserFile, columns: Columns, label_names: Sequence[str]
 ) -> tuple[Array, Array, tuple[str, ...]]:
     """The predictions of both, and the names of labels."""
     if columns.scores is not None:
@@ -96,86 +101,62 @@ def read_values(
         return old_scores, new_scores, tuple(label_names) or names
     column = prediction_column(old, new, columns)
     if columns.numbers:
-        return numbers(old, old.cells(column), column), numbers(new, new.cells(column), column), ()
-    old_labels, new_labels = ([label_text(cell) for cell in table.cells(column)] for table in (old, new))
+        return numbers(old, cells_of(old, column), column), numbers(new, cells_of(new, column), column), ()
+    old_labels, new_labels = ([cell_text(cell) for cell in cells_of(table, column)] for table in (old, new))
     known = tuple(label_names) or shared_labels(old, new, old_labels, new_labels)
     check_labels(old, old_labels, known, "not one of the labels")
     check_labels(new, new_labels, known, "not one of the labels")
     return np.array(old_labels), np.array(new_labels), known
 
 
-def read_categories(old: Table, new: Table, column: str | None) -> list[Any] | None:
-    if column is None:
-        return None
-    table = old if column in old.names else new
-    require_column(table, column)
-    return table.cells(column)
-
-
-def read_table(path: Path) -> Table:
-    file = read_file(path)
-    check_not_empty(file)
-    for number, cells in file.records:
-        if len(cells) != len(file.column_names):
-            expected = count(len(file.column_names), "column")
-            raise BadData(f"{path}, line {number}: expected {expected}, found {len(cells)}")
-    return Table(path, file.column_names, file.records)
-
-
-def align(old: Table, new: Table, columns: Columns) -> tuple[Table, Table]:
+def align(old: UserFile, new: UserFile, columns: Columns) -> tuple[UserFile, UserFile]:
     """Both tables, with the records of the second in the order of the first."""
-    column = columns.id or next((name for name in IDS if name in old.names and name in new.names), None)
+    usual = [name for name in IDS if name in old.column_names and name in new.column_names]
+    column = columns.id or (usual[0] if usual else None)
     if column is None:
-        if len(old.records) != len(new.records):
-            longer, shorter = (old, new) if len(old.records) > len(new.records) else (new, old)
-            rows = len(shorter.records)
+        if len(old) != len(new):
+            longer, shorter = (old, new) if len(old) > len(new) else (new, old)
             raise BadData(
-                f"{longer.where(rows)}: {shorter.path} has only {count(rows, 'row')}; give both files the same "
+                f"{longer.where(len(shorter))}: {shorter.path} has only {count(len(shorter), 'row')}; give both files the same "
                 "rows, or a column of ids"
             )
         return old, new
     places = [places_by_id(table, column) for table in (old, new)]
-    for table, own, other, others in zip((old, new), places, (new, old), places[::-1], strict=True):
-        missing = next((key for key in own if key not in others), None)
+    for table, rows, other, other_rows in zip((old, new), places, (new, old), places[::-1], strict=True):
+        missing = next((key for key in rows if key not in other_rows), None)
         if missing is not None:
             raise BadData(
-                f"{table.where(own[missing])}: {other.path} has no row with the {column} {missing!r}"
+                f"{table.where(rows[missing])}: {other.path} has no row with the {column} {missing!r}"
             )
-    return old, Table(new.path, new.names, [new.records[places[1][key]] for key in places[0]])
+    return old, replace(new, records=[new.records[places[1][key]] for key in places[0]])
 
 
-def places_by_id(table: Table, column: str) -> dict[str, int]:
-    require_column(table, column)
+def places_by_id(table: UserFile, column: str) -> dict[str, int]:
     places: dict[str, int] = {}
-    for row, cell in enumerate(table.cells(column)):
-        key = label_text(cell)
+    for row, cell in enumerate(cells_of(table, column)):
+        key = cell_text(cell)
         if key in places:
             raise BadData(
-                f"{table.where(row)}: the {column} {key!r} is also in line {table.records[places[key]][0]}"
+                f"{table.where(row)}: the {column} {key!r} is also in {table.unit} {table.records[places[key]][0]}"
             )
         places[key] = row
     return places
 
 
-def require_column(table: Table, column: str) -> None:
-    if column not in table.names:
-        raise BadData(f"{table.path}: no column named {column!r}, expected one of {', '.join(table.names)}")
-
-
-def read_texts(table: Table, columns: Columns) -> list[Any] | None:
+def read_texts(table: UserFile, columns: Columns) -> list[Any] | None:
     """The texts, or pairs of texts; None if there is no column of them."""
     try:
-        found = guess_columns(str(table.path), table.names, columns.text, columns.text_pair, label="")
+        found = guess_columns(str(table.path), table.column_names, columns.text, columns.text_pair, label="")
         chosen = [str(column) for column in (found.text, found.text_pair) if column is not None]
     except BadData:
         return None
-    if any(column not in table.names for column in chosen):
+    if any(column not in table.column_names for column in chosen):
         return None
-    parts = [[str(cell) for cell in table.cells(column)] for column in chosen]
+    parts = [[str(cell) for cell in cells_of(table, column)] for column in chosen]
     return parts[0] if len(parts) == 1 else list(zip(*parts, strict=True))
 
 
-def check_same_texts(old: Table, new: Table, texts: Sequence[list[Any] | None]) -> None:
+def check_same_texts(old: UserFile, new: UserFile, texts: Sequence[list[Any] | None]) -> None:
     if texts[0] is None or texts[1] is None:
         return
     for row, (one, other) in enumerate(zip(*texts, strict=True)):
@@ -185,37 +166,33 @@ def check_same_texts(old: Table, new: Table, texts: Sequence[list[Any] | None]) 
             )
 
 
-def read_labels(old: Table, new: Table, columns: Columns) -> Array | None:
+def read_labels(old: UserFile, new: UserFile, columns: Columns) -> Array | None:
     if columns.label is None:
         return None
-    table = old if columns.label in old.names else new
-    require_column(table, columns.label)
-    cells = table.cells(columns.label)
+    table, cells = cells_of_either(old, new, columns.label)
     if columns.numbers or columns.scores == (SCORE,):
         return numbers(table, cells, columns.label)
-    return np.array([label_text(cell) for cell in cells])
+    return np.array([cell_text(cell) for cell in cells])
 
 
-def prediction_column(old: Table, new: Table, columns: Columns) -> str:
+def prediction_column(old: UserFile, new: UserFile, columns: Columns) -> str:
     """The column that both files have: the one that is named, or the usual name, or the only one."""
     if columns.prediction is not None:
-        require_column(old, columns.prediction)
-        require_column(new, columns.prediction)
         return columns.prediction
     usual = (SCORE,) if columns.numbers else PREDICTIONS
     taken = (columns.id, columns.label, columns.category, *IDS)
-    both = [name for name in old.names if name in new.names and name not in taken]
+    both = [name for name in old.column_names if name in new.column_names and name not in taken]
     candidates = [name for name in usual if name in both] or both
     if len(candidates) != 1 and not (candidates and candidates[0] in usual):
         raise BadData(
             f"{old.path} and {new.path}: which column has the predictions? Pass column=..., one of "
-            f"{', '.join(both or old.names)}"
+            f"{', '.join(both or old.column_names)}"
         )
     return candidates[0]
 
 
 def read_scores(
-    old: Table, new: Table, wanted: tuple[str, ...]
+    old: UserFile, new: UserFile, wanted: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[Array, Array]]:
     """The names of the labels, and (rows, labels) their scores in both files."""
     found = [score_cells(table, wanted) for table in (old, new)]
@@ -231,10 +208,10 @@ def read_scores(
     return names, (sides[0], sides[1])
 
 
-def score_cells(table: Table, wanted: tuple[str, ...]) -> dict[str, list[Any]]:
+def score_cells(table: UserFile, wanted: tuple[str, ...]) -> dict[str, list[Any]]:
     """The cells with the scores of each label."""
-    if PROBABILITIES in table.names:
-        rows = table.cells(PROBABILITIES)
+    if PROBABILITIES in table.column_names:
+        rows = cells_of(table, PROBABILITIES)
         for row, scores in enumerate(rows):
             if not isinstance(scores, dict) or scores.keys() != rows[0].keys():
                 raise BadData(
@@ -243,12 +220,14 @@ def score_cells(table: Table, wanted: tuple[str, ...]) -> dict[str, list[Any]]:
         found = {name: [scores[name] for scores in rows] for name in rows[0]}
     else:
         found = {
-            name.removeprefix(PROBABILITY): table.cells(name)
-            for name in table.names
+            name.removeprefix(PROBABILITY): cells_of(table, name)
+            for name in table.column_names
             if name.startswith(PROBABILITY)
         }
     names = wanted if wanted or found else (SCORE,)
-    found |= {name: table.cells(name) for name in names if name not in found and name in table.names}
+    found |= {
+        name: cells_of(table, name) for name in names if name not in found and name in table.column_names
+    }
     missing = [name for name in wanted if name not in found]
     if missing or not found:
         label = missing[0] if missing else "LABEL"
@@ -256,33 +235,23 @@ def score_cells(table: Table, wanted: tuple[str, ...]) -> dict[str, list[Any]]:
     return found
 
 
-def numbers(table: Table, cells: Sequence[Any], column: str) -> Array:
+def numbers(table: UserFile, cells: Sequence[Any], column: str) -> Array:
     for row, cell in enumerate(cells):
-        if not is_finite(cell):
+        if isinstance(cell, bool) or not is_number(cell):
             raise BadData(f"{table.where(row)}: {cell!r} as {column}, expected a finite number")
     return np.array([float(cell) for cell in cells])
 
 
-def is_finite(cell: Any) -> bool:
-    try:
-        return not isinstance(cell, bool) and math.isfinite(float(cell))
-    except (TypeError, ValueError):
-        return False
-
-
-def label_text(cell: Any) -> str:
-    """Numbers are names too, as in a csv file: 1 and 1.0 are "1"."""
-    return f"{cell:.15g}" if isinstance(cell, int | float) else str(cell)
-
-
-def shared_labels(old: Table, new: Table, old_labels: list[str], new_labels: list[str]) -> tuple[str, ...]:
+def shared_labels(
+    old: UserFile, new: UserFile, old_labels: list[str], new_labels: list[str]
+) -> tuple[str, ...]:
     """The labels of both files, each of which must be in the other too."""
     check_labels(old, old_labels, {*new_labels}, f"never in {new.path}")
     check_labels(new, new_labels, {*old_labels}, f"never in {old.path}")
     return tuple(sorted({*old_labels}))
 
 
-def check_labels(table: Table, labels: Sequence[str], known: Container[str], fault: str) -> None:
+def check_labels(table: UserFile, labels: Sequence[str], known: Container[str], fault: str) -> None:
     for row, label in enumerate(labels):
         if label not in known:
             raise BadData(

@@ -22,7 +22,6 @@ from offramp.data.files import (
     Source,
     UserFile,
     check_not_empty,
-    class_names,
     guess_columns,
     load_from_hub,
     read_file,
@@ -126,12 +125,19 @@ class Task:
         column; if there are no others, give `labels`. Each file is read once, here, and kept in memory.
         """
         paths = {"train": train, "validation": validation, "test": test}
-        given = {split: Path(path) for split, path in paths.items() if path is not None}
-        if not given:
-            raise BadData("no files; pass train=..., validation=... or test=...")
-        files = {split: read_file(path) for split, path in given.items()}
-        splits = _load_splits(files, text, text_pair, label, unlabelled)
-        return cls._infer(name, splits, labels, problem_type, metrics, separator, bad_rows)
+        return cls._from_tables(
+            {split: read_file(Path(path)) for split, path in paths.items() if path is not None},
+            text=text,
+            text_pair=text_pair,
+            label=label,
+            labels=labels,
+            problem_type=problem_type,
+            metrics=metrics,
+            separator=separator,
+            bad_rows=bad_rows,
+            unlabelled=unlabelled,
+            name=name,
+        )
 
     @classmethod
     def from_hub(cls, path: str, config: str | None = None, **options: Any) -> "Task":
@@ -146,20 +152,13 @@ class Task:
         train: str = "train",
         validation: str = "validation",
         test: str = "test",
-        text: str | None = None,
-        text_pair: str | None = None,
-        label: str | None = None,
-        labels: Sequence[str] | None = None,
-        problem_type: str | None = None,
-        metrics: Sequence[str] | None = None,
-        separator: str | None = None,
-        bad_rows: str = "error",
-        unlabelled: Sequence[str] = ("test",),
         name: str = "dataset",
+        **options: Any,
     ) -> "Task":
         """Like `from_files`, for a loaded data set, whose splits have the given names; a `Dataset` is a train split.
 
-        Labels are the names of a `ClassLabel` column, or else those that occur.
+        Labels are the names of a `ClassLabel` column, or else those that occur. Further options are those of
+        `from_files`.
         """
         import datasets
 
@@ -169,42 +168,50 @@ class Task:
             raise BadData(
                 f"{type(data).__name__} is not a datasets.Dataset or DatasetDict; load it without streaming"
             )
-        theirs = {"train": train, "validation": validation, "test": test}
+        names = {"train": train, "validation": validation, "test": test}
         tables = {
-            split: DatasetTable(f"{name} {own}", data[own]) for split, own in theirs.items() if own in data
+            split: DatasetTable(f"{name} {names[split]}", data[names[split]])
+            for split in names
+            if names[split] in data
         }
         if not tables:
-            raise BadData(f"{name} has no split {', '.join(theirs.values())}; it has {', '.join(data)}")
-        splits = _load_splits(tables, text, text_pair, label, unlabelled)
-        features = [(tables[split].data.features, source.columns.label) for split, source in splits.items()]
-        named = [class_names(columns[label]) for columns, label in features if label is not None]
-        labels = labels or (named[0] if named else None)
-        return cls._infer(name, splits, labels, problem_type, metrics, separator, bad_rows)
+            raise BadData(f"{name} has no split {', '.join(names.values())}; it has {', '.join(data)}")
+        return cls._from_tables(tables, name=name, **options)
 
     @classmethod
-    def _infer(
+    def _from_tables(
         cls,
+        tables: Mapping[str, UserFile | DatasetTable],
+        *,
         name: str,
-        splits: Mapping[str, Source],
-        labels: Sequence[str] | None,
-        problem_type: str | None,
-        metrics: Sequence[str] | None,
-        separator: str | None,
-        bad_rows: str,
+        text: str | None = None,
+        text_pair: str | None = None,
+        label: str | None = None,
+        labels: Sequence[str] | None = None,
+        problem_type: str | None = None,
+        metrics: Sequence[str] | None = None,
+        separator: str | None = None,
+        bad_rows: str = "error",
+        unlabelled: Sequence[str] = ("test",),
     ) -> "Task":
+        if not tables:
+            raise BadData("no files; pass train=..., validation=... or test=...")
+        splits = _load_splits(tables, text, text_pair, label, unlabelled)
         labelled = [source for source in splits.values() if source.columns.label is not None]
+        table = (labelled or [*splits.values()])[0].read()
+        labels = labels or table.label_names
         problem = problem_named(problem_type) if problem_type else None
         if not labelled and not labels and problem != REGRESSION:
             raise BadData(
                 f"{name}: no split has labels; pass labels=[...] in the order of the model's outputs"
             )
-        table = (labelled or list(splits.values()))[0].read()
         problem = problem or infer_problem(table, labels, separator)
         if not labels and problem.has_classes:
             labels = infer_labels(table, problem, separator)
         names = tuple(str(label).strip() for label in labels) if labels else None
-        metrics = tuple(metrics or problem.default_metrics)
-        return cls(name, names, metrics, splits, problem, separator, bad_rows)
+        return cls(
+            name, names, tuple(metrics or problem.default_metrics), splits, problem, separator, bad_rows
+        )
 
     @property
     def headline(self) -> str:
