@@ -26,9 +26,8 @@ from offramp.policy import Policy
 from offramp.problems import TOKENS
 from offramp.rules.agreement import Agreement
 from offramp.runtimes import Tokens
-from offramp.tags import TagScheme
+from offramp.tags import BEGINS, CONTINUES, SPECIAL, TagScheme
 from offramp.trace import Trace
-from offramp.words import BEGINS, CONTINUES, SPECIAL
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 WEIGHTS = (0.4, 0.02, -0.1, -0.3, -0.1, -0.1, 0.05, -0.1, -0.1, 0.2)

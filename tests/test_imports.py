@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "offramp"
 
 # Each may import those before it. Those in the first line are used by all.
 ORDER = """
-errors wording numerics problems files cpus lists row_hashes tags words
+errors wording numerics problems files cpus lists row_hashes tags
 data guarantees trace rules policy
 model_info models measuring
 folder training runtimes engine inference reports
@@ -70,7 +70,7 @@ def test_equals_never_import_one_another(folder: str) -> None:
 
 
 def test_commands_never_import_one_another() -> None:
-    shared = {"command", "data", "key_values", "options", "predictors", "progress", "rows", "targets"}
+    shared = {"command", "data", "options", "predictors", "progress", "rows", "targets"}
     for file in (PACKAGE / "cli").glob("*.py"):
         siblings = {there[1] for there in imports(file) if there[0] == "cli" and len(there) > 2}
         assert siblings <= shared or file.stem == "__init__", f"{file.name} imports {siblings - shared}"

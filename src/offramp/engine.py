@@ -20,7 +20,7 @@ from offramp.numerics import finite_rows
 from offramp.policy import Decider, Decision, Policy
 from offramp.problems import Array
 from offramp.runtimes import CompiledPolicy, Runtime, Tokens
-from offramp.words import BEGINS, CONTINUES, SPECIAL
+from offramp.tags import BEGINS, CONTINUES, SPECIAL
 
 WINDOW = 1024
 MAX_MICRO_BATCHES = 64

@@ -1,5 +1,7 @@
-"""Hashes of texts: by them calibration recognizes rows that repeat and rows that a model was trained on, whose hashes
-are saved with it, and random splits are drawn from them.
+"""Hashes of texts.
+
+They show calibration which rows repeat, and which the model was trained on: those hashes are saved with it. Random
+splits are drawn from them too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,9 +70,9 @@ def load_hashes(folder: Path) -> Array | None:
     if not file.is_file():
         return None
     try:
-        found: Array = np.load(file, allow_pickle=False)
+        hashes: Array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise CannotLoad(f"{file} is damaged ({error}); train or export the model again.") from error
-    if found.dtype != np.uint64 or found.ndim != 1:
+    if hashes.dtype != np.uint64 or hashes.ndim != 1:
         raise CannotLoad(f"{file} does not hold hashes; train or export the model again.")
-    return found
+    return hashes

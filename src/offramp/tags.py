@@ -1,10 +1,17 @@
-"""Tags: how the tags of words divide a text into spans."""
+"""Tagged words: which tokens they consist of, and how their tags divide a text into spans."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from offramp.numerics import Array
+from offramp.problems import UNLABELLED
+
+SPECIAL, BEGINS, CONTINUES = range(3)
+"""What a token of the vocabulary is: no part of the text, the beginning of a word, or the rest of one."""
+SPACES = ("\u0120", "\u2581")
+"""How byte-level and SentencePiece vocabularies write the space before a word: Ġ and ▁."""
 
 OUTSIDE = "O"
 """The tag of words that are in no span."""
@@ -26,9 +33,9 @@ class TagScheme:
     """
 
     def __init__(self, tags: Sequence[str]) -> None:
-        found = {tag[:2] for tag in tags if tag != OUTSIDE}
-        known = next((prefixes for prefixes in BILOU if found <= prefixes), {"B-", "I-"})
-        prefixes = [tag[:2] if tag[:2] in known else "" for tag in tags]
+        starts = {tag[:2] for tag in tags if tag != OUTSIDE}
+        scheme = next((prefixes for prefixes in BILOU if starts <= prefixes), {"B-", "I-"})
+        prefixes = [tag[:2] if tag[:2] in scheme else "" for tag in tags]
         names = [tag.removeprefix(prefix) for tag, prefix in zip(tags, prefixes, strict=True)]
         self.labels = [tag.split("-", 1)[-1] for tag in tags]
         """The label of a span that begins with each tag; the pipeline's, which shortens plain tags with a hyphen."""
@@ -84,7 +91,7 @@ class TagScheme:
 
 
 def begin_texts(texts: Array) -> Array:
-    """(words,) which of them begin a text; `texts` (words,) are the numbers of the texts that they are of, in order.
+    """(words,) which of them begin a text; `texts` (words,) has the number of each word's text, in order.
 
     >>> begin_texts(np.array([0, 0, 2])).tolist()
     [True, False, True]
@@ -97,3 +104,65 @@ def are_among(spans: Array, others: Array) -> Array:
     base = 1 + max(int(rows.max(initial=0)) for rows in (spans, others))
     first, second = (rows @ [1, base, base**2] for rows in (spans, others))
     return np.isin(first, second)
+
+
+def find_subwords(text: str, encoding: Any, has_prefix: bool, unknown: int | None) -> Array:
+    """(tokens,) whether each token of an encoding (of `tokenizers`) is a sub-word, as transformers' pipeline decides.
+
+    If the tokenizer marks sub-words by a prefix, such as ##, a token that is not spelled as in the text is one;
+    otherwise, a token that no space precedes. An unknown token is never one.
+    """
+    offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+    starts, ends = offsets[:, 0], offsets[:, 1]
+    if has_prefix:
+        is_subword = np.array([len(token) for token in encoding.tokens], np.int64) != ends - starts
+    else:
+        near = [text[start - 1 : start + 1] for start in starts.tolist()]
+        is_subword = (starts > 0) & ~np.array([" " in characters for characters in near], bool)
+    return np.asarray(is_subword & np.array([token != unknown for token in encoding.ids], bool))
+
+
+def marks_subwords(tokenizer: Any) -> bool:
+    """Whether a tokenizer (of `tokenizers`) marks sub-words by a prefix."""
+    return bool(getattr(tokenizer.model, "continuing_subword_prefix", None))
+
+
+def token_kinds(tokenizer: Any, unknown: int | None) -> Array:
+    """(vocabulary,) what each token of a tokenizer (of `tokenizers`) is: SPECIAL, BEGINS or CONTINUES.
+
+    This is as far as can be told without the text: `find_subwords` also counts a token as the rest of a word if the
+    text spells it otherwise.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
+    marks_spaces = not prefix and any(token.startswith(SPACES) for token in vocabulary)
+    kinds = np.full(1 + max(vocabulary.values()), BEGINS)
+    for token, number in vocabulary.items():
+        if (prefix and token.startswith(prefix)) or (marks_spaces and not token.startswith(SPACES)):
+            kinds[number] = CONTINUES
+    special = [number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special]
+    kinds[[*special, *tokenizer.encode("").ids]] = SPECIAL
+    if unknown is not None:
+        kinds[unknown] = BEGINS
+    return kinds
+
+
+def token_tags(offsets: Array, words: Sequence[str], tags: Sequence[int], continued: bool) -> Array:
+    """The tag of each word, at the first token that ends in it; no tag at other tokens, such as special ones.
+
+    `offsets` (tokens, 2) are into the words with a space between them; `continued` if other tokens come before.
+
+    >>> token_tags(np.array([[0, 0], [0, 2], [2, 4], [5, 6], [0, 0]]), ["Anna", "x"], [3, 0], False)
+    array([-100,    3, -100,    0, -100])
+    """
+    lengths = np.array([len(word) for word in words])
+    ends = np.cumsum(lengths + 1) - 1
+    last = offsets[:, 1] - 1
+    word = np.searchsorted(ends, last, side="right")
+    inside = np.flatnonzero((offsets[:, 0] < offsets[:, 1]) & (last >= (ends - lengths)[word]))
+    tagged, first = np.unique(word[inside], return_index=True)
+    if continued and len(inside) and offsets[inside[0], 0] > (ends - lengths)[tagged[0]]:
+        tagged, first = tagged[1:], first[1:]  # a word whose first token is in the row before
+    labels = np.full(len(offsets), UNLABELLED)
+    labels[inside[first]] = np.array(tags)[tagged]
+    return labels

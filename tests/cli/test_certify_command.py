@@ -230,6 +230,12 @@ def test_options_that_make_no_sense_are_bad_input(case: str, old: Path, run: Run
     assert (message or "models need --texts") in done.stderr
 
 
+def test_a_page_that_cannot_be_written_is_named_by_its_flag(old: Path, tmp_path: Path, run: Run) -> None:
+    done = run("certify", old, write(tmp_path / "new.csv"), "--page", old / "page.html")
+    assert done.exit_code == 2
+    assert f"--page {old / 'page.html'}: {old} exists and is not a folder" in done.stderr
+
+
 def test_a_page_and_a_badge_tell_the_verdict(old: Path, tmp_path: Path, run: Run) -> None:
     page, badge = tmp_path / "page.html", tmp_path / "badge.md"
     texts = [f"<script>alert({row})</script>" for row in range(ROWS)]

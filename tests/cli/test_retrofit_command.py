@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from offramp import Classifier
 from offramp.cli.rows import read_labels, read_rows
 from offramp.cli.targets import parse_bounds
+from offramp.data import Task
 from offramp.errors import BadOption
 from offramp.folder import load_model
 from offramp.retrofits.arguments import check_labels
@@ -151,6 +152,14 @@ def test_labels_in_any_format_are_read_as_names(tmp_path: Path) -> None:
         file = tmp_path / name
         file.write_text(content)
         assert read_labels([*read_rows(file, None, None)], file, None, None, None) == ["1"]
+
+
+def test_yes_and_no_of_json_are_the_names_that_training_gives_them(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "x", "label": true}\n{"text": "y", "label": false}\n')
+    cells = read_labels([*read_rows(file, None, None)], file, None, None, None)
+    assert cells is not None
+    assert set(cells) == {*(Task.from_files(train=file).labels or ())} == {"True", "False"}
 
 
 def test_labels_are_numbered_as_the_outputs_are(

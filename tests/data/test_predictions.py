@@ -35,5 +35,5 @@ def test_a_fault_in_a_parquet_file_is_placed_by_row(tmp_path: Path) -> None:
 
     for name, labels in (("old", ["a", "b"]), ("new", ["a", None])):
         parquet.write_table(pyarrow.table({"label": labels}), tmp_path / f"{name}.parquet")
-    with pytest.raises(BadData, match="new.parquet, row 2: no label"):
+    with pytest.raises(BadData, match=r"new\.parquet, row 2: no label"):
         read_pair(tmp_path / "old.parquet", tmp_path / "new.parquet", Columns())

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from offramp import ExitModel, Runner, Tagger, Trace, collect
 from offramp.measuring.sweep import sweep
 from offramp.policy import Policy
-from offramp.words import BEGINS, CONTINUES, SPECIAL, token_kinds
+from offramp.tags import BEGINS, CONTINUES, SPECIAL, token_kinds
 
 TAGS = ["O", "B-A", "I-A", "B-B", "I-B"]
 WORDS = [*"abcdefghij", "good", "bad", "film"]

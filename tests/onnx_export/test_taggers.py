@@ -31,7 +31,7 @@ from offramp.reports.stored_policy import store_policy
 from offramp.rules.agreement import Agreement
 from offramp.runtimes import Tokens
 from offramp.runtimes.onnx import OnnxRuntime, embedding_inputs
-from offramp.words import token_kinds
+from offramp.tags import token_kinds
 
 TAGS = ["O", "B-A", "I-A", "B-B", "I-B"]
 DRAW = np.random.default_rng(0)

@@ -15,9 +15,8 @@ import pytest
 from offramp.measuring import sweep
 from offramp.policy import Policy
 from offramp.reports import report
-from offramp.reports.chart import style
+from offramp.reports.chart import Drawing, style
 from offramp.reports.sections import curves_chart
-from offramp.reports.svg import Drawing
 from offramp.reports.table import format_table, short
 from offramp.trace import Trace
 

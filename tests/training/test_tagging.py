@@ -21,10 +21,10 @@ from offramp import Task, train
 from offramp.errors import BadData
 from offramp.models.exit_model import ExitModel
 from offramp.problems import UNLABELLED
+from offramp.tags import token_tags
 from offramp.training import features
 from offramp.training.data import TagCollator, add_teacher, tokenize_words
 from offramp.training.features import WordSample
-from offramp.words import token_tags
 
 PIECES = [*"abcdefghij", *(f"##{letter}" for letter in "abcdefghij"), "good", "bad", "##film", "film"]
 VOCABULARY = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", *PIECES]

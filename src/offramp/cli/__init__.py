@@ -1,7 +1,8 @@
-"""The command line: one file per command, a function whose parameters are its flags.
+"""The command line: a command is a function whose parameters are its flags.
 
-Commands import torch, transformers and the rest when they run, so that `offramp --help` is fast. To add a
-command, write such a function and add it to COMMANDS.
+It is in the file of its name; `list` is with `info`, and `predict-files` with `predict`. Commands import torch,
+transformers and the rest when they run, so that `offramp --help` is fast. To add a command, write such a function and
+add it to COMMANDS.
 """
 
 from collections.abc import Callable
@@ -17,10 +18,8 @@ from offramp.cli.command import EXIT_CODES, Result, command, silence_libraries
 from offramp.cli.curve import curve
 from offramp.cli.export import export
 from offramp.cli.import_checkpoint import import_checkpoint
-from offramp.cli.info import info
-from offramp.cli.list_names import list_names
-from offramp.cli.predict import predict
-from offramp.cli.predict_files import predict_files
+from offramp.cli.info import info, list_names
+from offramp.cli.predict import predict, predict_files
 from offramp.cli.rerank import rerank
 from offramp.cli.retrofit import retrofit
 from offramp.cli.serve import serve

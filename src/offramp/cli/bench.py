@@ -5,18 +5,18 @@ from datetime import date
 from functools import partial
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from offramp.cli.command import Result
-from offramp.cli.data import ColumnOptions, DataOptions, texts_of
-from offramp.cli.options import RuntimeOptions
+from offramp.cli.data import ColumnOptions, DataOptions
+from offramp.cli.options import ModelArgument, RuntimeOptions
 from offramp.cli.progress import in_terminal
 from offramp.errors import BadOption
 from offramp.wording import count
 
 
 def bench(
-    model: Annotated[str, Argument(help="Model folder, training run or hub name.")],
+    model: ModelArgument,
     data: DataOptions,
     columns: ColumnOptions,
     runtime: RuntimeOptions,
@@ -48,9 +48,8 @@ def bench(
 
     folder = find_model(model)
     info = ModelInfo.read(folder)
-    task = data.load_task(info, columns)
-    rows = {name: values[:limit] for name, values in task.columns(data.split_name).items()}
-    texts = texts_of(rows)
+    split = data.load(info, columns)
+    split = split.select(range(min(limit, len(split.texts))))
     runner = runtime.load(folder, policy)
     if runner.policy.rule.reads == "nothing":
         if policy is not None:
@@ -60,19 +59,19 @@ def bench(
         raise BadOption(f"{model} has no stored policy; use --policy, or store one with `offramp calibrate`.")
     policies = {"full depth": NEVER, short(runner.policy): runner.policy}
     predict: Any = Tagger(runner).tag if info.problem.of_tokens else Classifier(runner).predict
-    trace = collect(runner, rows, metrics=task.metrics, progress=in_terminal())
+    trace = collect(runner, split.columns, metrics=split.task.metrics, progress=in_terminal())
     speeds = compare_speed(
-        {name: partial(predict, policy=each) for name, each in policies.items()},
-        texts,
+        {name: partial(predict, policy=policy) for name, policy in policies.items()},
+        split.texts,
         repeats=repeats,
         progress=in_terminal(),
     )
     contenders = [
-        measure_contender(name, trace, each, speeds[name], speeds["full depth"])
-        for name, each in policies.items()
+        measure_contender(name, trace, policy, speeds[name], speeds["full depth"])
+        for name, policy in policies.items()
     ]
     values = {
-        "examples": len(texts),
+        "examples": len(split.texts),
         "layers": info.exits[-1],
         "repeats": repeats,
         "policy": str(runner.policy),
@@ -80,5 +79,5 @@ def bench(
         **describe_machine(runtime.threads),
         "runs": [asdict(contender) for contender in contenders],
     }
-    heading = f"{count(len(texts), 'text')}, median of {count(repeats, 'run')}"
+    heading = f"{count(len(split.texts), 'text')}, median of {count(repeats, 'run')}"
     return Result(values, f"{heading}\n\n{format_table(contender_rows(contenders))}")

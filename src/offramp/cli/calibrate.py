@@ -58,29 +58,29 @@ def calibrate(
         raise BadOption(f"{model} is on the hub; download it first, or add --dry-run.")
     if target.policy is None and trace is None:
         raise BadOption("this target needs a trace: offramp calibrate MODEL TRACE ...")
-    found = None if trace is None else Trace.load(trace)
-    if found is not None:
-        check_same_model(folder, found)
+    examples = None if trace is None else Trace.load(trace)
+    if examples is not None:
+        check_same_model(folder, examples)
     info = ModelInfo.read(folder, replaces_policy=True)
-    policy, found, calibrated = choose_policy(info, found, target, target.rule, chosen_on)
-    measured = {} if found is None else measure(policy, found)
+    policy, examples, search = choose_policy(info, examples, target, target.rule, chosen_on)
+    measured = {} if examples is None else measure(policy, examples)
     warn_about_loss(measured)
     if not dry_run:
-        store_policy(folder, policy, found, target.to_json(), target.point)
+        store_policy(folder, policy, examples, target.to_json(), target.point)
     record, proof = policy.to_json(), policy.certificate
     values = {
         "policy": str(policy),
         "certificate": record["certificate"],
         "saved_policy": record,
         "stored": not dry_run,
-        **search_facts(calibrated),
+        **search_facts(search),
         **measured,
     }
     lines = [
         f"policy: {short(policy)}",
         *measured_lines(measured),
         *([f"certificate: {proof.summary} {proof.evidence}"] if proof else []),
-        *search_lines(calibrated),
+        *search_lines(search),
         "not stored (--dry-run)" if dry_run else f"stored in {folder}",
     ]
     return Result(values, "\n".join(lines))

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from offramp.cli.command import BadInput, Result
-from offramp.cli.options import RuntimeOptions, TextOption, TextPairOption, check_writable
+from offramp.cli.options import RuntimeOptions, TextOption, TextPairOption, check_writable, split_names
 from offramp.cli.rows import Row, read_column, read_labels, read_rows
 from offramp.errors import BadData, BadLabels, BadOption, CannotLoad, Incompatible, UnknownName
 
@@ -65,16 +65,7 @@ class ClaimOptions:
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of `certify`."""
-        return {
-            "guarantee": self.bounds(),
-            "by": self.by,
-            "decide": self.decide,
-            "tolerance": self.tolerance,
-            "delta": self.delta,
-            "stop_early": self.stop_early,
-            "finite": self.finite,
-            "seed": self.seed,
-        }
+        return asdict(self) | {"guarantee": self.bounds()}
 
     @property
     def category(self) -> str | None:
@@ -103,28 +94,40 @@ class ClaimOptions:
         return OperatingPoint.parse(self.decide)
 
 
+@dataclass(frozen=True)
+class RowOptions:
+    """How to read the rows of the files."""
+
+    text: TextOption = None
+    text_pair: TextPairOption = None
+    label: Annotated[
+        str | None, Option(help="Column of the correct labels, for the risks that need them.")
+    ] = None
+    labels: Annotated[
+        str | None, Option(help="For files: all labels, such as ham,spam, if one of them may lack some.")
+    ] = None
+    column: Annotated[
+        str | None, Option(help="For files: column of the predictions; guessed from its name by default.")
+    ] = None
+    id: Annotated[
+        str | None,
+        Option(help="For files: column to join them by; by default id, or else the order of rows."),
+    ] = None
+
+    def check_for_models(self) -> None:
+        for name in ("labels", "column", "id"):
+            if getattr(self, name) is not None:
+                raise BadOption(f"--{name} is for two files of predictions; leave it out.")
+
+
 def certify(
     old: Annotated[str, Argument(help=SIDE_HELP)],
     new: Annotated[str, Argument(help="The same, for what should replace it.")],
     claim: ClaimOptions,
+    columns: RowOptions,
     runtime: RuntimeOptions,
     texts: Annotated[
         Path | None, Option(help="For models and servers: a txt, csv, tsv, jsonl or parquet file of texts.")
-    ] = None,
-    text: TextOption = None,
-    text_pair: TextPairOption = None,
-    label: Annotated[
-        str | None, Option(help="Column of the correct labels, for the risks that need them.")
-    ] = None,
-    labels: Annotated[
-        str | None, Option(help="For files: all labels, such as ham,spam, if one of them may lack some.")
-    ] = None,
-    column: Annotated[
-        str | None, Option(help="For files: column of the predictions; guessed from its name by default.")
-    ] = None,
-    id: Annotated[
-        str | None,
-        Option(help="For files: column to join them by; by default id, or else the order of rows."),
     ] = None,
     page: Annotated[Path | None, Option(help="Write an HTML page here.")] = None,
     badge: Annotated[Path | None, Option(help="Write a Markdown badge here.")] = None,
@@ -137,22 +140,29 @@ def certify(
 
     The exit code is 0 if everything is proven, 3 if not, and 2 if the rows cannot be compared.
 
-    \\b
+    \b
     Examples:
         offramp certify old.csv new.csv --guarantee 0.02
         offramp certify my-model fast/model --texts logs.csv --stop-early
         offramp certify http://127.0.0.1:8000 http://127.0.0.1:8001 --texts logs.csv --decide "spam>=0.3"
     """
+    from offramp.files import write_files
+    from offramp.reports.certification import certification_badge, certification_page, certification_text
+
     with bad_input():
-        for out in (page, badge):
+        for flag, out in {"--page": page, "--badge": badge}.items():
             if out is not None:
-                check_writable(out)
+                check_writable(out, flag)
         if texts is None:
-            made = certify_files(Path(old), Path(new), claim, text, text_pair, label, labels, column, id)
+            made = certify_files(Path(old), Path(new), claim, columns)
         else:
-            refuse({"--labels": labels, "--column": column, "--id": id}, "are for two files of predictions")
-            made = certify_models(old, new, claim, runtime, texts, text, text_pair, label)
-    return show_certification(made, page, badge)
+            columns.check_for_models()
+            made = certify_models(old, new, claim, columns, runtime, texts)
+    if page is not None:
+        write_files({page: certification_page(made) + "\n"})
+    if badge is not None:
+        write_files({badge: certification_badge(made) + "\n"})
+    return Result(made.to_json(), certification_text(made), 0 if made.proven else NOT_PROVEN)
 
 
 @contextmanager
@@ -164,23 +174,7 @@ def bad_input() -> Iterator[None]:
         raise BadInput(str(error)) from error
 
 
-def refuse(options: dict[str, Any], reason: str) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if given:
-        raise BadOption(f"{', '.join(given)}: {reason}; leave it out.")
-
-
-def certify_files(
-    old: Path,
-    new: Path,
-    claim: ClaimOptions,
-    text: str | None,
-    text_pair: str | None,
-    label: str | None,
-    labels: str | None,
-    column: str | None,
-    id: str | None,
-) -> "Certification":
+def certify_files(old: Path, new: Path, claim: ClaimOptions, columns: RowOptions) -> "Certification":
     from offramp.data.predictions import Columns, read_pair
     from offramp.guarantees.certify import certify as run
 
@@ -188,7 +182,7 @@ def certify_files(
         raise BadOption(
             f"{old} and {new}: expected two files of predictions ({', '.join(FILES)}); models need --texts FILE."
         )
-    if claim.needs_labels() and label is None:
+    if claim.needs_labels() and columns.label is None:
         raise BadOption(NO_LABELS)
     thresholds = [name for name, value in claim.point.thresholds.items() if value is not None]
     compares_scores = "score" in claim.bounds()
@@ -196,16 +190,16 @@ def certify_files(
         old,
         new,
         Columns(
-            column,
-            id,
-            text,
-            text_pair,
-            label,
+            columns.column,
+            columns.id,
+            columns.text,
+            columns.text_pair,
+            columns.label,
             scores=tuple(thresholds) if thresholds or compares_scores else None,
             numbers=claim.tolerance is not None,
             category=claim.category,
         ),
-        [name.strip() for name in labels.split(",")] if labels else (),
+        split_names(columns.labels) or (),
     )
     return run(
         pair.old,
@@ -226,14 +220,7 @@ def names_of(old: str, new: str) -> tuple[str, str]:
 
 
 def certify_models(
-    old: str,
-    new: str,
-    claim: ClaimOptions,
-    runtime: RuntimeOptions,
-    texts: Path,
-    text: str | None,
-    text_pair: str | None,
-    label: str | None,
+    old: str, new: str, claim: ClaimOptions, columns: RowOptions, runtime: RuntimeOptions, file: Path
 ) -> "Certification":
     from offramp.cli.predictors import load_predictor, match_labels
     from offramp.guarantees.certify import certify as run
@@ -241,20 +228,18 @@ def certify_models(
     from offramp.guarantees.operating_point import OperatingPoint
 
     arguments = claim.arguments()
-    rows = [*read_rows(texts, text, text_pair)]
-    inputs = [row.text for row in rows]
+    rows = [*read_rows(file, columns.text, columns.text_pair)]
+    texts = [row.text for row in rows]
     if not rows:
-        raise BadData(f"{texts}: the file is empty, expected texts")
-    sides = [load_predictor(name, runtime, inputs[0]) for name in (old, new)]
-    order, problem = match_labels(*sides), sides[0].problem
-    names = sides[0].labels
-    point = claim.point
-    if problem.multi_label and point.is_argmax:
-        point = OperatingPoint(dict.fromkeys(names, 0.5))
+        raise BadData(f"{file}: the file is empty, expected texts")
+    sides = [load_predictor(name, runtime, texts[0]) for name in (old, new)]
+    order, problem, names = match_labels(*sides), sides[0].problem, sides[0].labels
+    if problem.multi_label and claim.point.is_argmax:
+        arguments["decide"] = OperatingPoint(dict.fromkeys(names, 0.5))
 
-    def predicted(predictor: "Predictor", columns: list[int]) -> Predicted:
+    def predicted(predictor: "Predictor", labels: list[int]) -> Predicted:
         def predict(numbers: "Array") -> "Array":
-            scores = predictor.score([inputs[number] for number in numbers])[:, columns]
+            scores = predictor.score([texts[number] for number in numbers])[:, labels]
             return scores if problem.has_classes else scores[:, 0]
 
         return Predicted(len(rows), predict)
@@ -262,47 +247,26 @@ def certify_models(
     return run(
         predicted(sides[0], [*range(len(names))]),
         predicted(sides[1], order),
-        **arguments | {"decide": point},
+        **arguments,
         label_names=names if problem.has_classes else (),
-        labels=correct_labels(rows, texts, text, text_pair, label, sides[0])
-        if claim.needs_labels()
-        else None,
-        texts=inputs,
-        categories=read_column(rows, texts, claim.category, "--by"),
+        labels=correct_labels(rows, file, columns, sides[0]) if claim.needs_labels() else None,
+        texts=texts,
+        categories=read_column(rows, file, claim.category, "--by"),
         names=names_of(old, new),
-        data=texts.name,
+        data=file.name,
     )
 
 
-def correct_labels(
-    rows: Sequence[Row],
-    source: Path,
-    text: str | None,
-    text_pair: str | None,
-    label: str | None,
-    predictor: "Predictor",
-) -> list[Any]:
-    cells = read_labels(rows, source, text, text_pair, label)
+def correct_labels(rows: Sequence[Row], file: Path, columns: RowOptions, predictor: "Predictor") -> list[Any]:
+    cells = read_labels(rows, file, columns.text, columns.text_pair, columns.label)
     if cells is None:
         raise BadOption(NO_LABELS)
-    if predictor.problem.has_classes and not predictor.problem.multi_label:
+    problem = predictor.problem
+    if problem.has_classes and not problem.multi_label:
         return cells
     try:
-        if not predictor.problem.has_classes:
+        if not problem.has_classes:
             return [float(cell) for cell in cells]
         return [[int(name in cell) for name in predictor.labels] for cell in cells]
     except (TypeError, ValueError):
-        raise BadLabels(
-            f"{source}: expected as labels {predictor.problem.expected(len(predictor.labels))}"
-        ) from None
-
-
-def show_certification(made: "Certification", page: Path | None, badge: Path | None) -> Result:
-    from offramp.files import atomic_file
-    from offramp.reports.certification import certification_badge, certification_page, certification_text
-
-    for out, content in ((page, certification_page), (badge, certification_badge)):
-        if out is not None:
-            with atomic_file(out) as draft:
-                draft.write_text(content(made) + "\n", encoding="utf-8")
-    return Result(made.to_json(), certification_text(made), 0 if made.proven else NOT_PROVEN)
+        raise BadLabels(f"{file}: expected as labels {problem.expected(len(predictor.labels))}") from None

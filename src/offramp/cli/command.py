@@ -87,11 +87,13 @@ def silence_libraries() -> None:
 
 def command(work: Callable[..., Result]) -> Callable[..., None]:
     """The function that typer runs for a command."""
-    own = inspect.signature(work).parameters
+    declared = inspect.signature(work).parameters
     groups: dict[str, Any] = {
-        name: each.annotation for name, each in own.items() if is_dataclass(each.annotation)
+        name: parameter.annotation
+        for name, parameter in declared.items()
+        if is_dataclass(parameter.annotation)
     }
-    parameters = flag_parameters(own, groups)
+    parameters = flag_parameters(declared, groups)
     names = flag_names(parameters)
 
     def run(**flags: Any) -> None:
@@ -108,30 +110,30 @@ def command(work: Callable[..., Result]) -> Callable[..., None]:
 
     run.__doc__ = work.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
 
 
 def flag_parameters(
-    own: Mapping[str, inspect.Parameter], groups: Mapping[str, Any]
+    declared: Mapping[str, inspect.Parameter], groups: Mapping[str, Any]
 ) -> list[inspect.Parameter]:
     """A parameter for each flag: the command's own, those of its groups, and those of every command."""
-    found: list[inspect.Parameter] = []
-    for name, parameter in own.items():
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in declared.items():
         if name in groups:
-            found += inspect.signature(groups[name]).parameters.values()
+            parameters += inspect.signature(groups[name]).parameters.values()
         else:
-            found.append(parameter)
-    found += inspect.signature(common_flags).parameters.values()
-    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in found]
+            parameters.append(parameter)
+    parameters += inspect.signature(common_flags).parameters.values()
+    return [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
 
 
 def flag_names(parameters: list[inspect.Parameter]) -> dict[str, str]:
     """The flag to type for each Python argument, as in {"num_train_epochs": "--epochs"}."""
     options = [
-        each.name
-        for each in parameters
-        if any(isinstance(extra, OptionInfo) for extra in each.annotation.__metadata__)
+        parameter.name
+        for parameter in parameters
+        if any(isinstance(extra, OptionInfo) for extra in parameter.annotation.__metadata__)
     ]
     names = {name: name for name in options}
     names |= {argument: name for argument, name in FLAG_OF_ARGUMENT.items() if name in options}
@@ -163,17 +165,17 @@ def common_flags(
 def read_settings(path: Path, parameters: list[Any]) -> Iterator[tuple[str, Any]]:
     """The values in a settings file by parameter name."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise typer.BadParameter(f"cannot read {path}: {one_line(error)}") from error
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise typer.BadParameter(f"{path}: expected lines such as `epochs: 2`")
-    known = {long_name(parameter): parameter for parameter in parameters}
-    for key, value in found.items():
+    flags = {long_name(parameter): parameter for parameter in parameters}
+    for key, value in settings.items():
         name = str(key).replace("-", "_")
-        if name not in known:
-            raise typer.BadParameter(f"{path}: unknown flag {did_you_mean(name, known)}")
-        yield known[name].name, as_typed(value, several=known[name].multiple or known[name].nargs == -1)
+        if name not in flags:
+            raise typer.BadParameter(f"{path}: unknown flag {did_you_mean(name, flags)}")
+        yield flags[name].name, as_typed(value, several=flags[name].multiple or flags[name].nargs == -1)
 
 
 def long_name(parameter: Any) -> str:
@@ -183,9 +185,9 @@ def long_name(parameter: Any) -> str:
 def as_typed(value: Any, several: bool) -> Any:
     """A YAML value as typed: a mapping becomes key=value; a list becomes repeated flags, or is comma-separated."""
     if isinstance(value, dict):
-        value = [f"{key}={each}" for key, each in value.items()]
+        value = [f"{key}={part}" for key, part in value.items()]
     if several:
-        return [str(each) for each in (value if isinstance(value, list) else [value])]
+        return [str(part) for part in (value if isinstance(value, list) else [value])]
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
@@ -228,11 +230,11 @@ def name_extras(command: str, model: str | None) -> Iterator[None]:
         if model is not None:
             runtime = ["onnx" if is_exported(model) or is_exported(f"{model}/model") else "train"]
         needed = dict.fromkeys([extra, *EXTRAS_OF.get(command, []), *runtime])
-        missing = [each for each in needed if each == extra or not is_installed(each)]
+        missing = [name for name in needed if name == extra or not is_installed(name)]
         if isinstance(error, MissingExtra) and missing == [extra]:
             raise
         top = str(error.name).split(".")[0]  # it may be there and still not be importable
-        names = (name for each in missing for name in EXTRAS[each].split())
+        names = (name for name in missing for name in EXTRAS[name].split())
         modules = [name for name in names if name == top or not find_spec(name)]
         raise MissingExtra(f"this command {install_hint(', '.join(modules), ','.join(missing))}") from error
 
@@ -258,12 +260,9 @@ def report_errors(flags: Mapping[str, str], debug: bool) -> Iterator[None]:
 def describe(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted; run the same command again to resume"
-    if isinstance(error, NoSafeThreshold):
-        return 3, one_line(error)
-    if isinstance(error, BadInput):
-        return 2, one_line(error)
     if isinstance(error, OfframpError):
-        return 1, one_line(error)
+        code = 3 if isinstance(error, NoSafeThreshold) else 2 if isinstance(error, BadInput) else 1
+        return code, one_line(error)
     if isinstance(error, OSError) and error.strerror:
         place = f"{error.filename}: " if error.filename else ""
         return 1, f"{place}{error.strerror}"
@@ -293,11 +292,11 @@ def with_flags(message: str, flags: Mapping[str, str]) -> str:
     'write patience:3,tolerance=0.1'
     """
 
-    def assignment(found: re.Match[str]) -> str:
-        if found["name"] not in flags:
-            return found[0]
-        value = found["quoted"] or found["bare"] or (found["list"] or "").replace(", ", ",")
-        return f"{flags[found['name']]} {'' if value == 'True' else value}".rstrip()
+    def assignment(match: re.Match[str]) -> str:
+        if match["name"] not in flags:
+            return match[0]
+        value = match["quoted"] or match["bare"] or (match["list"] or "").replace(", ", ",")
+        return f"{flags[match['name']]} {'' if value == 'True' else value}".rstrip()
 
     message = ASSIGNMENT.sub(assignment, message)
     for argument in FLAG_OF_ARGUMENT:
@@ -329,5 +328,5 @@ def log(line: str) -> None:
 def print_to(stream: TextIO, text: str) -> None:
     """On a terminal, control characters are shown rather than obeyed: texts and labels may come from strangers."""
     if stream.isatty():
-        text = CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)  # as in JSON
+        text = CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)  # as in JSON
     print(text.encode("utf-8", "backslashreplace").decode(), file=stream)  # invalid surrogates, as in JSON

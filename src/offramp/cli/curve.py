@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from offramp.cli.command import Result
-from offramp.cli.key_values import parse_numbers
 from offramp.cli.options import ForceOption, check_output
 from offramp.errors import BadOption
 from offramp.files import write_files
 
 if TYPE_CHECKING:
-    from offramp.reports.report import Report
     from offramp.trace import Trace
 
 
@@ -67,11 +65,11 @@ def curve(
         name_traces({file: Trace.load(file) for file in files}),
         rule or None,
         bootstrap=bootstrap,
-        thresholds="auto" if thresholds is None else parse_numbers(thresholds),
+        thresholds="auto" if thresholds is None else parse_thresholds(thresholds),
         padded_to=padded_to,
         elue_reference=None if elue is None else Trace.load(elue),
     )
-    text = str(measured) if thresholds is None else points_table(measured)
+    text = str(measured) if thresholds is None else measured.points_table()
     if out is not None:
         measured.save(out, plots)
         text += f"\n\npage: {out / 'report.html'}"
@@ -96,24 +94,8 @@ def name_traces(traces: dict[Path, "Trace"]) -> dict[str, "Trace"]:
     return dict(zip(different, traces.values(), strict=True))
 
 
-def points_table(measured: "Report") -> str:
-    """A table of the thresholds for each rule."""
-    from offramp.reports.table import format_table, percent, summary_line, threshold_text
-
-    parts = [measured.comparison_table()] if measured.comparison else []
-    for section in measured.sections:
-        parts.append(f"{section.name}\n{summary_line(section.sweep)}")
-        for rule, curve in section.sweep.curves.items():
-            header = ["threshold", *section.sweep.metrics, "mean layer", "layers saved"]
-            rows = [
-                [
-                    threshold_text(point.threshold),
-                    *(percent(score) for score in point.scores.values()),
-                    f"{point.cost.mean_layer:.2f}",
-                    percent(point.cost.saved_fraction),
-                ]
-                for point in curve.points
-            ]
-            score = f", ELUE score {section.elue[rule]:+.2f}" if section.elue else ""
-            parts.append(f"{rule}{score}\n{format_table([header, *rows])}")
-    return "\n\n".join(parts)
+def parse_thresholds(text: str) -> list[float]:
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise BadOption(f"--thresholds {text!r}: expected comma-separated numbers, such as 3,4,5.") from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from offramp.cli.command import log
-from offramp.cli.options import RuntimeOptions, TextOption, TextPairOption
+from offramp.cli.options import RuntimeOptions, TextOption, TextPairOption, split_names
 from offramp.cli.progress import in_terminal
 from offramp.errors import BadData, BadOption
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 HUB = "Dataset on the hub: NAME or NAME:CONFIG."
 TASK = "Known task, such as mrpc; see `offramp list tasks`."
-
-
-Columns = Mapping[str, list[Any]]
 SWAPPED = 0.75
 """The share of rows that renamed labels must explain before they count as swapped."""
 
@@ -61,10 +58,10 @@ class ColumnOptions:
             "text": self.text,
             "text_pair": self.text_pair,
             "label": self.label,
-            "labels": self.labels.split(",") if self.labels else None,
+            "labels": split_names(self.labels),
             "problem_type": self.problem,
             "separator": self.separator,
-            "metrics": self.metrics.split(",") if self.metrics else None,
+            "metrics": split_names(self.metrics),
             "bad_rows": self.bad_rows or "error",
         }
 
@@ -81,16 +78,30 @@ class DataOptions:
     hub: Annotated[str | None, Option(help=HUB)] = None
     split: Annotated[str, Option(help="train, validation or test, with --task or --hub.")] = "validation"
 
-    def given(self) -> bool:
+    @property
+    def is_set(self) -> bool:
         return bool(self.task or self.data or self.hub)
 
-    def load_task(self, model: "ModelInfo", columns: ColumnOptions) -> "Task":
-        """The task, with its labels in the order of the model's logits."""
+    @property
+    def file(self) -> Path | None:
+        """The file, if the data are not a task or a dataset on the hub."""
+        return None if self.task or self.hub else self.data
+
+    def load(self, model: "ModelInfo", columns: ColumnOptions, by: str | None = None) -> "Split":
+        """The texts, with their labels in the order of the model's logits; `by` is the column of their categories."""
+        if self.file is None:
+            task, split = find_task(self.task, self.data, self.hub, columns), self.split
+            name = f"{task.name} {split}"
+        else:
+            task, split, name = self.file_task(self.file, model, columns), "validation", self.file.name
+        task = match_labels(task, model)
+        loaded = Split(task, name, task.columns(split))
+        return loaded if by is None else replace(loaded, category_column=by, categories=self.cells(by))
+
+    def file_task(self, file: Path, model: "ModelInfo", columns: ColumnOptions) -> "Task":
         from offramp.data import Task
         from offramp.data.checks import has_default_names
 
-        if self.data is None or self.task or self.hub:
-            return match_labels(find_task(self.task, self.data, self.hub, columns), model)
         columns.refuse(["problem"], f"the model is for {model.problem}")
         options = columns.options() | {"problem_type": model.problem}
         if not model.problem.has_classes:
@@ -98,15 +109,42 @@ class DataOptions:
         elif not has_default_names(model.labels):
             columns.refuse(["labels"], f"the labels of the model are {', '.join(model.labels)}")
             options["labels"] = list(model.labels)
-        task = Task.from_files(
-            validation=self.data, **options, unlabelled=["validation"], name=self.data.stem
-        )
-        return match_labels(task, model)
+        return Task.from_files(validation=file, **options, unlabelled=["validation"], name=file.stem)
+
+    def cells(self, column: str) -> list[Any]:
+        """The cells of a further column of a file."""
+        from offramp.data.files import read_file
+
+        if self.file is None:
+            raise BadOption("--by is for a file; name it with --data.")
+        table = read_file(self.file)
+        if column not in table.column_names:
+            raise BadOption(f"--by {column}: {self.file} has the columns {', '.join(table.column_names)}.")
+        return table.column(column)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Texts that have been read and checked, with their labels if there are any."""
+
+    task: "Task"
+    name: str
+    """What reports call the texts."""
+    columns: Mapping[str, list[Any]]
+    category_column: str = ""
+    categories: list[Any] | None = None
 
     @property
-    def split_name(self) -> str:
-        """The split of the task to use: a single file is its validation split."""
-        return self.split if self.task or self.hub else "validation"
+    def texts(self) -> list[Any]:
+        """The texts, or their pairs."""
+        if "text_pair" not in self.columns:
+            return self.columns["text"]
+        return list(zip(self.columns["text"], self.columns["text_pair"], strict=True))
+
+    def select(self, rows: Sequence[int]) -> "Split":
+        columns = {name: [cells[row] for row in rows] for name, cells in self.columns.items()}
+        categories = self.categories and [self.categories[row] for row in rows]
+        return replace(self, columns=columns, categories=categories)
 
 
 def find_task(name: str | None, folder: Path | None, hub: str | None, columns: ColumnOptions) -> "Task":
@@ -119,8 +157,8 @@ def find_task(name: str | None, folder: Path | None, hub: str | None, columns: C
         return Task.from_hub(path, config or None, **columns.options())
     if name is None:
         raise BadOption("no data given; use --task, --hub or a file.")
-    known = [each.name for each in fields(columns) if each.name != "bad_rows"]
-    columns.refuse(known, f"the columns and labels of {name} are known")
+    without_effect = [field.name for field in fields(columns) if field.name != "bad_rows"]
+    columns.refuse(without_effect, f"the columns and labels of {name} are known")
     return Task.named(name, folder, bad_rows=columns.bad_rows)
 
 
@@ -131,66 +169,32 @@ def match_labels(task: "Task", model: "ModelInfo") -> "Task":
     return task.with_label_order(model.labels, model.backbone)
 
 
-def texts_of(columns: Columns) -> list[Any]:
-    """The texts of a split, or its pairs."""
-    if "text_pair" not in columns:
-        return columns["text"]
-    return list(zip(columns["text"], columns["text_pair"], strict=True))
-
-
-def select(columns: Columns, rows: Iterable[int]) -> Columns:
-    return {name: [values[row] for row in rows] for name, values in columns.items()}
-
-
 def collect_trace(
-    folder: Path,
-    data: DataOptions,
-    columns: ColumnOptions,
-    runtime: RuntimeOptions,
-    batch_tokens: int | None = None,
-    chosen: Sequence[int] | None = None,
-    by: str | None = None,
+    folder: Path, split: Split, runtime: RuntimeOptions, batch_tokens: int | None = None
 ) -> "Trace":
-    """Collect a trace of all rows or the chosen ones, in PyTorch, or in ONNX Runtime for an exported model. `by` is
-    the column of the categories of its texts.
+    """A trace, collected in PyTorch, or in ONNX Runtime for an exported model.
 
     If the folder contains the model whose predictions are to be kept, the trace has its logits too.
     """
     from offramp.folder import REFERENCE
     from offramp.inference.collect import collect
-    from offramp.model_info import ModelInfo
     from offramp.reports.results import RetrofitResults
 
-    task = data.load_task(ModelInfo.read(folder), columns)
-    rows: Columns = task.columns(data.split_name)
-    categories = None if by is None else cells_of(data, by)
-    if chosen is not None:
-        rows = select(rows, chosen)
-        categories = categories and [categories[row] for row in chosen]
-    name = f"{task.name} {data.split_name}" if data.data is None or data.task else data.data.name
     runner = runtime.load(folder, "never", batch_tokens=batch_tokens)
-    found = collect(runner, rows, metrics=task.metrics, data=name, progress=in_terminal())
+    trace = collect(
+        runner, split.columns, metrics=split.task.metrics, data=split.name, progress=in_terminal()
+    )
     if (folder / REFERENCE).is_dir():
         original = RetrofitResults.load(folder).original
         log(f"running {original}, whose predictions are to be kept")
         same_length = replace(runtime, max_length=runner.tokenizer.max_length)
         reference = same_length.load(folder / REFERENCE, "never", batch_tokens=batch_tokens)
-        logits = collect(reference, rows, progress=in_terminal()).logits[:, -1]
-        found = replace(found, reference=logits, reference_name=original)
-    warn_about_swapped_labels(found)
-    return found if by is None or categories is None else found.categorized(by, categories)
-
-
-def cells_of(data: DataOptions, column: str) -> list[Any]:
-    """The cells of another column of a file."""
-    from offramp.data.files import read_file
-
-    if data.data is None or data.task:
-        raise BadOption("--by is for a file; name it with --data.")
-    file = read_file(data.data)
-    if column not in file.column_names:
-        raise BadOption(f"--by {column}: {data.data} has the columns {', '.join(file.column_names)}.")
-    return [cells[file.column_names.index(column)] for _, cells in file.records]
+        logits = collect(reference, split.columns, progress=in_terminal()).logits[:, -1]
+        trace = replace(trace, reference=logits, reference_name=original)
+    warn_about_swapped_labels(trace)
+    if split.categories is None:
+        return trace
+    return trace.categorized(split.category_column, split.categories)
 
 
 def warn_about_swapped_labels(trace: "Trace") -> None:

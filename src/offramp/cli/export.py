@@ -1,13 +1,13 @@
 """offramp export: a model as ONNX graphs that run without torch."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from offramp.cli.command import Result
-from offramp.cli.data import ColumnOptions, DataOptions, collect_trace, texts_of
-from offramp.cli.options import RuntimeOptions, check_output
+from offramp.cli.data import ColumnOptions, DataOptions, Split, collect_trace
+from offramp.cli.options import ModelArgument, RuntimeOptions, check_output
 from offramp.cli.targets import TargetOptions, choose_policy, search_facts, search_lines
 from offramp.errors import BadOption
 from offramp.files import atomic_folder
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    model: Annotated[str, Argument(help="Model folder, training run or hub name.")],
+    model: ModelArgument,
     out: Annotated[Path, Option(help="Folder to create.")],
     data: DataOptions,
     columns: ColumnOptions,
@@ -60,29 +60,29 @@ def export(
 
     folder = find_model(model)
     if portable:
-        if precision or data.given() or target.given():
+        if precision or data.is_set or target.names():
             raise BadOption(
                 "--portable writes a model as it is; give --precision, data and targets without it."
             )
         return export_portable(folder, out)
     precision = precision or "fp32"
     info = ModelInfo.read(folder)
-    calibrates = bool(target.given())
+    calibrates = bool(target.names())
     if calibrates:
         target.check()
-    if calibrates != data.given() and (calibrates or precision != "int8"):
+    if calibrates != data.is_set and (calibrates or precision != "int8"):
         raise BadOption("calibrating needs both examples and a target, such as --data and --max-loss.")
     check_output(out, force=None)
-    sample, others = None, None
-    if data.given():  # read first, so that bad data fails before the export
-        texts = texts_of(data.load_task(info, columns).columns(data.split_name))
+    sample = split = None
+    if data.is_set:  # read first, so that bad data fails before the export
+        split = data.load(info, columns, target.category)
         if precision == "int8":
-            sample, others = split_sample(texts, calibrates)
+            sample, split = split_sample(split, calibrates)
     with atomic_folder(out) as draft:
         export_model(folder, draft, precision, texts=sample)
-        if calibrates:
-            trace = collect_trace(draft, data, columns, RuntimeOptions(), chosen=others, by=target.category)
-            policy, trace, found = choose_policy(info, trace, target, target.rule or stored_rule(info))
+        if split is not None and calibrates:
+            trace = collect_trace(draft, split, RuntimeOptions())
+            policy, trace, search = choose_policy(info, trace, target, target.rule or stored_rule(info))
     values = {"model": str(out), "precision": precision, "megabytes": megabytes(out)}
     lines = [f"{out}: {precision}, {values['megabytes']} MB"]
     if calibrates:
@@ -90,21 +90,21 @@ def export(
         values |= {
             "policy": str(policy),
             "certificate": policy.to_json()["certificate"],
-            **search_facts(found),
+            **search_facts(search),
             **measure(policy, trace),
         }
         lines.append(
             f"policy: {short(policy)}, {values['mean_layer']:.2f} of {values['layers']} layers on average"
         )
-        lines += search_lines(found)
+        lines += search_lines(search)
     else:
         write_card(out)
-    if info.policy is not None and not calibrates and precision != "fp32":
-        lines.append(
-            f"the policy {short(info.policy)} was calibrated in another precision; calibrate it again:\n"
-            f"  offramp trace {out} --data ... --out new.trace\n"
-            f"  offramp calibrate {out} new.trace {target_flags(info)}"
-        )
+        if info.policy is not None and precision != "fp32":
+            lines.append(
+                f"the policy {short(info.policy)} was calibrated in another precision; calibrate it again:\n"
+                f"  offramp trace {out} --data ... --out new.trace\n"
+                f"  offramp calibrate {out} new.trace {target_flags(info)}"
+            )
     return Result(values, "\n".join(lines))
 
 
@@ -127,16 +127,16 @@ def export_portable(folder: Path, out: Path) -> Result:
     )
 
 
-def split_sample(texts: list[Any], calibrates: bool) -> tuple[list[Any], list[int]]:
-    """Texts to find the scales of int8 on, and the rows that are left to calibrate on.
+def split_sample(split: Split, calibrates: bool) -> tuple[list[str], Split]:
+    """Texts to find the scales of int8 on, and what is left to calibrate on.
 
     They are kept apart because a guarantee is about texts that the model has not seen.
     """
     from offramp.onnx_export.exporter import SAMPLE_TEXTS
 
-    step = max(5 if calibrates else 1, -(-len(texts) // SAMPLE_TEXTS))
-    others = [row for row in range(len(texts)) if row % step]
-    return texts[::step], others
+    rows = range(len(split.texts))
+    step = max(5 if calibrates else 1, -(-len(rows) // SAMPLE_TEXTS))
+    return split.texts[::step], split.select([row for row in rows if row % step])
 
 
 def target_flags(info: "ModelInfo") -> str:
@@ -145,22 +145,20 @@ def target_flags(info: "ModelInfo") -> str:
     if proof is None:
         target = info.policy_target or {"max_loss": 0.5}
         values = {name: value if isinstance(value, str) else f"{value:g}" for name, value in target.items()}
-        flags = (f"--{name.replace('_', '-')} {value}" for name, value in values.items())
-        return " ".join(flags) + ("" if info.policy_target else "  # or another target")
+        named = (f"--{name.replace('_', '-')} {value}" for name, value in values.items())
+        return " ".join(named) + ("" if info.policy_target else "  # or another target")
     by_group = {bound.group: bound.epsilon for bound in proof.bounds}
-    bounds = {bound.risk: bound.epsilon for bound in proof.bounds}
-    risk = [] if len(bounds) > 1 else [f"--risk {proof.risk}"]
-    by = [f"--by {proof.by}"] if proof.by else []
-    if len({*by_group.values()}) > 1:
-        bounds = by_group
-    shown = ",".join(f"{name}={bound:g}" for name, bound in bounds.items())
-    if len({*bounds.values()}) == 1:
-        shown, risk = (
-            f"{proof.epsilon:g}",
-            [f"--risk {','.join(dict.fromkeys(each.risk for each in proof.bounds))}"],
-        )
-    tolerance = [] if proof.tolerance is None else [f"--tolerance {proof.tolerance:g}"]
-    return " ".join([f"--guarantee {shown} --delta {proof.delta:g}", *risk, *by, *tolerance])
+    by_risk = {bound.risk: bound.epsilon for bound in proof.bounds}
+    bounds = by_group if len({*by_group.values()}) > 1 else by_risk
+    is_one = len({*bounds.values()}) == 1
+    shown = (
+        f"{proof.epsilon:g}" if is_one else ",".join(f"{name}={bound:g}" for name, bound in bounds.items())
+    )
+    flags = [f"--guarantee {shown}", f"--delta {proof.delta:g}"]
+    flags += [f"--risk {','.join(by_risk)}"] if is_one or bounds is by_group else []
+    flags += [f"--by {proof.by}"] if proof.by else []
+    flags += [] if proof.tolerance is None else [f"--tolerance {proof.tolerance:g}"]
+    return " ".join(flags)
 
 
 def stored_rule(info: "ModelInfo") -> list[str] | None:

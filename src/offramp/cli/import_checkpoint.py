@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from offramp.cli.command import Result
-from offramp.cli.options import check_output
+from offramp.cli.options import check_output, split_names
 from offramp.errors import CannotLoad
 from offramp.files import atomic_folder
 
@@ -37,7 +37,7 @@ def import_checkpoint(
     from offramp.reports.card import write_card
 
     check_output(out, force=None)
-    imported = importers.import_checkpoint(checkpoint, num_labels, labels.split(",") if labels else None)
+    imported = importers.import_checkpoint(checkpoint, num_labels, split_names(labels))
     config = imported.model.config
     try:
         loaded = load_tokenizer(tokenizer or checkpoint, config=config.encoder_config)

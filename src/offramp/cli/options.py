@@ -6,13 +6,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from offramp.errors import BadOption, OutputExists
 
 if TYPE_CHECKING:
     from offramp.inference.runner import Runner
 
+ModelArgument = Annotated[str, Argument(help="Model folder, training run or hub name.")]
+ExitsArgument = Annotated[str, Argument(help="A model with exits, or an exported one.")]
 PolicyOption = Annotated[
     str | None, Option(help="When to exit, such as entropy:0.3; the model's own policy by default.")
 ]
@@ -47,6 +49,16 @@ class RuntimeOptions:
         return Runner.from_pretrained(
             folder, policy, device=self.device, threads=self.threads, max_length=self.max_length, **more
         )
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """Names that are separated by commas; None if there are none."""
+    return [name.strip() for name in text.split(",")] if text else None
+
+
+def category_column(by: str | None) -> str | None:
+    """The column of categories that --by names; None if it names exits or classes."""
+    return None if by in (None, "", "exit", "class") else by
 
 
 def check_output(out: Path, force: bool | None, *inputs: Path | None, flag: str = "--out") -> None:

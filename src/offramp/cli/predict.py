@@ -1,4 +1,4 @@
-"""offramp predict: classify texts from a file or stdin, or find their spans, to a file or stdout."""
+"""offramp predict and offramp predict-files: classify texts, or find their spans."""
 
 import time
 from collections import deque
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from offramp.cli.command import Result, log
-from offramp.cli.data import ColumnOptions, find_task, match_labels, texts_of
+from offramp.cli.data import ColumnOptions, Split, find_task, match_labels
 from offramp.cli.options import (
+    DeviceOption,
+    ExitsArgument,
     ForceOption,
     MaxLayerOption,
     PolicyOption,
@@ -50,7 +52,7 @@ BENCHMARKS = ("glue", "elue")
 
 
 def predict(
-    model: Annotated[str, Argument(help="A model with exits, or an exported one.")],
+    model: ExitsArgument,
     runtime: RuntimeOptions,
     texts: Annotated[
         str, Argument(help="A txt (one text per line), csv, tsv, jsonl or parquet file, or - for stdin.")
@@ -82,9 +84,8 @@ def predict(
 
     Prints label, score, layer and text separated by tabs, or with --json one object per line; first the decision, if
     the model has an operating point. Files and --json also have the other columns of the input, such as an id; if one
-    is called label, score, layer or decision, it becomes input_label
-    and so on. A csv of a multi-label model has the probability of each label. For a folder of files, or a cluster,
-    see predict-files.
+    is called label, score, layer or decision, it becomes input_label and so on. A csv of a multi-label model has the
+    probability of each label. For a folder of files, or a cluster, see predict-files.
 
     A tagger prints spans, layer and text. In jsonl and --json, spans are objects with start, end, label, score and
     text; in csv, the column spans has them as JSON. Texts of any length are read whole.
@@ -116,12 +117,12 @@ def predict(
         )
     if out is not None:
         check_format(out)
-    given = None if source is None else list(read_rows(source, text, text_pair))
+    rows = None if source is None else list(read_rows(source, text, text_pair))
     runner = runtime.load(folder, policy)
     info = runner.runtime.info
     check_tagger_options(info.problem, out, utf16)
-    stream = read_stdin(input_format, text, text_pair) if given is None else given
-    records = predict_records(runner, stream, max_layer, utf16, None if given is None else len(given))
+    stream = read_stdin(input_format, text, text_pair) if rows is None else rows
+    records = predict_records(runner, stream, max_layer, utf16, None if rows is None else len(rows))
     if out is not None:
         return write_records(
             (record for _, record in records), out, info.labels if info.problem.multi_label else (), safe_csv
@@ -184,8 +185,8 @@ def record(row: Row, prediction: "Prediction", decides: bool) -> dict[str, Any]:
 
 
 def spans_record(row: Row, spans: "Spans") -> dict[str, Any]:
-    found = [{**asdict(span), "score": rounded(span.score)} for span in spans]
-    return {"spans": found, "layer": spans.layer, **input_columns(row, TAGGED)}
+    records = [{**asdict(span), "score": rounded(span.score)} for span in spans]
+    return {"spans": records, "layer": spans.layer, **input_columns(row, TAGGED)}
 
 
 def short_record(row: Row, record: Mapping[str, Any], tags: bool) -> dict[Any, Any]:
@@ -205,20 +206,69 @@ def predict_submission(
 
     from offramp.data.submission import write_submission
 
-    rows = task.columns("test")
-    decision = runner.decide(texts_of(rows), runner.resolve_policy(runner.policy, max_layer))
+    split = Split(task, task.name, task.columns("test"))
+    decision = runner.decide(split.texts, runner.resolve_policy(runner.policy, max_layer))
     layers = np.asarray(runner.runtime.info.exits)[decision.exits]
     files = write_submission(
         task,
-        rows["idx"],
+        split.columns["idx"],
         task.problem.decode(decision.logits).tolist(),
         out,
         layers=layers.tolist() if elue else None,
     )
-    values = {
-        "files": [str(file) for file in files],
-        "examples": len(layers),
-        "mean_layer": float(layers.mean()),
-    }
-    found = f"{count(len(rows['idx']), 'prediction')}, mean layer {layers.mean():.2f}"
-    return Result(values, f"{', '.join(map(str, files))}: {found}")
+    paths, mean = [str(file) for file in files], float(layers.mean())
+    values = {"files": paths, "examples": len(layers), "mean_layer": mean}
+    return Result(values, f"{', '.join(paths)}: {count(len(layers), 'prediction')}, mean layer {mean:.2f}")
+
+
+def predict_files(
+    model: ExitsArgument,
+    source: Annotated[Path, Argument(help="A csv, tsv, jsonl or parquet file, or a folder of them.")],
+    out: Annotated[Path, Option(help="A new folder for the predictions, as Parquet files.")],
+    policy: PolicyOption = None,
+    max_layer: MaxLayerOption = None,
+    text: TextOption = None,
+    text_pair: TextPairOption = None,
+    id: Annotated[str | None, Option(help="Column to copy to the predictions; by default id or idx.")] = None,
+    address: Annotated[
+        str | None,
+        Option(help="A running Ray cluster, such as auto or 10.0.0.1:6379; by default one is started here."),
+    ] = None,
+    workers: Annotated[int | None, Option(min=1, help="Number of workers; by default one per core.")] = None,
+    device: DeviceOption = None,
+    threads: Annotated[int, Option(min=1, help="CPU threads of each worker.")] = 1,
+    max_length: Annotated[
+        int | None, Option(help="Truncate texts to this many tokens; by default as in training.")
+    ] = None,
+) -> Result:
+    """Predict many files in parallel, on Ray.
+
+    Writes one row per text: file, row, the id if there is one, label, score and layer. OUT/_done.json is written
+    last; without it the run is unfinished. With --device cuda, each worker has a GPU to itself.
+
+    \b
+    Examples:
+        offramp predict-files runs/mine texts/ --out predictions
+        offramp predict-files runs/mine texts/ --out predictions --address auto
+    """
+    from offramp.cluster import predict as run
+    from offramp.folder import find_model
+
+    done = run(
+        find_model(model),
+        source,
+        out,
+        policy=policy,
+        max_layer=max_layer,
+        text=text,
+        text_pair=text_pair,
+        id=id,
+        address=address,
+        workers=workers,
+        device=device,
+        threads=threads,
+        max_length=max_length,
+    )
+    predictions = count(done.texts, "prediction")
+    line = f"{out}: {predictions}, mean layer {done.mean_layer:.2f}, in {done.seconds:.0f} s"
+    return Result({"out": str(out), **asdict(done)}, line)

@@ -17,7 +17,7 @@ from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, Probl
 
 BATCH = 32
 ATTEMPTS = 5
-"""A server that has no capacity is asked again so often."""
+"""How often a server is asked that has no capacity."""
 LONGEST_WAIT = 30.0
 TIMEOUT = 300.0
 DEFAULT_LENGTH = 512
@@ -122,9 +122,12 @@ def server(address: str, sample: Any) -> Predictor:
     def score(texts: Sequence[Any]) -> Array:
         predictions = post(url, texts)
         if problem == REGRESSION:
-            return np.array([[as_number(each["score"])] for each in predictions])
+            return np.array([[as_number(prediction["score"])] for prediction in predictions])
         return np.array(
-            [[as_number(each["probabilities"][label]) for label in labels] for each in predictions]
+            [
+                [as_number(prediction["probabilities"][label]) for label in labels]
+                for prediction in predictions
+            ]
         )
 
     return Predictor(address, labels or ("score",), problem, in_batches(score))

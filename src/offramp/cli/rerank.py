@@ -78,11 +78,11 @@ def rank_records(
         some = [*lists.values()][first : first + QUERIES_AT_ONCE]
         queries = [(rows[0].text[0], [row.text[1] for row in rows]) for rows in some]
         for rows, ranked in zip(some, reranker.rank_all(queries, top_k, exact_top=exact_top), strict=True):
-            documents, layers = documents + len(ranked), layers + sum(each.layer for each in ranked)
-            for rank, each in enumerate(ranked[:top_k], 1):
-                row = rows[each.index]
-                found = {"rank": rank, "score": rounded(each.score), "layer": each.layer}
-                yield row, {**found, **input_columns(row, RANKED)}
+            documents, layers = documents + len(ranked), layers + sum(document.layer for document in ranked)
+            for rank, document in enumerate(ranked[:top_k], 1):
+                row = rows[document.index]
+                ranked_as = {"rank": rank, "score": rounded(document.score), "layer": document.layer}
+                yield row, {**ranked_as, **input_columns(row, RANKED)}
     depth = reranker.runner.runtime.info.exits[-1]
     log(
         f"{count(len(lists), 'query')} with {count(documents, 'document')}, mean layer {layers / documents:.2f} of "

@@ -2,19 +2,16 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
 from offramp.cli.command import Result
-from offramp.cli.options import TextOption, TextPairOption
+from offramp.cli.options import TextOption, TextPairOption, category_column, split_names
 from offramp.cli.progress import heartbeat, in_terminal, training_progress
 from offramp.cli.rows import read_column, read_labels, read_lists, read_rows
 from offramp.cli.targets import BY_HELP, DEFAULT_RULES_HELP, RISK_HELP, parse_bounds
 from offramp.errors import BadLabels, BadOption
-
-if TYPE_CHECKING:
-    from offramp.retrofits import Retrofit
 
 
 def retrofit(
@@ -117,22 +114,9 @@ def retrofit(
         offramp retrofit my-ner --texts logs.csv --guarantee 0.01 --risk missed --out fast-ner
         offramp retrofit my-reranker --texts candidates.csv --rank --out fast-reranker
     """
-    from offramp.guarantees.guarantee import BY_CLASS, BY_EXIT
     from offramp.measuring import Guarantee
     from offramp.retrofits import retrofit as run
 
-    options: dict[str, Any] = {
-        "tune": tune,
-        "epochs": epochs,
-        "runtime": runtime,
-        "precision": precision,
-        "rule": rule or None,
-        "ladder": ladder or (),
-        "seed": seed,
-        "data": texts.name,
-        "progress": in_terminal(),
-    }
-    done: Retrofit
     if rank:
         classifier_flags = {
             "tolerance": tolerance,
@@ -147,34 +131,45 @@ def retrofit(
         for flag, value in classifier_flags.items():
             if value:
                 raise BadOption(f"--{flag} is not used with --rank; leave it out.")
-        ranked = Guarantee(parse_bound(guarantee or "0.05"), delta, risk or "overlap", top_k=top_k)
-        pairs = [row.text for rows in read_lists(texts, query, text or "text").values() for row in rows]
-        with training_progress() as callbacks, heartbeat("loading the model") as line:
-            done = run(model, pairs, out, ranked, **options, callbacks=callbacks, log=line)
+        target = Guarantee(parse_bound(guarantee or "0.05"), delta, risk or "overlap", top_k=top_k)
+        rows = [row for rows in read_lists(texts, query, text or "text").values() for row in rows]
     else:
-        names = [name.strip() for name in labels.split(",")] if labels else None
         bounds = parse_bounds(guarantee or "0.02")
         target = Guarantee(bounds, delta, risk or "changed", tolerance, by=by or "")
         rows = [*read_rows(texts, text, text_pair)]
-        options |= {
-            "label_names": names,
-            "decide": decide,
-            "groups": read_column(rows, texts, group, "--group"),
-        }
-        if learn_from is not None:
-            options["learn_from"] = [row.text for row in read_rows(learn_from, text, text_pair)]
-        options["categories"] = read_column(rows, texts, None if by in (BY_EXIT, BY_CLASS) else by, "--by")
-        options["texts"] = [row.text for row in rows]
-        with training_progress() as callbacks, heartbeat("loading the model") as line:
-            start = partial(run, model, out=out, guarantee=target, **options, callbacks=callbacks, log=line)
-            try:
-                done = start(labels=read_labels(rows, texts, text, text_pair, label))
-            except BadLabels as error:
-                if label is not None or target.needs_labels:
-                    raise
-                line(f"no scores: the file's labels are not used ({error})")
-                done = start()
-    after = (NEXT_RANK if rank else NEXT).format(out=out)
+    further = [] if learn_from is None else [row.text for row in read_rows(learn_from, text, text_pair)]
+    with training_progress() as callbacks, heartbeat("loading the model") as line:
+        start = partial(
+            run,
+            model,
+            [row.text for row in rows],
+            out,
+            target,
+            label_names=split_names(labels),
+            decide=decide,
+            groups=read_column(rows, texts, group, "--group"),
+            learn_from=further,
+            categories=read_column(rows, texts, category_column(by), "--by"),
+            tune=tune,
+            epochs=epochs,
+            runtime=runtime,
+            precision=precision,
+            rule=rule or None,
+            ladder=ladder or (),
+            seed=seed,
+            data=texts.name,
+            progress=in_terminal(),
+            callbacks=callbacks,
+            log=line,
+        )
+        try:
+            done = start(labels=None if rank else read_labels(rows, texts, text, text_pair, label))
+        except BadLabels as error:
+            if label is not None or target.needs_labels:
+                raise
+            line(f"no scores: the file's labels are not used ({error})")
+            done = start()
+    after = NEXT.format(out=out, command="rerank" if rank else "predict")
     if done.portable is not None:
         after += f"\nFor other libraries and languages: {done.portable}"
     return Result(done.to_json(), f"{done}\n\n{after}")
@@ -182,12 +177,7 @@ def retrofit(
 
 NEXT = """Report: {out}/report/report.html
 Next:
-  offramp predict {out} new.csv
-  offramp serve {out}
-  offramp info {out}"""
-NEXT_RANK = """Report: {out}/report/report.html
-Next:
-  offramp rerank {out} new.csv
+  offramp {command} {out} new.csv
   offramp serve {out}
   offramp info {out}"""
 

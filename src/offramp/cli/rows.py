@@ -44,12 +44,12 @@ def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[R
         return
     file = read_file(path)
     check_not_empty(file)
-    found = guess_columns(str(path), file.column_names, text, text_pair, label="")  # labels are not read
-    table = file.select_texts(ColumnMap(found.text, found.text_pair))
+    columns = guess_columns(str(path), file.column_names, text, text_pair, label="")  # labels are not read
+    table = file.select_texts(ColumnMap(columns.text, columns.text_pair))
     texts = zip(*table.cells.values(), strict=True)
     for parts, (_, cells) in zip(texts, file.records, strict=True):
-        columns = dict(zip(file.column_names, cells, strict=True))
-        yield Row(parts if len(parts) > 1 else parts[0], columns)
+        record = dict(zip(file.column_names, cells, strict=True))
+        yield Row(parts if len(parts) > 1 else parts[0], record)
 
 
 def read_lists(file: Path, query: str, text: str) -> dict[str, list[Row]]:
@@ -71,6 +71,7 @@ def read_labels(
 
     Numbers are names too, as in a csv file: 1 and 1.0 are "1".
     """
+    from offramp.data.checks import cell_text
     from offramp.data.files import guess_columns
 
     names = [*rows[0].columns] if rows else []
@@ -83,7 +84,7 @@ def read_labels(
     if column is None:
         return None
     cells = (row.columns[str(column)] for row in rows)
-    return [f"{cell:.15g}" if isinstance(cell, int | float) else cell for cell in cells]
+    return [cell_text(cell) if isinstance(cell, int | float) else cell for cell in cells]
 
 
 def read_column(rows: Sequence[Row], source: Path, column: str | None, flag: str) -> list[Any] | None:
@@ -136,14 +137,14 @@ def write_records(
     # a lone surrogate of the input is not UTF-8; the escape that replaces it is what JSON has for it
     codec: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
     with atomic_file(out) as draft, draft.open("w", newline="", **codec) as file:
-        for number, each in enumerate(records, 1):
+        for number, record in enumerate(records, 1):
             if to_line is not json_line:
-                each |= {f"probability_{name}": each[PROBABILITIES][name] for name in labels}
+                record |= {f"probability_{name}": record[PROBABILITIES][name] for name in labels}
                 if safe:
-                    each = {quote_formula(name): quote_formula(value) for name, value in each.items()}
+                    record = {quote_formula(name): quote_formula(value) for name, value in record.items()}
                 if number == 1:
-                    file.write(to_line({name: name for name in each}) + "\n")
-            file.write(to_line(each) + "\n")
+                    file.write(to_line({name: name for name in record}) + "\n")
+            file.write(to_line(record) + "\n")
     return Result({"out": str(out), "examples": number}, f"{out}: {count(number, 'prediction')}")
 
 

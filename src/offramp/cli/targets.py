@@ -9,6 +9,7 @@ import yaml
 from typer import Option
 
 from offramp.cli.command import log
+from offramp.cli.options import category_column
 from offramp.errors import BadOption
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ class TargetOptions:
 
     @property
     def category(self) -> str | None:
-        """The column of the groups, if they are not exits or classes."""
-        return None if self.by in (None, "exit", "class") else self.by
+        return category_column(self.by)
 
     @property
     def point(self) -> "OperatingPoint | None":
@@ -113,20 +113,21 @@ class TargetOptions:
 
         return None if self.decide is None else OperatingPoint.parse(self.decide)
 
-    def given(self) -> list[str]:
+    def names(self) -> list[str]:
+        """The targets that are set."""
         return [name for name in TARGETS if getattr(self, name) is not None]
 
     def to_json(self) -> dict[str, Any] | None:
         """The target and its options by name; None for a policy."""
         if self.policy is not None:
             return None
-        named = {name: getattr(self, name) for name in [*self.given(), "risk", "by", "cost"]}
+        named = {name: getattr(self, name) for name in [*self.names(), "risk", "by", "cost"]}
         return {name: value for name, value in named.items() if value is not None}
 
     def check(self) -> None:
-        if len(self.given()) != 1:
+        if len(self.names()) != 1:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in TARGETS)
-            raise BadOption(f"expected exactly one of {flags}; got {len(self.given())}.")
+            raise BadOption(f"expected exactly one of {flags}; got {len(self.names())}.")
 
 
 def parse_bounds(text: str) -> float | dict[str, float]:
@@ -168,7 +169,7 @@ def choose_policy(
         return info.check_policy(target.policy), trace, None
     aim = target.target()
     with paid_attempt(trace, rules, aim) if isinstance(aim, Guarantee) else nullcontext(0.0) as spent:
-        found = calibrate(
+        search = calibrate(
             trace,
             rules or None,
             aim,
@@ -176,7 +177,7 @@ def choose_policy(
             spent=spent,
             allow_training_rows=target.allow_training_rows,
         )
-    return found.policy, found.trace, found
+    return search.policy, search.trace, search
 
 
 def paid_attempt(
@@ -192,31 +193,31 @@ def paid_attempt(
     return attempt.paid()
 
 
-def search_facts(found: "Calibration | None") -> dict[str, Any]:
+def search_facts(search: "Calibration | None") -> dict[str, Any]:
     """How a policy was found, for JSON."""
-    if found is None:
+    if search is None:
         return {"rules": [], "split": None, "static_cut": None}
-    split = {"fitted_on": found.fitted_on, "calibrated_on": found.calibrated_on}
-    cut = found.static_cut
+    split = {"fitted_on": search.fitted_on, "calibrated_on": search.calibrated_on}
+    cut = search.static_cut
     return {
-        "rules": list(found.rules),
-        "split": {"rules": list(found.fitted), **split} if found.fitted else None,
+        "rules": list(search.rules),
+        "split": {"rules": list(search.fitted), **split} if search.fitted else None,
         "static_cut": cut and {"policy": str(cut.policy), "mean_layer": cut.mean_layer},
     }
 
 
-def search_lines(found: "Calibration | None") -> list[str]:
+def search_lines(search: "Calibration | None") -> list[str]:
     """How a policy was found, for people."""
-    if found is None:
+    if search is None:
         return []
-    lines, proof, cut = [], found.policy.certificate, found.static_cut
-    if len(found.rules) > 1:
-        paid = f"; the certificate allows for the choice of {len(found.rules)}" if proof else ""
-        lines.append(f"rules tried: {', '.join(found.rules)}{paid}")
-    if found.fitted:
+    lines, proof, cut = [], search.policy.certificate, search.static_cut
+    if len(search.rules) > 1:
+        paid = f"; the certificate allows for the choice of {len(search.rules)}" if proof else ""
+        lines.append(f"rules tried: {', '.join(search.rules)}{paid}")
+    if search.fitted:
         lines.append(
-            f"{', '.join(found.fitted)}: fitted on {found.fitted_on} examples of the trace, threshold set on the "
-            f"other {found.calibrated_on}"
+            f"{', '.join(search.fitted)}: fitted on {search.fitted_on} examples of the trace, threshold set on the "
+            f"other {search.calibrated_on}"
         )
     if proof is not None and proof.unseen is not None:
         lines.append(

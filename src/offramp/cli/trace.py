@@ -3,18 +3,18 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from offramp.cli.command import Result
 from offramp.cli.data import ColumnOptions, DataOptions, collect_trace
-from offramp.cli.options import ForceOption, RuntimeOptions, check_output
+from offramp.cli.options import ForceOption, ModelArgument, RuntimeOptions, check_output
 from offramp.cli.progress import heartbeat
 from offramp.errors import BadOption
 from offramp.wording import count
 
 
 def trace(
-    model: Annotated[str, Argument(help="Model folder, training run or hub name.")],
+    model: ModelArgument,
     out: Annotated[Path, Option(help="File to write, such as dev.trace; with --checkpoints, a folder.")],
     data: DataOptions,
     columns: ColumnOptions,
@@ -47,13 +47,15 @@ def trace(
         offramp trace runs/mine --data dev.csv --checkpoints --out traces
     """
     from offramp.folder import find_model
+    from offramp.model_info import ModelInfo
 
     models = find_checkpoints(Path(model), out) if checkpoints else {out: find_model(model)}
     check_output(out, force, data.data)
     records, lines = [], []
+    split = data.load(ModelInfo.read(next(iter(models.values()))), columns, by)
     for file, folder in models.items():
         with heartbeat(f"running every exit of {folder}"):
-            collected = collect_trace(folder, data, columns, runtime, batch_tokens, by=by)
+            collected = collect_trace(folder, split, runtime, batch_tokens)
         collected.save(file)
         records.append(
             {

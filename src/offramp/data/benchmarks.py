@@ -1,17 +1,17 @@
 """The tasks of GLUE, ELUE and ELBERT by name, in their own files and on the hub.
 
-GLUE (Wang et al. 2018, arXiv:1804.07461): labels are in the order of the older scripts, not in the hub's. The headline
-metric is F1 for MRPC and QQP, and Spearman's correlation for STS-B. MNLI is two tasks with the same training data, so
-that scores and predictions for matched and mismatched genres stay apart.
+GLUE (Wang et al. 2018, arXiv:1804.07461): labels are in the order of the older scripts, not in the hub's. The
+headline metric is F1 for MRPC and QQP, and Spearman's correlation for STS-B. MNLI is two tasks with the same
+training data, so that scores and predictions for matched and mismatched genres stay apart.
 
-ELUE (Liu et al. 2022, arXiv:2110.07038): STS-B, SNLI and SciTail have their texts in the first two columns. ELUE is not
-on the hub, but the data sets that it was drawn from are, and a task read from the hub has their splits. ELUE's files
-number the labels of SNLI and SciTail without a key; here they are taken to be in the hub's order, and entailment first.
-For predictions that go to ELUE, train on ELUE's files.
+ELUE (Liu et al. 2022, arXiv:2110.07038): STS-B, SNLI and SciTail have their texts in the first two columns. ELUE is
+not on the hub, but the data sets that it was drawn from are, and a task read from the hub has their splits. ELUE's
+files number the labels of SNLI and SciTail without a key; here they are taken to be in the hub's order, and
+entailment first. For predictions that go to ELUE, train on ELUE's files.
 
 ELBERT (Xie et al. 2021, arXiv:2107.00175): the files of the text classification sets are those of its own
-preprocessing, where most sets use the test set for validation. IMDb and 20news split their lines differently from the
-rest. R8, R52, Cade and WebKB can be read from files only.
+preprocessing, where most sets use the test set for validation. IMDb and 20news split their lines differently from
+the rest. R8, R52, Cade and WebKB can be read from files only.
 """
 
 from collections.abc import Callable, Mapping

@@ -52,14 +52,14 @@ def check_header(table: RawTable, labels: Sequence[str]) -> None:
 
 def find_incomplete(table: RawTable, texts: Sequence[str], problem: Problem) -> dict[int, str]:
     """What rows lack, by line number."""
-    found = {}
+    faults = {}
     for role in texts:
         for number, text in zip(table.numbers, table.cells[role], strict=True):
             if text is None or (isinstance(text, str) and not text.strip()):
-                found[number] = f"empty {role}"
+                faults[number] = f"empty {role}"
             elif problem.of_tokens and isinstance(text, list):
                 if not text or not all(isinstance(word, str) and word.strip() for word in text):
-                    found[number] = "a word without characters" if text else "no words"
+                    faults[number] = "a word without characters" if text else "no words"
             elif not isinstance(text, str):
                 raise BadData(f"{table.where(number)}: {text!r} as {role}, expected a string")
             elif problem.of_tokens and "label" in table.cells:
@@ -68,8 +68,8 @@ def find_incomplete(table: RawTable, texts: Sequence[str], problem: Problem) -> 
         for number, label in zip(table.numbers, table.cells["label"], strict=True):
             empty_set = problem.multi_label and isinstance(label, str)
             if is_missing(label) and not empty_set:
-                found[number] = "no label"
-    return found
+                faults[number] = "no label"
+    return faults
 
 
 def without_faults(table: RawTable, incomplete: Mapping[int, str], bad_rows: str) -> RawTable:
@@ -130,10 +130,10 @@ def _number(table: RawTable, number: int, cell: Any) -> float:
     return float(cell)
 
 
-def _multi_hot(table: RawTable, number: int, found: Sequence[str], index: Mapping[str, int]) -> list[float]:
-    if len(set(found)) < len(found):
-        raise BadData(f"{table.where(number)}: labels {found}, expected each name at most once")
-    positions = {_index(table, number, label, index) for label in found}
+def _multi_hot(table: RawTable, number: int, labels: Sequence[str], index: Mapping[str, int]) -> list[float]:
+    if len(set(labels)) < len(labels):
+        raise BadData(f"{table.where(number)}: labels {labels}, expected each name at most once")
+    positions = {_index(table, number, label, index) for label in labels}
     return [float(position in positions) for position in range(len(index))]
 
 
@@ -216,18 +216,18 @@ def infer_labels(table: RawTable, problem: Problem, separator: str | None) -> li
     """The labels that occur, sorted: as numbers if all are numbers, or else as text."""
     if "label" not in table.cells:
         raise BadData(f"{table.source}: no labels to infer the names from; pass labels=...")
-    found: set[str] = set()
+    labels: set[str] = set()
     for number, cell in zip(table.numbers, table.cells["label"], strict=True):
         if not is_missing(cell) and (problem.multi_label or problem.of_tokens):
-            found.update(label_set(table, number, cell, separator))
+            labels.update(label_set(table, number, cell, separator))
         elif not is_missing(cell):
-            found.add(label_name(table, number, cell))
-    if len(found) < 2:
-        only = f"the only label is {found.pop()}" if found else "no labels"
+            labels.add(label_name(table, number, cell))
+    if len(labels) < 2:
+        only = f"the only label is {labels.pop()}" if labels else "no labels"
         raise BadData(f"{table.source}: {only}, expected at least two")
     if not problem.multi_label and not problem.of_tokens:
-        check_not_joined(table, found)
-    return sorted(found, key=float) if all(map(is_number, found)) else sorted(found)
+        check_not_joined(table, labels)
+    return sorted(labels, key=float) if all(map(is_number, labels)) else sorted(labels)
 
 
 def check_not_joined(table: RawTable, labels: set[str]) -> None:

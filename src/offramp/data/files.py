@@ -31,8 +31,8 @@ class ColumnMap:
     idx: Column | None = None
 
     def roles(self) -> dict[str, Column]:
-        found = {"text": self.text, "text_pair": self.text_pair, "label": self.label, "idx": self.idx}
-        return {role: column for role, column in found.items() if column is not None}
+        columns = {"text": self.text, "text_pair": self.text_pair, "label": self.label, "idx": self.idx}
+        return {role: column for role, column in columns.items() if column is not None}
 
 
 @dataclass(frozen=True)
@@ -345,8 +345,8 @@ def _select(
             good.append((number, cells))
         else:
             faults[number] = f"expected {count(width, 'column')}, found {len(cells)}"
-    found = {role: [cells[column] for _, cells in good] for role, column in columns.items()}
-    return RawTable(str(path), found, [number for number, _ in good], unit, faults, headings or {})
+    table = {role: [cells[column] for _, cells in good] for role, column in columns.items()}
+    return RawTable(str(path), table, [number for number, _ in good], unit, faults, headings or {})
 
 
 def join_words(cell: Any) -> Any:

@@ -81,8 +81,8 @@ def mean_of(*names: str) -> Metric:
 
 def entity_f1(labels: Array, predictions: Array) -> float:
     """The F1 of spans, each a row that says where it is and what: only the same row is correct. As in seqeval."""
-    expected, found = ({*map(tuple, rows.tolist())} for rows in (labels, predictions))
-    return 2 * len(expected & found) / max(1, len(expected) + len(found))
+    expected, predicted = ({*map(tuple, rows.tolist())} for rows in (labels, predictions))
+    return 2 * len(expected & predicted) / max(1, len(expected) + len(predicted))
 
 
 METRICS: Mapping[str, Metric] = {

@@ -117,8 +117,8 @@ def align(old: UserFile, new: UserFile, columns: Columns) -> tuple[UserFile, Use
         if len(old) != len(new):
             longer, shorter = (old, new) if len(old) > len(new) else (new, old)
             raise BadData(
-                f"{longer.where(len(shorter))}: {shorter.path} has only {count(len(shorter), 'row')}; give both files the same "
-                "rows, or a column of ids"
+                f"{longer.where(len(shorter))}: {shorter.path} has only {count(len(shorter), 'row')}; give both "
+                "files the same rows, or a column of ids"
             )
         return old, new
     places = [places_by_id(table, column) for table in (old, new)]
@@ -146,8 +146,8 @@ def places_by_id(table: UserFile, column: str) -> dict[str, int]:
 def read_texts(table: UserFile, columns: Columns) -> list[Any] | None:
     """The texts, or pairs of texts; None if there is no column of them."""
     try:
-        found = guess_columns(str(table.path), table.column_names, columns.text, columns.text_pair, label="")
-        chosen = [str(column) for column in (found.text, found.text_pair) if column is not None]
+        guess = guess_columns(str(table.path), table.column_names, columns.text, columns.text_pair, label="")
+        chosen = [str(column) for column in (guess.text, guess.text_pair) if column is not None]
     except BadData:
         return None
     if any(column not in table.column_names for column in chosen):
@@ -195,15 +195,15 @@ def read_scores(
     old: UserFile, new: UserFile, wanted: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[Array, Array]]:
     """The names of the labels, and (rows, labels) their scores in both files."""
-    found = [score_cells(table, wanted) for table in (old, new)]
-    for table, cells, other, others in zip((old, new), found, (new, old), found[::-1], strict=True):
+    scores = [score_cells(table, wanted) for table in (old, new)]
+    for table, cells, other, others in zip((old, new), scores, (new, old), scores[::-1], strict=True):
         unknown = [name for name in cells if name not in others]
         if unknown:
             raise BadData(f"{other.path}: no scores of the label {unknown[0]!r}, which {table.path} has")
-    names = tuple(found[0])
+    names = tuple(scores[0])
     sides = [
         np.stack([numbers(table, cells[name], name) for name in names], 1)
-        for table, cells in zip((old, new), found, strict=True)
+        for table, cells in zip((old, new), scores, strict=True)
     ]
     return names, (sides[0], sides[1])
 
@@ -217,22 +217,22 @@ def score_cells(table: UserFile, wanted: tuple[str, ...]) -> dict[str, list[Any]
                 raise BadData(
                     f"{table.where(row)}: {PROBABILITIES} should be an object with a score of each label"
                 )
-        found = {name: [scores[name] for scores in rows] for name in rows[0]}
+        labelled = {name: [scores[name] for scores in rows] for name in rows[0]}
     else:
-        found = {
+        labelled = {
             name.removeprefix(PROBABILITY): cells_of(table, name)
             for name in table.column_names
             if name.startswith(PROBABILITY)
         }
-    names = wanted if wanted or found else (SCORE,)
-    found |= {
-        name: cells_of(table, name) for name in names if name not in found and name in table.column_names
+    names = wanted if wanted or labelled else (SCORE,)
+    labelled |= {
+        name: cells_of(table, name) for name in names if name not in labelled and name in table.column_names
     }
-    missing = [name for name in wanted if name not in found]
-    if missing or not found:
+    missing = [name for name in wanted if name not in labelled]
+    if missing or not labelled:
         label = missing[0] if missing else "LABEL"
         raise BadData(f"{table.path}: no scores; expected a column {PROBABILITY}{label} or {label}")
-    return found
+    return labelled
 
 
 def numbers(table: UserFile, cells: Sequence[Any], column: str) -> Array:

@@ -77,6 +77,8 @@ class Task:
             raise BadData(f"{self.name}: two labels are named {twice[0]!r}; label names must differ")
         if self.separator == "":
             raise BadData(f"{self.name}: separator='' is empty")
+        if self.bad_rows not in ("error", "drop"):
+            raise BadData(f"bad_rows={self.bad_rows!r}, expected error or drop")
         check_metrics(self.metrics, self.problem, len(labels))
 
     @classmethod
@@ -240,9 +242,9 @@ class Task:
         names = [file.path for file in self.layout.values()]
         if any((folder / name).is_file() for name in names):
             return folder
-        own = {_normalize(name) for name in (*self.aliases, self.name.removeprefix(_prefix(self)))}
+        folder_names = {_normalize(name) for name in (*self.aliases, self.name.removeprefix(_prefix(self)))}
         for inside in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if _normalize(inside.name) in own and any((inside / name).is_file() for name in names):
+            if _normalize(inside.name) in folder_names and any((inside / name).is_file() for name in names):
                 return inside
         raise BadData(
             f"{folder}: no files of {self.name}, expected {', '.join(map(str, names))} there "
@@ -277,20 +279,18 @@ class Task:
         """The given splits, or all of them, with every row checked."""
         import datasets
 
-        self._check()
+        self._check_source()
         return datasets.DatasetDict({split: self._dataset(split) for split in splits or self.splits})
 
     def columns(self, split: str) -> dict[str, list[Any]]:
         """The columns of one split, with every row checked; for local files, without the package datasets."""
-        self._check()
+        self._check_source()
         if split not in self.splits:
             raise BadData(f"{self.name} has no split {split!r} here; it has {', '.join(self.splits)}")
         table = self.splits[split].read()
         return check_rows(table, self.text_columns, self.labels, self.problem, self.separator, self.bad_rows)
 
-    def _check(self) -> None:
-        if self.bad_rows not in ("error", "drop"):
-            raise BadData(f"bad_rows={self.bad_rows!r}, expected error or drop")
+    def _check_source(self) -> None:
         if not self.splits:
             raise BadData(f"{self.name} is not on the hub; pass folder=..., the folder of its files")
 

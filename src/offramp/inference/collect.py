@@ -16,8 +16,8 @@ from offramp.lists import Lists
 from offramp.problems import UNLABELLED, Array, Problem
 from offramp.row_hashes import hash_batch, hash_rows
 from offramp.runtimes import Tokens, runtime_of
+from offramp.tags import token_tags
 from offramp.trace import Trace
-from offramp.words import token_tags
 
 Batch = dict[str, list[Any]]
 """Consecutive rows of a data set, by column."""

@@ -22,7 +22,7 @@ from offramp.problems import Array
 from offramp.row_hashes import load_hashes
 from offramp.rules import RULES
 from offramp.runtimes import Runtime, runtime_of, text_length
-from offramp.words import token_kinds
+from offramp.tags import token_kinds
 
 Outcome = TypeVar("Outcome")
 

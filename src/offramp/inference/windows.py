@@ -19,7 +19,7 @@ from offramp.folder.manifest import usable_tokenizer
 from offramp.inference.texts import BatchTokenizer, replace_invalid
 from offramp.numerics import Array
 from offramp.runtimes import Tokens
-from offramp.words import find_subwords, marks_subwords
+from offramp.tags import find_subwords, marks_subwords
 
 OVERLAP = 0.25
 """The least share of a window that it has in common with the next."""

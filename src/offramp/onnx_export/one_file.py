@@ -38,7 +38,7 @@ from offramp.policy.decide import Step, advance, check_rule, first_state, of_exa
 from offramp.problems import Problem
 from offramp.rules.rank import Rank
 from offramp.runtimes.onnx import token_weights
-from offramp.words import token_kinds
+from offramp.tags import token_kinds
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 LARGEST = 2**31 - 1

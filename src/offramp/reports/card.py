@@ -29,7 +29,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
-    task = "text-ranking" if ranks(info) else task_of(info)
+    task = task_of(info)
     metadata = ModelCardData(
         library_name="offramp", pipeline_tag=task, tags=["early-exit", task, info.backbone]
     )
@@ -39,8 +39,7 @@ def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
     parts += [exits_section(scores)] if len(scores) > 1 else []
     parts += [policy_section(info.policy)] if info.policy else []
     parts += [curve_section(curve)] if "points" in curve else []
-    usage = RANK_USAGE if ranks(info) else TAG_USAGE if info.problem.of_tokens else USAGE
-    body = "\n\n".join([*parts, usage])
+    body = "\n\n".join([*parts, usage_section(info)])
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
 
 
@@ -51,6 +50,8 @@ def ranks(info: ModelInfo) -> bool:
 
 def task_of(info: ModelInfo) -> str:
     """The hub's name of the task of such a model."""
+    if ranks(info):
+        return "text-ranking"
     return "token-classification" if info.problem.of_tokens else "text-classification"
 
 
@@ -120,18 +121,15 @@ def promise(certificate: Certificate | None) -> str:
 
 
 def curve_section(curve: Mapping[str, Any]) -> str:
-    headline, own = curve["headline"], curve["policy"]
+    headline, policy = curve["headline"], curve["policy"]
     rows = [
-        [
-            threshold_text(point["threshold"]),
-            percent(point["score"]),
-            f"{point['mean_layer']:.2f}",
-        ]
+        [threshold_text(point["threshold"]), percent(point["score"]), f"{point['mean_layer']:.2f}"]
         for point in curve["points"]
     ]
-    if own is not None:
-        score = own["scores"].get(headline)
-        rows.append(["**the policy**", "-" if score is None else percent(score), f"{own['mean_layer']:.2f}"])
+    if policy is not None:
+        score = policy["scores"].get(headline)
+        shown = "-" if score is None else percent(score)
+        rows.append(["**the policy**", shown, f"{policy['mean_layer']:.2f}"])
     return (
         f"## Curve\n\n{curve['rule']} on {count(curve['examples'], 'example')} ({curve['data']}), "
         f"out of {count(curve['layers'], 'layer')}.\n\n"
@@ -139,32 +137,21 @@ def curve_section(curve: Mapping[str, Any]) -> str:
     )
 
 
-USAGE = """\
+def usage_section(info: ModelInfo) -> str:
+    kind, call = "Classifier", '.predict("a text")'
+    if ranks(info):
+        kind, call = "Reranker", '.rank("a query", ["a document", "another"])'
+    elif info.problem.of_tokens:
+        kind, call = "Tagger", '.tag("a text")'
+    name = kind.lower()
+    return f"""\
 ## Use
 
 ```python
-from offramp import Classifier
+from offramp import {kind}
 
-classifier = Classifier.from_pretrained("FOLDER")  # the folder of this file
-print(classifier.predict("a text"))
-```"""
-RANK_USAGE = """\
-## Use
-
-```python
-from offramp import Reranker
-
-reranker = Reranker.from_pretrained("FOLDER")  # the folder of this file
-print(reranker.rank("a query", ["a document", "another"]))
-```"""
-TAG_USAGE = """\
-## Use
-
-```python
-from offramp import Tagger
-
-tagger = Tagger.from_pretrained("FOLDER")  # the folder of this file
-print(tagger.tag("a text"))
+{name} = {kind}.from_pretrained("FOLDER")  # the folder of this file
+print({name}{call})
 ```"""
 
 

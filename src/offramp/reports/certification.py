@@ -42,7 +42,7 @@ def verdict_line(made: Certification, claim: Claim) -> str:
 
 
 def evidence_lines(made: Certification, claim: Claim) -> list[str]:
-    lines = [evidence_line(made, claim, each) for each in claim.evidence]
+    lines = [evidence_line(made, claim, evidence) for evidence in claim.evidence]
     more = ""
     if claim.more_rows:
         more = f"; a verdict on {percent(claim.epsilon)} needs about {count(claim.more_rows, 'more row')} like these"
@@ -81,8 +81,8 @@ def note_lines(made: Certification) -> list[str]:
 
 def class_rows(made: Certification) -> list[list[str]]:
     rows = [
-        [each.name, str(each.rows), str(each.different), share(each.different, each.rows)]
-        for each in made.by_class
+        [group.name, str(group.rows), str(group.different), share(group.different, group.rows)]
+        for group in made.by_class
     ]
     return [[made.old, "rows", "different", "%"], *rows]
 
@@ -95,13 +95,13 @@ def difference_rows(made: Certification, most: int) -> list[list[str]]:
     """The rows that differ most, counted from 1; columns without any content are left out."""
     rows = [
         [
-            str(each.row + 1),
-            each.old,
-            each.new,
-            "" if each.distance is None else f"{each.distance:.3f}",
-            shortened(each.text or "", LONGEST_TEXT),
+            str(difference.row + 1),
+            difference.old,
+            difference.new,
+            "" if difference.distance is None else f"{difference.distance:.3f}",
+            shortened(difference.text or "", LONGEST_TEXT),
         ]
-        for each in made.differences[:most]
+        for difference in made.differences[:most]
     ]
     header = ["row", made.old, made.new, "distance", "text"]
     kept = [index for index in range(len(header)) if any(row[index] for row in rows)]

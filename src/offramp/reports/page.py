@@ -9,7 +9,7 @@ from typing import Any
 
 from offramp.measuring import Point, Sweep
 from offramp.measuring.curve import MeanCurve
-from offramp.reports.chart import Bars, Chart, Line
+from offramp.reports.chart import CSS, Bars, Chart, Drawing, Line, key
 from offramp.reports.sections import (
     SHIPPED_NAME,
     Section,
@@ -20,7 +20,6 @@ from offramp.reports.sections import (
     position,
     readiness_chart,
 )
-from offramp.reports.svg import CSS, Drawing, key
 from offramp.reports.table import (
     Block,
     comparison_rows,
@@ -197,7 +196,7 @@ def histogram_html(section: Section) -> str:
 def readiness_html(section: Section) -> str:
     if not section.readiness:
         return ""
-    charts = [readiness_chart(rule, each) for rule, each in section.readiness.items()]
+    charts = [readiness_chart(rule, readiness) for rule, readiness in section.readiness.items()]
     figures = "".join(f"<figure>{chart_html(chart, 440, 220)}</figure>" for chart in charts)
     return (
         "<h3>Right and wrong predictions by readiness</h3>"

@@ -16,10 +16,10 @@ from offramp.measuring import sweep
 from offramp.measuring.curve import MeanCurve, compare, needs_labels
 from offramp.measuring.exit_table import default_tolerance
 from offramp.policy import Policy
+from offramp.reports.chart import svg_file
 from offramp.reports.page import page
 from offramp.reports.sections import Section, charts, comparison_chart, measure_section
-from offramp.reports.svg import svg_file
-from offramp.reports.table import Block, comparison_rows, format_table, report_text
+from offramp.reports.table import Block, comparison_rows, format_table, points_text, report_text
 from offramp.trace import Trace
 
 DEFAULT_RULES = ("agreement", "entropy", "confidence", "margin", "patience", "layer", "oracle")
@@ -99,6 +99,10 @@ class Report:
         if not self.comparison:
             return ""
         return f"{format_table(comparison_rows(self.comparison, self.sections[0].sweep.headline))}\n"
+
+    def points_table(self) -> str:
+        """A table of the thresholds of each rule."""
+        return "\n\n".join(filter(None, [self.comparison_table(), *map(points_text, self.sections)]))
 
     def html(self) -> str:
         """One self-contained page that opens offline."""

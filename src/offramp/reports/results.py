@@ -35,7 +35,7 @@ OF_LABELS = {
     "label": ("spans", "changed", "spans"),
     "label of words": ("words in spans", "missed", "words"),
 }
-"""What is counted by the labels of a tagger, and what may have become of it."""
+"""By the labels of a tagger: what is counted, and what may have happened to it."""
 PARTS = {"learn": "learn from", "fit": "fit a rule on", "calibration": "calibrate on", "test": "test on"}
 PACKAGES = ("python", "torch", "transformers", "onnxruntime")
 LONGEST_TEXT = 300
@@ -251,8 +251,8 @@ def interval(number: int, total: int) -> tuple[float, float]:
     """Clopper and Pearson's, with 95% confidence, of a share."""
     from scipy.stats import binomtest
 
-    found: Any = binomtest(number, total).proportion_ci()
-    return found.low, found.high
+    bounds: Any = binomtest(number, total).proportion_ci()
+    return bounds.low, bounds.high
 
 
 def exit_text(results: RetrofitResults) -> str:
@@ -341,17 +341,20 @@ def contender_rows(
         ]
 
     def of(field: str) -> list[float]:
-        return [getattr(each.milliseconds, field) for each in contenders]
+        return [getattr(contender.milliseconds, field) for contender in contenders]
 
     headings = LOSSES | (TAG_LOSSES if "missed_share" in contenders[0].losses else {})
     return [
-        ["", *(each.name for each in contenders)],
-        *(row(name, (100 * each.scores[name] for each in contenders), 1) for name in contenders[0].scores),
+        ["", *(contender.name for contender in contenders)],
         *(
-            row(headings[risk], (100 * each.losses[risk] for each in contenders), 1)
+            row(name, (100 * contender.scores[name] for contender in contenders), 1)
+            for name in contenders[0].scores
+        ),
+        *(
+            row(headings[risk], (100 * contender.losses[risk] for contender in contenders), 1)
             for risk in contenders[0].losses
         ),
-        row("mean layer", (each.mean_layer for each in contenders), 2),
+        row("mean layer", (contender.mean_layer for contender in contenders), 2),
         row(f"one {unit}, ms", of("single"), 2),
         row(f"one {unit}, p50", of("p50"), 2),
         row(f"one {unit}, p95", of("p95"), 2),

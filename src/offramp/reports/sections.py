@@ -14,9 +14,9 @@ from offramp.measuring.sweep import measure_point
 from offramp.policy import Policy
 from offramp.policy.text import rule_in_text
 from offramp.reports.chart import (
+    CORRECT,
     FRONT,
     FULL_DEPTH,
-    RIGHT,
     SHIPPED,
     WRONG,
     Band,
@@ -79,16 +79,16 @@ def measure_section(
     policies = {rule: parse_rule(rule) for rule in rules if is_graded(rule)}
     point = None
     if shipped is not None:
-        own = curve_of_shipped(trace, shipped, **options)
+        curve = curve_of_shipped(trace, shipped, **options)
         point = measure_point(trace, shipped, options.get("padded_to"))
-        measured = replace(measured, curves={own.rule: own, **measured.curves})
-        if is_graded(own.rule):
-            policies = {own.rule: shipped, **policies}
+        measured = replace(measured, curves={curve.rule: curve, **measured.curves})
+        if is_graded(curve.rule):
+            policies = {curve.rule: shipped, **policies}
     readiness = {rule: measure_readiness(trace, policy, seed) for rule, policy in policies.items()}
     return Section(
         name,
         measured,
-        {rule: each for rule, each in readiness.items() if each is not None},
+        {rule: histograms for rule, histograms in readiness.items() if histograms is not None},
         tuple(trace.label_names),
         {} if reference is None else {rule: measured.elue(rule, reference) for rule in measured.curves},
         None if point is None else Shipped(str(shipped), point),
@@ -197,7 +197,7 @@ def comparison_chart(curves: Sequence[MeanCurve], depth: int, headline: str) -> 
 
 def curve_name(curve: MeanCurve, curves: Sequence[MeanCurve]) -> str:
     """The model, and the rule if there are several."""
-    return curve.model if len({each.rule for each in curves}) == 1 else f"{curve.model}, {curve.rule}"
+    return curve.model if len({other.rule for other in curves}) == 1 else f"{curve.model}, {curve.rule}"
 
 
 def band(curve: MeanCurve, style: Style) -> Band:
@@ -238,7 +238,7 @@ def exits_chart(sweep: Sweep) -> Chart:
 
 
 def histogram_chart(sweep: Sweep, points: Mapping[str, Point]) -> Chart:
-    """The share of examples that exit at each layer, at one point for each of some rules."""
+    """The share of examples that exit at each layer, at one point of each rule."""
     width = 0.8 / max(len(points), 1)
     bars = [
         Bars(
@@ -256,7 +256,7 @@ def histogram_chart(sweep: Sweep, points: Mapping[str, Point]) -> Chart:
         y_label="examples, per cent",
         series=tuple(bars),
         x=(-0.6, len(sweep.layers) - 0.4),
-        y=(0, 1.05 * max((height for each in bars for height in each.heights), default=100)),
+        y=(0, 1.05 * max((height for series in bars for height in series.heights), default=100)),
         x_ticks=thin({exit: str(layer) for exit, layer in enumerate(sweep.layers)}),
     )
 
@@ -279,7 +279,7 @@ def readiness_chart(rule: str, readiness: Readiness) -> Chart:
     return Chart(
         x_label=rule,
         y_label="predictions, per cent",
-        series=(Bars("right", edges, right, RIGHT, pale=True), Line("wrong", outline, WRONG)),
+        series=(Bars("right", edges, right, CORRECT, pale=True), Line("wrong", outline, WRONG)),
         x=(readiness.edges[0], readiness.edges[-1]),
         y=(0, 1.05 * max(*right, *wrong)),
     )

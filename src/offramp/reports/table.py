@@ -30,10 +30,29 @@ class Block:
 
 def report_text(sections: Sequence[Section]) -> str:
     return "\n\n\n".join(
-        f"{each.name}\n{summary_line(each.sweep)}\n\n"
-        f"{format_table(rule_rows(each))}\n\n{format_table(exit_rows(each.sweep))}"
-        for each in sections
+        f"{section.name}\n{summary_line(section.sweep)}\n\n"
+        f"{format_table(rule_rows(section))}\n\n{format_table(exit_rows(section.sweep))}"
+        for section in sections
     )
+
+
+def points_text(section: Section) -> str:
+    """A table of the thresholds of each rule of a section."""
+    parts = [f"{section.name}\n{summary_line(section.sweep)}"]
+    for rule, curve in section.sweep.curves.items():
+        rows = [
+            [
+                threshold_text(point.threshold),
+                *map(percent, point.scores.values()),
+                f"{point.cost.mean_layer:.2f}",
+                percent(point.cost.saved_fraction),
+            ]
+            for point in curve.points
+        ]
+        header = ["threshold", *section.sweep.metrics, "mean layer", "layers saved"]
+        elue = f", ELUE score {section.elue[rule]:+.2f}" if section.elue else ""
+        parts.append(f"{rule}{elue}\n{format_table([header, *rows])}")
+    return "\n\n".join(parts)
 
 
 def summary_line(sweep: Sweep) -> str:

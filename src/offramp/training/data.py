@@ -18,8 +18,8 @@ from offramp.lists import Lists
 from offramp.models.exit_model import ExitModel
 from offramp.problems import UNLABELLED, Array
 from offramp.row_hashes import hash_batch
+from offramp.tags import find_subwords, marks_subwords, token_tags
 from offramp.training.recipes import Recipe
-from offramp.words import find_subwords, marks_subwords, token_tags
 
 
 def load_splits(task: Task, unlabelled: Any = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from transformers import BertConfig, TrainingArguments
 
 from offramp import RECIPES
-from offramp.cli.key_values import parse_exits, parse_training_arguments
+from offramp.cli.train import parse_exits, parse_training_arguments
 from offramp.errors import BadOption, UnknownName
 from offramp.training.recipes import Recipe, parse_recipe
 from offramp.training.start import Origin
