@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from fakes import make_certificate
@@ -22,11 +23,12 @@ from offramp import Policy, store_policy
 from offramp.cli.info import info as describe
 from offramp.errors import BadConfig, CannotLoad, CertificateMismatch, OfframpError
 from offramp.folder import load_model
-from offramp.folder.manifest import Manifest, digest
+from offramp.folder.manifest import GRAPH, Manifest, digest
 from offramp.inference import Classifier
 from offramp.model_info import ModelInfo
 from offramp.models.exit_model import ExitModel
 from offramp.onnx_export import export
+from offramp.onnx_export.portable import include_graph, write_portable
 from offramp.runtimes.onnx import OnnxRuntime
 
 TEXTS = ["good film", "bad bad bad", "a b c d e f g", "z"]
@@ -289,6 +291,57 @@ def test_weights_that_were_replaced_with_new_digests_lose_the_certificate(certif
         assert Classifier.from_pretrained(certified, threads=1).runner.policy.certificate is None
     with pytest.warns(CertificateMismatch, match="weights"):
         assert "certificate  none" in str(describe(str(certified)).text)
+
+
+@pytest.fixture
+def with_graph(certified: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """An export with a certificate that also has its graph with the rule inside, and the portable folder of that."""
+    write_portable(certified, tmp_path / "portable")
+    include_graph(certified, tmp_path / "portable")
+    return certified, tmp_path / "portable"
+
+
+def double_weights(graph: Path) -> None:
+    """The same graph with other weights."""
+    model = onnx.load(graph)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(model, graph)
+
+
+def test_a_graph_that_was_replaced_is_refused_and_with_new_digests_loses_the_certificate(
+    with_graph: tuple[Path, Path],
+) -> None:
+    for folder in with_graph:
+        assert Classifier.from_pretrained(folder, threads=1).runner.policy.certificate is not None
+        double_weights(folder / GRAPH)
+        with pytest.raises(CannotLoad, match=r"onnx/model\.onnx is not the file that was exported"):
+            Classifier.from_pretrained(folder)
+        sign(folder)
+        with pytest.warns(CertificateMismatch, match="weights"):
+            assert Classifier.from_pretrained(folder, threads=1).runner.policy.certificate is None
+        with pytest.warns(CertificateMismatch, match="weights"):
+            assert "certificate  none" in str(describe(str(folder)).text)
+
+
+def test_a_graph_that_was_not_exported_is_refused(with_graph: tuple[Path, Path], exported: Path) -> None:
+    with copy_of(exported) as folder:
+        (folder / GRAPH).parent.mkdir()
+        shutil.copyfile(with_graph[0] / GRAPH, folder / GRAPH)
+        with pytest.raises(CannotLoad, match="not one of the files that were exported; remove it"):
+            Classifier.from_pretrained(folder)
+
+
+def test_another_policy_keeps_the_graph_and_its_certificate_names_it(with_graph: tuple[Path, Path]) -> None:
+    folder, _ = with_graph
+    certificate = make_certificate(policy="entropy:0.2", fingerprint=Manifest.load(folder).fingerprint)
+    store_policy(folder, replace(Policy.parse("entropy:0.2"), certificate=certificate))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        stored = Classifier.from_pretrained(folder, threads=1).runner
+    assert stored.policy.certificate is not None
+    assert stored.runtime.compiled.runs(stored.policy)
 
 
 def test_digests_that_were_edited_are_refused(certified: Path) -> None:

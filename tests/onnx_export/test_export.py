@@ -31,7 +31,7 @@ from offramp.models.exit_model import ExitModel
 from offramp.numerics import softmax
 from offramp.onnx_export import export, exporter
 from offramp.onnx_export.one_file import check_size, one_file
-from offramp.onnx_export.portable import encoder_config, write_portable
+from offramp.onnx_export.portable import encoder_config, include_graph, write_portable
 from offramp.onnx_export.stages import leave_out_exits
 from offramp.policy import Policy
 from offramp.reports.stored_policy import store_policy
@@ -473,8 +473,7 @@ def portable(exported: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]
     folder, path = exported("bert"), tmp_path / "portable"
     store_policy(folder, "confidence:0.5")
     write_portable(folder, path)
-    (folder / GRAPH).parent.mkdir()
-    shutil.copyfile(path / GRAPH, folder / GRAPH)
+    include_graph(folder, path)
     return folder, path
 
 
@@ -546,6 +545,9 @@ def test_the_graph_of_another_model_is_refused(
 ) -> None:
     other = exported("distilbert")
     shutil.copytree(portable[0] / "onnx", other / "onnx")
+    with pytest.raises(CannotLoad, match="not one of the files that were exported"):
+        OnnxRuntime(other)
+    Manifest(**json.loads((other / "stages.json").read_text())).add(other, GRAPH)
     with pytest.raises(CannotLoad, match="of another model"):
         OnnxRuntime(other)
 

@@ -17,14 +17,14 @@ from transformers import AutoConfig, TokenClassificationPipeline
 from offramp import ExitModel, Runner, Tagger
 from offramp.engine import Engine
 from offramp.errors import BadData
-from offramp.folder.manifest import GRAPH, Manifest, SavedTokenizer
+from offramp.folder.manifest import Manifest, SavedTokenizer
 from offramp.inference.collect import collect
 from offramp.model_info import ModelInfo
 from offramp.models.backbones import BACKBONES
 from offramp.numerics import entropy
 from offramp.onnx_export import export
 from offramp.onnx_export.one_file import one_file
-from offramp.onnx_export.portable import encoder_config, write_portable
+from offramp.onnx_export.portable import encoder_config, include_graph, write_portable
 from offramp.policy import Policy, fold
 from offramp.problems import TOKENS
 from offramp.reports.stored_policy import store_policy
@@ -260,8 +260,7 @@ def folders(
     texts = random_texts(range(2, 30))
     store_policy(own, between(Engine(OnnxRuntime(own, threads=1), word_starts=kinds_of(own)), texts))
     write_portable(own, home / "portable")
-    (own / GRAPH).parent.mkdir()
-    shutil.copyfile(home / "portable" / GRAPH, own / GRAPH)
+    include_graph(own, home / "portable")
     return own, home / "portable"
 
 

@@ -49,14 +49,21 @@ class Manifest:
     digests: Mapping[str, str] = field(default_factory=dict)
     """A hash of each file, written by `save`."""
     exported_weights: str | None = None
-    """In a portable folder, `weights` of the exported one that it was made from, which a certificate names."""
+    """In a portable folder, `stage_weights` of the exported one that it was made from."""
     format: int = FORMAT
 
     def save(self, folder: Path) -> Self:
         """Write stages.json, with hashes of the files in the folder, which must be complete."""
         paths = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
         files = sorted({path.relative_to(folder).as_posix() for path in paths} - {MANIFEST})
-        signed = replace(self, digests={name: digest(folder / name) for name in files})
+        return self.sign(folder, {name: digest(folder / name) for name in files})
+
+    def add(self, folder: Path, name: str) -> Self:
+        """Write stages.json with the hash of one more file."""
+        return self.sign(folder, {**self.digests, name: digest(folder / name)})
+
+    def sign(self, folder: Path, digests: Mapping[str, str]) -> Self:
+        signed = replace(self, digests={name: digests[name] for name in sorted(digests) if name != MANIFEST})
         signed.write(folder)
         signed = replace(signed, digests={**signed.digests, MANIFEST: digest(folder / MANIFEST)})
         signed.write(folder)
@@ -64,11 +71,15 @@ class Manifest:
 
     @property
     def weights(self) -> str:
-        """A hash of the graphs and their weights."""
+        """A hash of all graphs here and their weights, which a certificate names."""
+        return hash_of_graphs(self.digests)
+
+    @property
+    def stage_weights(self) -> str:
+        """A hash of the stages and their weights, which the one graph of a portable folder names."""
         if self.exported_weights is not None:
             return self.exported_weights
-        graphs = sorted(item for item in self.digests.items() if item[0].endswith((".onnx", ".bin")))
-        return hash_parts([json.dumps(graphs).encode()])
+        return hash_of_graphs({name: value for name, value in self.digests.items() if name != GRAPH})
 
     def bind(self, policy: Policy) -> Policy:
         """The policy for this folder: its certificate, if that is for this model, also names the weights here."""
@@ -120,6 +131,11 @@ class Manifest:
         return cls(**record | {"branches": tuple(branches)})
 
 
+def hash_of_graphs(digests: Mapping[str, str]) -> str:
+    graphs = sorted(item for item in digests.items() if item[0].endswith((".onnx", ".bin")))
+    return hash_parts([json.dumps(graphs).encode()])
+
+
 MANIFEST_TYPES = {
     "precision": str,
     "branches": list,
@@ -142,6 +158,11 @@ def check_files(folder: Path, digests: Mapping[str, str], needed: Sequence[str])
             raise CannotLoad(f"{folder / name} is missing; export the model again.")
         if digests.get(name) != digest(folder / name):
             raise CannotLoad(f"{folder / name} is not the file that was exported; export the model again.")
+    if GRAPH not in names and (folder / GRAPH).exists():
+        raise CannotLoad(
+            f"{folder / GRAPH} is not one of the files that were exported; remove it, or export or retrofit the "
+            "model again."
+        )
 
 
 def digest(path: Path) -> str:

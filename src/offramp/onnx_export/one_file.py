@@ -117,7 +117,7 @@ def metadata(info: ModelInfo, manifest: Manifest, policy: Policy) -> dict[str, A
         "truncation_side": manifest.tokenizer["truncation_side"],
         "precision": manifest.precision,
         "fingerprint": manifest.fingerprint,
-        "weights": manifest.weights,
+        "weights": manifest.stage_weights,
         "policy": policy.to_json(),
         "policy_target": info.policy_target,
         "head": info.head,

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from offramp.errors import Incompatible
-from offramp.files import atomic_folder
+from offramp.files import atomic_folder, read_json, write_files
 from offramp.folder.manifest import GRAPH, TOKENIZER, Manifest
 from offramp.model_info import CONFIG, ModelInfo
 from offramp.onnx_export.one_file import metadata, one_file, text_length
@@ -40,17 +40,30 @@ def write_portable(folder: Path, path: Path) -> None:
         (draft / GRAPH).write_bytes(graph.SerializeToString())
         if manifest.precision == "int8":
             link_or_copy(draft / GRAPH, draft / QUANTIZED_GRAPH)
+        own = replace(manifest, branches=(), exported_weights=manifest.stage_weights, digests={}).save(draft)
         tokenizer = padding_tokenizer(folder, info, manifest)
         tokenizer.save(str(draft / TOKENIZER))
         for name, content in (
-            (CONFIG, encoder_config(info, manifest)),
+            (CONFIG, encoder_config(replace(info, policy=own.bind(info.policy)), own)),
             ("tokenizer_config.json", tokenizer_config(tokenizer, info, manifest)),
         ):
             (draft / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
-        replace(manifest, branches=(), exported_weights=manifest.weights, digests={}).save(draft)
+        own.save(draft)
         if (folder / FILE).is_file():
             shutil.copyfile(folder / FILE, draft / FILE)
         (draft / CARD).write_text(card(folder, info, manifest), encoding="utf-8")
+
+
+def include_graph(folder: Path, portable: Path) -> None:
+    """Copies the graph of a portable folder into the exported one that it was made from; its certificate names both
+    from then on."""
+    manifest, info = Manifest.load(folder), ModelInfo.read(folder)
+    (folder / GRAPH).parent.mkdir()
+    shutil.copyfile(portable / GRAPH, folder / GRAPH)
+    manifest = manifest.add(folder, GRAPH)
+    assert info.policy is not None
+    config = read_json(folder / CONFIG) | {"policy": manifest.bind(info.policy).to_json()}
+    write_files({folder / CONFIG: json.dumps(config, indent=2)})
 
 
 def link_or_copy(source: Path, path: Path) -> None:

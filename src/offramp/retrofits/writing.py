@@ -12,7 +12,6 @@ import numpy as np
 from offramp.errors import Incompatible
 from offramp.files import replace_folder, replaced_folder, write_files
 from offramp.folder import REFERENCE, load_model, megabytes
-from offramp.folder.manifest import GRAPH
 from offramp.inference.runner import NEVER
 from offramp.inference.tagger import find_spans
 from offramp.inference.windows import Words
@@ -168,11 +167,10 @@ def write_report(exits: Exits, choice: Choice, results: RetrofitResults, changes
 
 def write_portable(args: Arguments, model: Path, path: Path) -> None:
     """The model for other libraries, if its rule can be part of a graph, which also runs single texts here."""
-    from offramp.onnx_export.portable import write_portable
+    from offramp.onnx_export.portable import include_graph, write_portable
 
     try:
         write_portable(model, path)
-        (model / GRAPH).parent.mkdir()
-        shutil.copyfile(path / GRAPH, model / GRAPH)
+        include_graph(model, path)
     except Incompatible as reason:
         args.log(f"no folder for other libraries: {reason}")

@@ -73,7 +73,7 @@ class OnnxRuntime(ExportedModel):
             self.graph = Graph(graphs / STAGES, session_options(threads))
             # so little work that waking other threads would cost more than they save
             self.embedding = Graph(graphs / EMBEDDING, session_options(1))
-        if (folder / GRAPH).is_file():
+        if GRAPH in self.manifest.digests:
             self.compile(folder / GRAPH)
         self.branches = [np.array(branch) for branch in self.manifest.branches]
         self.check(folder)
@@ -185,7 +185,7 @@ class OneGraph:
             about = json.loads(self.graph.session.get_modelmeta().custom_metadata_map["offramp"])
             self.policy, self.layers = Policy.from_json(about["policy"]), np.array(about["layers"])
             self.same_point = about["decide"] == str(info.decide)
-            if about["weights"] != manifest.weights:
+            if about["weights"] != manifest.stage_weights:
                 raise BadConfig("it is of another model")
         except (KeyError, TypeError, ValueError) as error:
             name = graph if isinstance(graph, Path) else "a graph"
