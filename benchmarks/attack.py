@@ -192,13 +192,14 @@ def folders(model: str, load: list[bytes]) -> dict[str, int]:
     text, found, original = json.loads(load[0])["texts"], Counter[str](), Path(model)
     warnings.simplefilter("ignore")
     whole = Classifier.from_pretrained(model, threads=1).predict(text)
-    files = sorted(file for file in original.iterdir() if file.is_file())
+    files = sorted(file for file in original.rglob("*") if file.is_file())
     damages = [(file, damage) for file in files for damage in damages_of(file)]
     for file, damage in random.Random(0).sample(damages, FOLDERS):
         with tempfile.TemporaryDirectory() as place:
             copy = Path(shutil.copytree(original, Path(place) / "model"))
-            (copy / file.name).unlink()
-            damage(copy / file.name)
+            target = copy / file.relative_to(original)
+            target.unlink()
+            damage(target)
             try:
                 same = Classifier.from_pretrained(copy, threads=1).predict(text) == whole
                 found["predicts the same" if same else "predicts otherwise"] += 1
