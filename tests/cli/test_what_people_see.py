@@ -86,7 +86,11 @@ def test_an_output_that_cannot_be_written_is_named_before_the_work(
     monkeypatch.setattr(Classifier, "from_pretrained", None)
     monkeypatch.chdir(home)
     # the tests may run as root, who may write everywhere but there
-    for line in ("trace films --data dev.csv --out /proc/x.trace", "predict films dev.csv --out /proc/x.csv"):
+    for line in (
+        "trace films --data dev.csv --out /proc/x.trace",
+        "predict films dev.csv --out /proc/x.csv",
+        "retrofit films --texts dev.csv --out /proc/x",
+    ):
         done = run(*line.split())
         assert done.exit_code == 1
         assert "/proc is not writable; choose another place" in done.stderr

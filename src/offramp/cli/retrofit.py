@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from offramp.cli.command import Result
-from offramp.cli.options import TextOption, TextPairOption, category_column, split_names
+from offramp.cli.options import TextOption, TextPairOption, category_column, check_writable, split_names
 from offramp.cli.progress import heartbeat, in_terminal, training_progress
 from offramp.cli.rows import read_column, read_labels, read_lists, read_rows
 from offramp.cli.targets import BY_HELP, DEFAULT_RULES_HELP, RISK_HELP, parse_bounds
@@ -114,6 +114,7 @@ def retrofit(
         offramp retrofit my-ner --texts logs.csv --guarantee 0.01 --risk missed --out fast-ner
         offramp retrofit my-reranker --texts candidates.csv --rank --out fast-reranker
     """
+    check_writable(out)
     from offramp.measuring import Guarantee
     from offramp.retrofits import retrofit as run
 

@@ -136,19 +136,31 @@ def parse_bounds(text: str) -> float | dict[str, float]:
     >>> parse_bounds("0.02"), parse_bounds("spam=0.01,ham=0.02")
     (0.02, {'spam': 0.01, 'ham': 0.02})
     """
+    if text.endswith(FILES_OF_BOUNDS):
+        return read_bounds(text)
     try:
-        if text.endswith(FILES_OF_BOUNDS):
-            # everything as text: "yes" is a name, not true
-            bounds = yaml.load(Path(text).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-            return {label: float(value) for label, value in bounds.items()}
         parts = (part.rpartition("=") for part in text.split(","))
         numbers = {label: float(value) for label, _, value in parts}
-    except (OSError, AttributeError, TypeError, ValueError, yaml.YAMLError):
+    except ValueError:
         raise BadOption(
             f"--guarantee {text}: expected a number such as 0.02, RISK=0.02,... or CLASS=0.02,..., or a json or yaml "
             "file with a bound for each class, whose names may then have commas."
         ) from None
     return numbers[""] if list(numbers) == [""] else numbers
+
+
+def read_bounds(file: str) -> dict[str, float]:
+    """The bounds in a json or yaml file, by risk or class."""
+    try:
+        # everything as text: "yes" is a name, not true
+        bounds = yaml.load(Path(file).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+        return {label: float(value) for label, value in bounds.items()}
+    except OSError as error:
+        raise BadOption(f"--guarantee {file}: {error.strerror}; name a json or yaml file.") from None
+    except (AttributeError, TypeError, ValueError, yaml.YAMLError):
+        raise BadOption(
+            f"--guarantee {file} does not contain a bound for each risk or class, such as spam: 0.01 on a line."
+        ) from None
 
 
 def choose_policy(

@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from offramp.errors import Incompatible
 from offramp.files import explain_damage
-from offramp.folder import check_reachable, load_tokenizer
+from offramp.folder import check_reachable, is_exported, load_tokenizer
 from offramp.inference.texts import BatchTokenizer, Text
 from offramp.inference.windows import WindowTokenizer
 from offramp.model_info import CONFIG
@@ -106,7 +106,9 @@ def load_original(path: str | PathLike[str]) -> Original:
     if not (Path(path) / CONFIG).exists() and (Path(path) / "model" / CONFIG).exists():
         path = Path(path) / "model"  # of a training run, or of a retrofit
     config = read_config(path)
-    if config.model_type == "offramp":
+    if config.model_type == "offramp" or is_exported(
+        path
+    ):  # a portable folder has the config of a classifier
         raise Incompatible(
             f"{path} has exits already; set its policy with `offramp calibrate`, or retrofit the model that it was "
             "made from, with the same output folder for another guarantee."
