@@ -1,5 +1,6 @@
 import errno
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -158,6 +159,20 @@ def test_an_error_without_a_path_names_the_file_that_was_to_be_written(tmp_path:
     with pytest.raises(OSError, match="No space left") as caught, atomic_file(tmp_path / "model.csv"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert caught.value.filename == str(tmp_path / "model.csv")
+
+
+def test_an_error_of_safetensors_names_the_file_that_was_to_be_written(
+    make_trace: Callable[..., Trace], tmp_path: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            make_trace(3000).save(tmp_path / "x.trace")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(tmp_path / "x.trace")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_weights_and_traces_have_the_permissions_of_other_files(

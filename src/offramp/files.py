@@ -22,6 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from safetensors import SafetensorError
+
 from offramp.errors import CannotLoad, OfframpError, OutputExists
 
 SUFFIX, COMPLETE = ".unfinished", ".complete"
@@ -120,6 +122,12 @@ def scratch(path: Path) -> Iterator[Path]:
         if error.errno is not None and SUFFIX in str(error.filename or SUFFIX):
             error.filename = os.fspath(path)
         raise
+    except SafetensorError as error:
+        cause = re.search(r"\(os error (\d+)\)", str(error))  # no attribute has it
+        if cause is None:
+            raise
+        code = int(cause[1])
+        raise OSError(code, os.strerror(code), os.fspath(path)) from error
 
 
 def remove_stale(path: Path) -> None:
