@@ -293,6 +293,20 @@ def test_weights_that_were_replaced_with_new_digests_lose_the_certificate(certif
         assert "certificate  none" in str(describe(str(certified)).text)
 
 
+def test_weights_of_a_saved_model_that_were_changed_lose_the_certificate(saved: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(saved, tmp_path / "model"))
+    certificate = make_certificate(fingerprint=load_model(folder)[0].fingerprint())
+    store_policy(folder, replace(Policy.parse("entropy:0.3"), certificate=certificate))
+    assert "at most 10% of predictions" in str(describe(str(folder)).text)
+    weights = load_file(folder / "model.safetensors")
+    weights["heads.classifiers.0.bias"] += 1
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.warns(CertificateMismatch, match="fingerprint"):
+        assert Classifier.from_pretrained(folder).runner.policy.certificate is None
+    with pytest.warns(CertificateMismatch, match="fingerprint"):
+        assert "certificate  none" in str(describe(str(folder)).text)
+
+
 @pytest.fixture
 def with_graph(certified: Path, tmp_path: Path) -> tuple[Path, Path]:
     """An export with a certificate that also has its graph with the rule inside, and the portable folder of that."""

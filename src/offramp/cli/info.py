@@ -3,8 +3,10 @@
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument
 
@@ -12,6 +14,9 @@ from offramp.cli.command import Result
 from offramp.cli.options import ModelArgument
 from offramp.errors import BadOption, CannotLoad
 from offramp.wording import did_you_mean
+
+if TYPE_CHECKING:
+    from offramp.policy import Policy
 
 
 def info(model: ModelArgument) -> Result:
@@ -34,6 +39,8 @@ def info(model: ModelArgument) -> Result:
     if is_exported(folder):
         manifest = Manifest.load(folder)
         model_info, runtime = manifest.check(model_info), f"ONNX Runtime, {manifest.precision}"
+    elif model_info.policy is not None and model_info.policy.certificate is not None:
+        model_info = replace(model_info, policy=checked_policy(folder, model_info.policy))
     values = {
         "folder": str(folder),
         "backbone": model_info.backbone,
@@ -54,6 +61,14 @@ def info(model: ModelArgument) -> Result:
         shown |= {"policy": short(policy), "certificate": policy.certificate and policy.certificate.summary}
     width = max(map(len, shown)) + 2
     return Result(values, "\n".join(f"{name:{width}}{format_value(value)}" for name, value in shown.items()))
+
+
+def checked_policy(folder: Path, policy: "Policy") -> "Policy":
+    """Without its certificate if the weights are not those that it was issued for; as it is where torch, which reads
+    them, is not installed."""
+    from offramp.inference.runner import Runner
+
+    return policy if find_spec("torch") is None else Runner.from_pretrained(folder, policy).policy
 
 
 def parameters(folder: Path) -> int | None:
