@@ -114,6 +114,18 @@ def test_a_retrofitted_model_is_calibrated_again_against_the_original(
     assert "shows a risk of" in refused.stderr
 
 
+def test_calibrate_says_that_the_portable_folder_beside_a_model_keeps_its_policy(
+    shown: Any, run: Run, workplace: Path, tmp_path: Path
+) -> None:
+    assert shown.exit_code == 0
+    model = Path(shutil.copytree(workplace / "out" / "model", tmp_path / "model"))
+    alone = run("calibrate", model, "--policy", "entropy:0.2")
+    assert "portable" not in alone.stdout
+    (tmp_path / "portable").mkdir()
+    beside = run("calibrate", model, "--policy", "entropy:0.2")
+    assert f"offramp export {model} --portable" in beside.stdout.replace("\n", " ")
+
+
 def test_an_operating_point_is_stored_and_its_decisions_printed(
     shown: Any, run: Run, workplace: Path, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ import logging
 import re
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +25,7 @@ from offramp.runtimes import Tokens
 from offramp.serve.app import READERS
 from offramp.serve.audit import Audit, Sample
 from offramp.serve.batcher import Limits
-from offramp.serve.logs import JsonFormatter
+from offramp.serve.logs import JsonFormatter, log_warnings
 from offramp.serve.options import ServerOptions
 from offramp.serve.queue import Example
 
@@ -206,6 +207,15 @@ def test_a_bad_request_gets_the_reason_in_one_sentence(server: Any, body: bytes,
     assert "\n" not in problem["error"]
     assert problem["id"] == response.headers["x-request-id"]
     assert server.ask("good").status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"null", b"[]", b'"text"', b"5"])
+def test_a_body_that_is_no_object_is_called_that(server: Any, body: bytes) -> None:
+    response = server.client.post("/predict", content=body, headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()["error"]) == (
+        422,
+        'the body is not a JSON object, such as {"text": ...}.',
+    )
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
@@ -513,6 +523,17 @@ def test_the_log_has_a_line_for_each_request_and_texts_only_with_log_texts(
     assert good["ms"] >= 0
     assert (bad["status"], bad["error"]) == (422, "BadData")
     assert ("secret" in caplog.text + json.dumps(lines)) is log_texts
+
+
+def test_a_warning_in_the_log_is_its_sentence_without_the_place_in_the_code(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("offramp"), "propagate", True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        log_warnings()
+        warnings.warn("the certificate does not apply.", stacklevel=1)
+    assert [record.getMessage() for record in caplog.records] == ["the certificate does not apply."]
 
 
 @pytest.mark.parametrize(

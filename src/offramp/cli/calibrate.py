@@ -46,6 +46,7 @@ def calibrate(
         offramp calibrate runs/mrpc --policy entropy:0.1
     """
     from offramp.folder import find_model
+    from offramp.folder.manifest import PORTABLE
     from offramp.measuring.scores import measure
     from offramp.model_info import ModelInfo
     from offramp.reports.stored_policy import store_policy
@@ -83,6 +84,8 @@ def calibrate(
         *search_lines(search),
         "not stored (--dry-run)" if dry_run else f"stored in {folder}",
     ]
+    if not dry_run and (portable := folder.parent / PORTABLE).is_dir():
+        lines.append(f"{portable} keeps its own; to replace it: offramp export {folder} --portable --out NEW")
     return Result(values, "\n".join(lines))
 
 

@@ -22,6 +22,8 @@ MANIFEST, TOKENIZER = "stages.json", "tokenizer.json"
 EMBEDDING, STAGES, WEIGHTS = "embedding.onnx", "stages.onnx", "weights.bin"
 GRAPH = "onnx/model.onnx"
 """The model and its policy in one graph, at the place where other libraries look for it."""
+PORTABLE = "portable"
+"""The folder for other libraries that a retrofit writes beside its model."""
 NEEDED = (MANIFEST, CONFIG, TOKENIZER)
 NOT_HASHED = "policy", "policy_target", "decide"
 """The fields of config.json that may change after the export."""

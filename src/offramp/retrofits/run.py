@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 
 from offramp.errors import NoSafeThreshold, OutputExists
 from offramp.files import read_json, write_files
+from offramp.folder.manifest import PORTABLE
 from offramp.guarantees.attempts import Attempt, subject_of
 from offramp.inference.texts import Text
 from offramp.measuring import Guarantee
@@ -31,7 +32,7 @@ from offramp.retrofits.arguments import WORK, Arguments, Log, check_arguments
 from offramp.retrofits.choice import choose
 from offramp.retrofits.exits import Exits
 from offramp.retrofits.text_split import describe_repeats
-from offramp.retrofits.writing import PORTABLE, compare, write
+from offramp.retrofits.writing import compare, write
 from offramp.row_hashes import hash_rows
 
 SETTINGS, LOCK = "settings.json", ".lock"

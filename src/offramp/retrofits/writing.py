@@ -12,6 +12,7 @@ import numpy as np
 from offramp.errors import Incompatible
 from offramp.files import replace_folder, replaced_folder, write_files
 from offramp.folder import REFERENCE, load_model, megabytes
+from offramp.folder.manifest import PORTABLE
 from offramp.inference.runner import NEVER
 from offramp.inference.tagger import find_spans
 from offramp.inference.windows import Words
@@ -29,8 +30,6 @@ from offramp.retrofits.original import is_bit_equal
 from offramp.retrofits.timing import predictor, predictor_of_original, time_on
 from offramp.trace import Trace
 
-PORTABLE = "portable"
-"""The folder for other libraries, beside that of the model."""
 ORIGINAL, OFFRAMP = "transformers", "offramp"
 SAME_BITS = 256
 """Texts on which full depth is compared with the original bit by bit."""

@@ -13,6 +13,7 @@ import logging
 import re
 import time
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ LOGGING: dict[str, Any] = {
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
     "loggers": {
         name: {"handlers": ["stderr"], "level": "INFO", "propagate": False, "filters": filters}
-        for name, filters in {"offramp": [], "uvicorn": [], "py.warnings": [], "asyncio": ["accept"]}.items()
+        for name, filters in {"offramp": [], "uvicorn": [], "asyncio": ["accept"]}.items()
     },
 }
 PROBES = ("/health", "/ready", "/metrics", "/ping", "/live")
@@ -52,6 +53,15 @@ REPEAT = 60
 """Seconds after which asyncio's last message may be logged again."""
 
 log = logging.getLogger("offramp.serve")
+
+
+def log_warnings() -> None:
+    """Makes warnings lines of the log: what they say, without the place in the code that they come from."""
+
+    def show(message: Warning | str, *place: Any) -> None:
+        log.warning("%s", message)
+
+    warnings.showwarning = show
 
 
 class JsonFormatter(logging.Formatter):

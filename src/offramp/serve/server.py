@@ -39,7 +39,7 @@ from offramp.serve.audit import Audit
 from offramp.serve.batcher import Batcher
 from offramp.serve.cache import Cache
 from offramp.serve.ladder import Ladder
-from offramp.serve.logs import LOGGING, is_probe, log
+from offramp.serve.logs import LOGGING, is_probe, log, log_warnings
 from offramp.serve.network import (
     ACCEPTED_AT_ONCE,
     BACKLOG,
@@ -108,7 +108,7 @@ def serve(options: ServerOptions) -> None:
         audit_folder=audit_folder(options.audit_folder) if options.audit_share else None,
     )
     if options.workers == 1:
-        logging.captureWarnings(True)
+        log_warnings()
         state = WorkerState()
         batcher, app, gate = make_app(options, state)
         listeners.log_addresses()
@@ -166,7 +166,7 @@ def run_worker(
     """The main function of a worker process: serves until SIGTERM, or until the supervisor closes its end of `pipe`.
     If the parent was killed, which closes the other end of `parent`, the worker removes the temporary folders."""
     logging.config.dictConfig(LOGGING)
-    logging.captureWarnings(True)
+    log_warnings()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # while loading; the server replaces it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which acts
