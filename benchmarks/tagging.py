@@ -3,11 +3,11 @@
     python benchmarks/tagging.py ENCODER BTC --out runs/btc [--cut 6] [--tune] [--bf16]
 
 A plain transformers tagger is fine-tuned on 3,500 texts of the Broad Twitter Corpus (BTC, a folder of CoNLL files);
-`offramp retrofit` gets others without labels, once with a guarantee about changed texts and once about missed words,
-each as if it were the only one. All are scored on 1,500 further texts. Rivals, in ONNX Runtime, scales from the same
-texts: the tagger at full depth, and the encoder cut at --cut layers, fine-tuned on the same rows. With --tune, also
-retrofits that train the backbone. Contenders are timed in turns. Finished steps in --out are reused. Writes
-tagging.json and prints Markdown.
+`offramp retrofit` gets others without labels, and the 3,500 to learn from, also without labels: once with a guarantee
+about changed texts and once about missed words, each as if it were the only one. All are scored on 1,500 others.
+Rivals, in ONNX Runtime, scales from the same texts: the tagger at full depth, and the encoder cut at --cut layers,
+fine-tuned on the same rows. With --tune, also retrofits that train the backbone. Contenders are timed in turns.
+Finished steps in --out are reused. Writes tagging.json and prints Markdown.
 """
 
 import argparse
@@ -85,7 +85,16 @@ def main() -> None:
             shutil.copytree(first, out / name / "work")
             shutil.copy(first.with_name("settings.json"), out / name)
         target = Guarantee(options.guarantee, risk=risk)
-        return retrofit(original_folder, others, out / name, target, data="BTC", tune=tune, log=log)
+        return retrofit(
+            original_folder,
+            others,
+            out / name,
+            target,
+            learn_from=labelled.texts,
+            data="BTC",
+            tune=tune,
+            log=log,
+        )
 
     original = fine_tuned("gte-btc")
     original_folder = out / original.name
