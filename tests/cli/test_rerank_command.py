@@ -12,6 +12,7 @@ import pytest
 from fakes import make_certificate
 
 from offramp import Policy, Reranker, store_policy
+from offramp.folder import load_model
 from offramp.rules.rank import Rank
 
 Run = Callable[..., Any]
@@ -93,14 +94,26 @@ def test_a_file_of_lines_has_no_queries(run: Run, workplace: Path, tmp_path: Pat
     assert "with the columns query and text" in run("rerank", workplace / "mine", tmp_path / "a.txt").stderr
 
 
-def test_info_shows_the_rule_and_its_certificate(ask: Ask, run: Run, workplace: Path, tmp_path: Path) -> None:
+def test_info_shows_the_rule_and_its_certificate_if_that_is_for_this_model(
+    ask: Ask, run: Run, workplace: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(workplace / "mine", tmp_path / "mine"))
-    proof = make_certificate(policy=str(RULE), risk="overlap", top_k=2, epsilon=0.05)
-    store_policy(folder, replace(RULE, certificate=proof))
-    assert ask("info", folder)["policy"] == "rank:0.2,top_k=2"
     summary = "With 95% confidence, at most 5% of the top 2 of full depth are missed on average"
+
+    def store(fingerprint: str) -> None:
+        proof = make_certificate(
+            policy=str(RULE), risk="overlap", top_k=2, epsilon=0.05, fingerprint=fingerprint
+        )
+        store_policy(folder, replace(RULE, certificate=proof))
+
+    store(load_model(folder)[0].fingerprint())
+    assert ask("info", folder)["policy"] == "rank:0.2,top_k=2"
     assert summary in run("info", folder).stdout
     assert summary in (folder / "README.md").read_text()
+    store("abc")
+    refused = run("info", folder)
+    assert "issued for fingerprint abc" in refused.stderr
+    assert summary not in refused.stdout
     with pytest.warns(UserWarning, match="issued for fingerprint abc"):
         assert Reranker.from_pretrained(folder).runner.policy.certificate is None
 

@@ -116,7 +116,7 @@ def test_regression_needs_a_tolerance() -> None:
 
 def test_the_examples_that_a_rule_was_fitted_on_are_not_those_that_it_is_tested_on() -> None:
     trace = trace_of(PROBLEMS[0], 900, seed=1)
-    candidate = fit(trace, Policy(Agreement()), None, fit_on=None)
+    candidate = fit(trace, Policy(Agreement()), fit_on=None)
     assert candidate.fitted_on == 300
     assert len(candidate.trace) == 600
     fitted_on = np.setdiff1d(trace.ids, candidate.trace.ids)
