@@ -212,10 +212,7 @@ def test_a_bad_request_gets_the_reason_in_one_sentence(server: Any, body: bytes,
 @pytest.mark.parametrize("body", [b"null", b"[]", b'"text"', b"5"])
 def test_a_body_that_is_no_object_is_called_that(server: Any, body: bytes) -> None:
     response = server.client.post("/predict", content=body, headers={"Content-Type": "application/json"})
-    assert (response.status_code, response.json()["error"]) == (
-        422,
-        'the body is not a JSON object, such as {"text": ...}.',
-    )
+    assert (response.status_code, response.json()["error"]) == (422, "the body is not a JSON object.")
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])

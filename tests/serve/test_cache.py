@@ -10,7 +10,7 @@ from fakes import certified
 
 from offramp.inference import Prediction
 from offramp.policy import Policy
-from offramp.serve.cache import Cache, Entry
+from offramp.serve.cache import Cache, CacheEntry
 
 Serve = Callable[..., Any]
 WORDS = ["good", "a good film", "", "b c d e"]
@@ -138,8 +138,8 @@ def test_a_text_that_is_too_long_is_refused_though_its_beginning_is_known(serve:
 def test_the_least_recently_used_goes_first() -> None:
     cache, prediction = Cache(2), Prediction("a", 1.0, {}, 1, 2)
     for key in "ab":
-        cache.put(key, Entry([prediction], 1))
+        cache.put(key, CacheEntry([prediction], 1))
     assert cache.get("a")
-    cache.put("c", Entry([prediction], 1))
+    cache.put("c", CacheEntry([prediction], 1))
     assert [bool(cache.get(key)) for key in "abc"] == [True, False, True]
     assert cache.get("ab") is None

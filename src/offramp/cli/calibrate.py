@@ -45,7 +45,7 @@ def calibrate(
         offramp calibrate runs/mrpc held-out.trace --rule patience --max-loss 0.5
         offramp calibrate runs/mrpc --policy entropy:0.1
     """
-    from offramp.folder import find_model
+    from offramp.folder import find_model, is_exported
     from offramp.folder.manifest import PORTABLE
     from offramp.measuring.scores import measure
     from offramp.model_info import ModelInfo
@@ -84,8 +84,11 @@ def calibrate(
         *search_lines(search),
         "not stored (--dry-run)" if dry_run else f"stored in {folder}",
     ]
-    if not dry_run and (portable := folder.parent / PORTABLE).is_dir():
-        lines.append(f"{portable} keeps its own; to replace it: offramp export {folder} --portable --out NEW")
+    portable = folder.parent / PORTABLE
+    if not dry_run and is_exported(folder) and is_exported(portable):
+        lines.append(
+            f"{portable} keeps its policy; to have this one: offramp export {folder} --portable --out NEW"
+        )
     return Result(values, "\n".join(lines))
 
 

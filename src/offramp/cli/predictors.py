@@ -17,7 +17,7 @@ from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, Probl
 
 BATCH = 32
 ATTEMPTS = 5
-"""How often a server is asked that has no capacity."""
+"""How often a server without capacity is asked before giving up."""
 LONGEST_WAIT = 30.0
 TIMEOUT = 300.0
 DEFAULT_LENGTH = 512

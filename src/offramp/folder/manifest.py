@@ -17,7 +17,7 @@ from offramp.guarantees.certificate import check_certificate
 from offramp.model_info import CONFIG, ModelInfo
 from offramp.policy import Policy
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST, TOKENIZER = "stages.json", "tokenizer.json"
 EMBEDDING, STAGES, WEIGHTS = "embedding.onnx", "stages.onnx", "weights.bin"
 GRAPH = "onnx/model.onnx"
@@ -118,7 +118,7 @@ class Manifest:
                 "export the model again."
             )
         expected = {field.name for field in fields(cls)}
-        wrong = sorted((expected ^ record.keys()) - {"exported_weights"})  # new since format 3
+        wrong = sorted(expected ^ record.keys())
         if wrong:
             fault = "has no" if wrong[0] in expected else "has an unknown field"
             raise CannotLoad(f"{file} {fault} {wrong[0]}; export the model again.")

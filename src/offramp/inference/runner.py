@@ -135,10 +135,10 @@ class Runner:
 
     def resolve_policy(self, policy: Policy | str | None = None, max_layer: int | None = None) -> Policy:
         """Parse a policy, by default the runner's own, apply `max_layer`, and check it against this model."""
-        if not policy and max_layer is None:
+        if policy is None and max_layer is None:
             return self.policy  # checked already
         info = self.runtime.info
-        policy = Policy.resolve(policy or self.policy, info.policy)
+        policy = Policy.resolve(self.policy if policy is None else policy, info.policy)
         if max_layer is not None:
             deepest = max_layer if policy.max_layer is None else min(max_layer, policy.max_layer)
             policy = replace(policy, max_layer=deepest)

@@ -93,8 +93,9 @@ def fit_rule(policy: Policy, trace: Trace, target: Guarantee | None = None) -> P
 def nothing_lost(trace: Trace, target: Guarantee) -> Array | None:
     """(exits, tagged texts) whether the tags of an exit lose nothing of any risk; None if a text has one prediction.
 
-    A rule of single predictions reads how certain they are and not what they are, so it could not tell those that
-    lose a yes. And if it could, it would say yes wherever it is in doubt, as no bound on `missed` forbids.
+    A rule of single predictions reads how certain they are and not what they are, so it could not tell which of them
+    lose a yes. If it could, and learned only from `missed`, it would exit early wherever the prediction is yes, since
+    a false yes costs nothing under that bound.
     """
     if not trace.problem.of_tokens:
         return None

@@ -56,8 +56,8 @@ def one_less(kept: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
 def expected_time(
     fitted: Trace, tried: Trace, kept: Sequence[int], target: Guarantee, costs: Sequence[ExitCost]
 ) -> float:
-    """The shortest at any threshold at which no more predictions change than the tightest bound allows; of tagged
-    texts, no more that lose something."""
+    """The shortest over all thresholds that keep the share of changed predictions (of tagged texts, the share that
+    loses something) within the tightest bound."""
     fitted, tried = at_exits(fitted, kept), at_exits(tried, kept)
     policy = fit_rule(Policy(Agreement()), fitted, target)
     readiness = fold(policy.rule, tried.logits, None, tried.layers, tried.problem, tried.lists).readiness

@@ -30,7 +30,7 @@ from offramp.policy import Decision, Policy
 from offramp.problems import Array
 from offramp.runtimes import Tokens
 from offramp.serve.audit import Audit, Auditor, Sample
-from offramp.serve.cache import Cache, Entry
+from offramp.serve.cache import Cache, CacheEntry
 from offramp.serve.ladder import Ladder, top_k_of
 from offramp.serve.options import Limits
 from offramp.serve.queue import Example, Queue, QueuedText, Reply, Request, Room, Ticket, Waiting
@@ -424,11 +424,11 @@ class Batcher:
         predictions = ticket.predictions()
         if not self._close(ticket):
             return
-        reply = ticket.reply(predictions)
+        ticket.future.set_result(ticket.reply(predictions))
         try:
             self._keep(ticket, [*zip(ticket.examples, predictions, strict=True)])
-        finally:
-            ticket.future.set_result(reply)
+        except Exception:  # the client has its answer
+            log.exception("predictions could not be kept for the audit and the cache")
 
     def _keep(self, ticket: Ticket, predicted_examples: Sequence[tuple[Example, Sequence[Any]]]) -> None:
         """Keeps the predictions for the audit and the cache."""
@@ -442,7 +442,7 @@ class Batcher:
         for example, predictions in predicted_examples:
             if all(prediction.finite for prediction in predictions):
                 tokens = sum(len(row.ids) for row in example.rows)
-                self.cache.put((example.key, policy), Entry(predictions, tokens))
+                self.cache.put((example.key, policy), CacheEntry(predictions, tokens))
 
     def _audit_while_busy(self, seconds: float) -> None:
         if self._auditor:

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     predictions: Sequence[Any]
     """One for a text, one for each document of a list; as in `Reply`."""
     tokens: int
@@ -21,10 +21,10 @@ class Cache:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, CacheEntry] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, keys: Sequence[Hashable]) -> list[Entry] | None:
+    def get(self, keys: Sequence[Hashable]) -> list[CacheEntry] | None:
         """The entries of all these keys; None if one is missing, because a request has one policy for all."""
         with self._lock:
             if not all(key in self._entries for key in keys):
@@ -33,7 +33,7 @@ class Cache:
                 self._entries.move_to_end(key)
             return [self._entries[key] for key in keys]
 
-    def put(self, key: Hashable, entry: Entry) -> None:
+    def put(self, key: Hashable, entry: CacheEntry) -> None:
         with self._lock:
             self._entries[key] = entry
             self._entries.move_to_end(key)

@@ -56,9 +56,9 @@ log = logging.getLogger("offramp.serve")
 
 
 def log_warnings() -> None:
-    """Makes warnings lines of the log: what they say, without the place in the code that they come from."""
+    """Makes warnings lines of the log from now on: what they say, without the place in the code."""
 
-    def show(message: Warning | str, *place: Any) -> None:
+    def show(message: Warning | str, *_place: Any, **_more: Any) -> None:
         log.warning("%s", message)
 
     warnings.showwarning = show
@@ -128,15 +128,15 @@ class RequestLog:
         finally:
             entry.end(status)
 
-    def begin(self, scope: Scope) -> "Entry":
+    def begin(self, scope: Scope) -> "LoggedRequest":
         headers = Headers(scope=scope)
-        entry = Entry(scope, self.count, request_id(headers), RequestTrace(headers))
+        entry = LoggedRequest(scope, self.count, request_id(headers), RequestTrace(headers))
         state = scope.setdefault("state", {})
         state.setdefault("arrived", time.monotonic())  # the gate knows better
         state.update(id=entry.id, log_fields=entry.fields, trace=entry.trace)
         return entry
 
-    def end_unread(self, entry: "Entry", status: int) -> None:
+    def end_unread(self, entry: "LoggedRequest", status: int) -> None:
         """Counts a request that is refused before it is read. A line for each would cost more than the refusal."""
         self.count(status, time.perf_counter() - entry.start)
         if not self.refused:
@@ -151,7 +151,7 @@ class RequestLog:
 
 
 @dataclass
-class Entry:
+class LoggedRequest:
     """A request under way, to be logged at its end."""
 
     scope: Scope

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from torch import Tensor
@@ -22,12 +22,19 @@ TRAINABLE = ("all", "final", "exits")
 GRADIENTS = ("plain", "equilibrium", "by_depth", "projected")
 ANCHORS = ("task", "final", "inner")
 NEEDS = ("weights", "gate")
-RANGES: dict[str, Callable[[Any], bool]] = {
-    "a number above 0": lambda x: x > 0,
-    "a number of 0 or more": lambda x: x >= 0,
-    "a number from 0 to 1": lambda x: 0 <= x <= 1,
-    "a whole number of 1 or more": lambda x: isinstance(x, int) and x >= 1,
-}
+
+
+class Range(NamedTuple):
+    """The values that an option may have."""
+
+    words: str
+    has: Callable[[Any], bool]
+
+
+POSITIVE = Range("a number above 0", lambda x: x > 0)
+NOT_NEGATIVE = Range("a number of 0 or more", lambda x: x >= 0)
+SHARE = Range("a number from 0 to 1", lambda x: 0 <= x <= 1)
+COUNT = Range("a whole number of 1 or more", lambda x: isinstance(x, int) and x >= 1)
 HEAD_BATCH = 256
 """Examples per update of heads on stored features, where small batches would only cost time."""
 
@@ -69,19 +76,19 @@ class Phase:
         check_choice("trainable", self.trainable, TRAINABLE)
         check_choice("gradients", self.gradients, GRADIENTS)
         check_choice("anchor", self.anchor, ANCHORS)
-        check_number("groups", self.groups, "a whole number of 1 or more")
+        check_number("groups", self.groups, COUNT)
         if self.trainable == "exits" and (self.momentum is not None or self.frozen_teacher):
             raise BadOption(
                 "a phase with trainable='exits' is taught by the last exit; leave out other teachers"
             )
         if self.batch_size is not None:
-            check_number("batch_size", self.batch_size, "a whole number of 1 or more")
+            check_number("batch_size", self.batch_size, COUNT)
         if self.epochs is not None:
-            check_number("epochs", self.epochs, "a number above 0")
+            check_number("epochs", self.epochs, POSITIVE)
         if self.momentum is not None:
-            check_number("momentum", self.momentum, "a number from 0 to 1")
+            check_number("momentum", self.momentum, SHARE)
         for name, rate in self.learning_rates.items():
-            check_number(f"learning rate of {name}", rate, "a number of 0 or more")
+            check_number(f"learning rate of {name}", rate, NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
@@ -114,10 +121,10 @@ def balanced_phase(groups: int) -> Phase:
 
 def head_phase(epochs: float, rate: float, temperature: float, label_weight: float) -> Phase:
     """Train the inner exits on stored features."""
-    check_number("epochs", epochs, "a number above 0")
-    check_number("rate", rate, "a number above 0")
-    check_number("temperature", temperature, "a number above 0")
-    check_number("label_weight", label_weight, "a number from 0 to 1")
+    check_number("epochs", epochs, POSITIVE)
+    check_number("rate", rate, POSITIVE)
+    check_number("temperature", temperature, POSITIVE)
+    check_number("label_weight", label_weight, SHARE)
     return Phase(
         partial(teacher_loss, temperature=temperature, label_weight=label_weight),
         trainable="exits",
@@ -130,10 +137,10 @@ def head_phase(epochs: float, rate: float, temperature: float, label_weight: flo
     )
 
 
-def check_number(name: str, value: Any, expected: str) -> None:
+def check_number(name: str, value: Any, expected: Range) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and RANGES[expected](value)):
-        raise BadOption(f"{name}={value!r}; expected {expected}")
+    if not (is_number and expected.has(value)):
+        raise BadOption(f"{name}={value!r}; expected {expected.words}")
 
 
 def published(name: str, *phases: Phase, needs: tuple[str, ...] = ()) -> Recipe:
@@ -221,10 +228,10 @@ def romebert(
         momentum: decay of a momentum teacher, 0.9999 in the original; None for no such teacher.
     """
     check_choice("kind", kind, ("raw", "ta", "group", "bidir"))
-    check_number("gamma", gamma, "a number from 0 to 1")
-    check_number("temperature", temperature, "a number above 0")
-    check_number("beta", beta, "a number of 0 or more")
-    check_number("span", span, "a whole number of 1 or more")
+    check_number("gamma", gamma, SHARE)
+    check_number("temperature", temperature, POSITIVE)
+    check_number("beta", beta, NOT_NEGATIVE)
+    check_number("span", span, COUNT)
     loss = partial(
         losses.self_distillation, kind=kind, gamma=gamma, temperature=temperature, beta=beta, span=span
     )
@@ -267,7 +274,7 @@ def fastbert(fine_tune: bool = True, temperature: float = 1.0) -> Recipe:
     `fine_tune=False` skips the first phase, for a trained model and unlabelled text.
     """
     check_choice("fine_tune", fine_tune, (True, False))
-    check_number("temperature", temperature, "a number above 0")
+    check_number("temperature", temperature, POSITIVE)
     first = (FINE_TUNE,) if fine_tune else ()
     loss = partial(losses.distillation, temperature=temperature)
     return published("fastbert", *first, Phase(loss, trainable="exits", needs_labels=False))

@@ -204,7 +204,7 @@ def validate(kind: type[Model], value: Any, strict: bool | None = None) -> Model
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         if first["type"] == "model_type" and not first["loc"]:
-            raise BadOption('the body is not a JSON object, such as {"text": ...}.') from None
+            raise BadOption("the body is not a JSON object.") from None
         place = first["loc"][0] if first["loc"] else "the body"
         raise BadOption(f"{place}: {first['msg'][:1].lower()}{first['msg'][1:]}.") from None
 
