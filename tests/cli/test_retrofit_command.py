@@ -18,6 +18,7 @@ from offramp.cli.targets import parse_bounds
 from offramp.data import Task
 from offramp.errors import BadOption
 from offramp.folder import load_model
+from offramp.folder.manifest import MANIFEST, PORTABLE
 from offramp.retrofits.arguments import check_labels
 from offramp.retrofits.original import load_original
 from offramp.trace import Trace
@@ -121,7 +122,8 @@ def test_calibrate_says_that_the_portable_folder_beside_a_model_keeps_its_policy
     model = Path(shutil.copytree(workplace / "out" / "model", tmp_path / "model"))
     alone = run("calibrate", model, "--policy", "entropy:0.2")
     assert "portable" not in alone.stdout
-    (tmp_path / "portable").mkdir()
+    (tmp_path / PORTABLE).mkdir()
+    (tmp_path / PORTABLE / MANIFEST).write_text("{}")
     beside = run("calibrate", model, "--policy", "entropy:0.2")
     assert f"offramp export {model} --portable" in beside.stdout.replace("\n", " ")
 

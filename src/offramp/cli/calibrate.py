@@ -85,7 +85,7 @@ def calibrate(
         "not stored (--dry-run)" if dry_run else f"stored in {folder}",
     ]
     portable = folder.parent / PORTABLE
-    if not dry_run and is_exported(folder) and is_exported(portable):
+    if not dry_run and is_exported(portable):
         lines.append(
             f"{portable} keeps its policy; to have this one: offramp export {folder} --portable --out NEW"
         )

@@ -424,11 +424,11 @@ class Batcher:
         predictions = ticket.predictions()
         if not self._close(ticket):
             return
-        ticket.future.set_result(ticket.reply(predictions))
         try:
             self._keep(ticket, [*zip(ticket.examples, predictions, strict=True)])
-        except Exception:  # the client has its answer
+        except Exception:  # the client gets its answer all the same
             log.exception("predictions could not be kept for the audit and the cache")
+        ticket.future.set_result(ticket.reply(predictions))
 
     def _keep(self, ticket: Ticket, predicted_examples: Sequence[tuple[Example, Sequence[Any]]]) -> None:
         """Keeps the predictions for the audit and the cache."""
