@@ -130,8 +130,8 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         return reduce("ReduceSum", counted, axis, keepdims)
 
     def mean(self, axis: int = -1, keepdims: bool = False) -> "Symbol":
-        size = known_size(self.shape[axis])
-        return self.sum(axis, keepdims) / np.asarray(size, self.dtype)
+        mean: Symbol = self.sum(axis, keepdims) / known_size(self.shape[axis])
+        return mean
 
     def all(self, axis: int = -1) -> "Symbol":
         return reduce("ReduceMin", self, axis, False)
