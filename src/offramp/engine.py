@@ -69,9 +69,9 @@ class Engine:
         """The exit and logits of each example, the same as `policy.decide` on the logits of all exits.
 
         Exits that cannot affect the result are skipped, and `finite` does not cover them; where `runtime.compiled`
-        decides, `finite` covers only the exit taken. `deadline` is a `time.monotonic()` value, one for all examples
-        or one for each. An example past its deadline exits with the logits of the last exit it passed; every example
-        passes the first. Examples of one of the `lists` are consecutive, and run in the same window.
+        decides, `finite` covers only the logits returned. `deadline` is a `time.monotonic()` value, one for all
+        examples or one for each. An example past its deadline exits with the logits of the last exit it passed; every
+        example passes the first. Examples of one of the `lists` are consecutive, and run in the same window.
         """
         *_, decision = self.steps(examples, policy, deadline, lists)
         return decision
@@ -85,16 +85,21 @@ class Engine:
     ) -> Iterator[Decision]:
         """Like `run`; yields the decision after every micro-batch, complete after the last one, so that a caller may
         do other work in between."""
-        tokens = self.tokens_of(examples)
-        decision, deadlines = self.undecided(len(examples), tokens), np.full(len(examples), deadline)
-        compiled = self.runtime.compiled
-        by_stages = (
+        tokens, compiled = self.tokens_of(examples), self.runtime.compiled
+        if (
             lists is not None
-            or bool((deadlines < math.inf).any())
+            or (deadline is not math.inf and np.any(deadline < math.inf))
             or (tokens is not None and tokens.counts is None)  # the graph knows which tokens count
-        )
+            or (compiled is not None and not compiled.runs(policy))
+        ):
+            compiled = None
+        if compiled is not None and tokens is None and len(examples) == 1 and examples[0].ids:
+            exits, logits = compiled.decide(examples, policy)  # without windows and micro-batches
+            yield Decision(exits, logits, finite_rows(logits))
+            return
+        decision, deadlines = self.undecided(len(examples), tokens), np.full(len(examples), deadline)
         for rows in self.windows(examples, None if lists is None else lists.sizes.tolist()):
-            if compiled is None or by_stages or not compiled.runs(policy):
+            if compiled is None:
                 done = self.run_window(examples, rows, policy, deadlines, decision, lists, tokens)
             else:
                 done = self.decide_window(compiled, examples, rows, policy, decision, tokens)

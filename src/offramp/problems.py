@@ -49,7 +49,7 @@ class Problem(str):
         """(..., labels), NaN where logits are not finite; (..., 0) if there are no classes."""
         raise NotImplementedError
 
-    def named(self, logits: Array, chances: Array, names: Sequence[str]) -> tuple[list[Any], Array]:
+    def named(self, logits: Array, chances: Array, names: Sequence[str]) -> tuple[list[Any], list[float]]:
         """In words, the prediction for each row of logits and of their probabilities, and its score."""
         raise NotImplementedError
 
@@ -108,9 +108,11 @@ class SingleLabel(Problem):
     def probabilities(self, logits: Array) -> Array:
         return softmax(logits)
 
-    def named(self, logits: Array, chances: Array, names: Sequence[str]) -> tuple[list[str], Array]:
+    def named(self, logits: Array, chances: Array, names: Sequence[str]) -> tuple[list[str], list[float]]:
         """The most likely class, and its probability."""
-        return [names[index] for index in chances.argmax(-1)], chances.max(-1)
+        rows = chances.tolist()  # for a single text, faster than numpy
+        scores = [*map(max, rows)]
+        return [names[row.index(score)] for row, score in zip(rows, scores, strict=True)], scores
 
     def expected(self, outputs: int) -> str:
         return f"0 to {outputs - 1}"
@@ -176,10 +178,10 @@ class MultiLabel(Problem):
 
     def named(
         self, logits: Array, chances: Array, names: Sequence[str]
-    ) -> tuple[list[tuple[str, ...]], Array]:
+    ) -> tuple[list[tuple[str, ...]], list[float]]:
         """All labels above 0.5, and the probability of being right about the least certain one."""
         labels = [tuple(np.array(names)[row].tolist()) for row in chances > 0.5]
-        return labels, np.maximum(chances, 1 - chances).min(-1)
+        return labels, np.maximum(chances, 1 - chances).min(-1).tolist()
 
     def agree(self, predictions: Array, reference: Array, tolerance: float | None = None) -> Array:
         return np.asarray(self.same(predictions, reference).all(-1))
@@ -232,9 +234,9 @@ class Regression(Problem):
     def probabilities(self, logits: Array) -> Array:
         return logits[..., :0]
 
-    def named(self, logits: Array, chances: Array, names: Sequence[str]) -> tuple[list[None], Array]:
+    def named(self, logits: Array, chances: Array, names: Sequence[str]) -> tuple[list[None], list[float]]:
         """No label; the score is the number."""
-        return [None] * len(logits), logits[:, 0]
+        return [None] * len(logits), logits[:, 0].tolist()
 
     def same(self, predictions: Array, reference: Array, tolerance: float | None = None) -> Array:
         return np.asarray(np.abs(predictions - reference) <= (tolerance or 0.0))

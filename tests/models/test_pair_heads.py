@@ -15,6 +15,8 @@ from offramp.errors import BadConfig
 from offramp.models.exit_model import ExitModel
 from offramp.models.heads import HeadConfig, pool
 from offramp.onnx_export import export
+from offramp.onnx_export.one_file import one_file
+from offramp.policy import Policy
 from offramp.runtimes import Tokens
 from offramp.runtimes.onnx import OnnxRuntime
 from offramp.runtimes.torch import TorchRuntime
@@ -93,6 +95,28 @@ def test_rows_that_leave_and_neighbours_change_no_pair(
     _, logits, _ = runtime.run(2, runtime.merge([left, right]))
     expected = alone[[1, 4, 5, *range(12, 24)], 2]
     np.testing.assert_allclose(logits, expected, atol=1e-5 if kind == "torch" else 0)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+def test_in_one_file_pairs_exit_as_in_the_engine_and_neighbours_change_no_bit(
+    model: ExitModel, pairs: list[Tokens], tokenizer: Any, tmp_path: Path, kind: str
+) -> None:
+    words = [("a b c d", "e f g h i j"), ("k l", "m"), ("n", "o p q r s t u v")]
+    folder = export(model, tmp_path / "out", kind, tokenizer, texts=words)
+    policy = Policy.parse("patience:1,tolerance=0.3")
+    stages = OnnxRuntime(folder, threads=1)
+    whole = stages.compile(one_file(folder, policy).SerializeToString())
+    exits, logits = whole.decide(pairs, policy)
+    stages.compiled = None
+    expected = Engine(stages).run(pairs, policy)
+    assert len({*exits.tolist()}) > 1
+    np.testing.assert_array_equal(exits, expected.exits)
+    np.testing.assert_array_equal(logits, expected.logits)
+    for row, pair in enumerate(pairs):
+        alone = whole.decide([pair], policy)
+        np.testing.assert_array_equal(
+            np.hstack([alone[0], alone[1][0]]), np.hstack([exits[row], logits[row]])
+        )
 
 
 def test_stored_features_give_the_same_logits(

@@ -467,6 +467,17 @@ def test_a_model_too_large_for_one_file_names_the_next_step(
         one_file(exported("bert"), Policy.parse("never"))
 
 
+def test_an_infinite_threshold_which_other_languages_cannot_read_is_refused(
+    exported: Callable[..., Path],
+) -> None:
+    folder = exported("bert")
+    with pytest.raises(Incompatible, match=r"confidence:0.9/inf/0.7/0.5 has an infinite.*such as 1e300"):
+        one_file(folder, Policy.parse("confidence:0.9/inf/0.7/0.5"))
+    model = one_file(folder, Policy.parse("confidence:0.9/1e300/0.7/0.5"))
+    (about,) = (json.loads(each.value) for each in model.metadata_props)
+    assert about["policy"]["threshold"] == [0.9, 1e300, 0.7, 0.5]
+
+
 @pytest.fixture
 def portable(exported: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
     """An exported folder that also has the graph with its policy, and the portable folder that this comes from."""

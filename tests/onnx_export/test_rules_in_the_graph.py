@@ -1,8 +1,10 @@
 """The exit rules inside an ONNX graph decide as they do in numpy, on any logits."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from offramp.rules import RULES
 from offramp.rules.agreement import Agreement
 from offramp.runtimes import attention_mask
 
+ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
 EXITS = 4
 LAYERS = (0, 2, 3, 6)
 
@@ -217,9 +220,33 @@ def test_every_rule_that_runs_live_is_compiled() -> None:
     assert names == {*RULES} - {"oracle", "rank"}  # oracle needs labels, and rank the documents of a list
 
 
-def test_a_rule_that_uses_an_unknown_function_is_refused_by_name() -> None:
+def test_the_rule_in_the_docs_compiles_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```python\n(from dataclasses.*?)```", ARCHITECTURE.read_text("utf-8"), re.DOTALL)
+    monkeypatch.setitem(RULES, "gap", None)  # the block adds it, and it is gone after this test
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(block, "docs/architecture.md", "exec"), names)
+    policy = Policy(names["Gap"](), 1.5)
+    logits = np.random.default_rng(0).normal(0, 3, (50, EXITS, 3)).astype(np.float32)
+    logits[::7, 1, 0], logits[::5, 2, 1] = np.nan, np.inf
+    inputs = {"logits_of_exits": logits, "gates_of_exits": np.zeros((50, EXITS), np.float32)}
+    (layers,) = compiled(policy, SINGLE_LABEL, 3).run(["layer"], inputs)
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        expected = policy.exits(logits, layers=LAYERS)
+    np.testing.assert_array_equal(layers, np.array(LAYERS)[expected])
+    assert len({*layers.tolist()}) > 2
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda x: np.arctan2(x, 1.0), r"np\.arctan2 has no counterpart"),
+        (np.sort, r"np\.sort has no counterpart"),
+        (lambda x: x.cumsum(), r"ndarray\.cumsum has no counterpart"),
+        (lambda x: 1 if x > 0 else 0, "use np.where instead of if"),
+        (lambda x: list(x), "the number of rows is not known"),
+    ],
+)
+def test_a_rule_that_cannot_be_compiled_is_refused_by_what_it_uses(use: Any, message: str) -> None:
     symbol = Symbol(Recorder(), ir.Value(name="x"), np.float64, (None, 2))
-    with pytest.raises(Incompatible, match=r"np\.arctan2 has no counterpart"):
-        np.arctan2(symbol, 1.0)
-    with pytest.raises(Incompatible, match=r"np\.sort has no counterpart"):
-        np.sort(symbol)
+    with pytest.raises(Incompatible, match=message):
+        use(symbol)

@@ -34,7 +34,7 @@ class Prediction:
     """The number of layers in the model."""
     finite: bool = True
     """False if an exit up to the one taken produced NaN or infinity; no text exits early at such an exit. Exits that
-    the policy skips are not covered, and where one graph decides, only the exit taken is."""
+    the policy skips are not covered, and where one graph decides, only the logits returned are."""
     exits: tuple["Prediction", ...] = field(default=(), repr=False)
     """With `every_exit=True`, the prediction of every exit."""
     logits: tuple[float, ...] = field(default=(), repr=False)
@@ -143,20 +143,25 @@ def predict_every_exit(runner: Runner, tokens: list[Tokens], policy: Policy) -> 
 
 def predictions(decision: Decision, runtime: Runtime[Any]) -> Iterator[Prediction]:
     """A prediction for each example of a decision."""
-    logits, problem = decision.logits, runtime.info.problem
-    chances = problem.probabilities(logits)
-    labels, scores = problem.named(logits, chances, runtime.info.labels)
-    decisions = runtime.info.decisions
-    decided = decisions.named_decisions(logits) if isinstance(decisions, Decisions) else labels
-    names = runtime.info.labels[: chances.shape[-1]]
-    for row, finite in enumerate(np.isfinite(logits.sum(-1))):
+    info = runtime.info
+    chances = info.problem.probabilities(decision.logits)
+    labels, scores = info.problem.named(decision.logits, chances, info.labels)
+    decided = labels
+    if isinstance(info.decisions, Decisions):
+        decided = info.decisions.named_decisions(decision.logits)
+    names = info.labels[: chances.shape[-1]]
+    outcomes = decision.logits, decision.exits, decision.finite, chances
+    for row, (logits, exit, finite, shares) in enumerate(
+        zip(*(outcome.tolist() for outcome in outcomes), strict=True)
+    ):
+        known = all(map(math.isfinite, logits))
         yield Prediction(
-            label=labels[row] if finite else None,
-            score=float(scores[row]) if finite else float("nan"),
-            probabilities=dict(zip(names, chances[row].tolist(), strict=True)),
-            layer=runtime.info.exits[decision.exits[row]],
-            layers=runtime.info.exits[-1],
-            finite=bool(decision.finite[row]),
-            logits=tuple(logits[row].tolist()),
-            decision=decided[row] if finite else None,
+            label=labels[row] if known else None,
+            score=scores[row] if known else math.nan,
+            probabilities=dict(zip(names, shares, strict=True)),
+            layer=info.exits[exit],
+            layers=info.exits[-1],
+            finite=finite,
+            logits=tuple(logits),
+            decision=decided[row] if known else None,
         )

@@ -86,7 +86,7 @@ def changed_predictions(
         groups[trace.category_column] = by_group(different[:, None], members, trace.category_names)
     if problem.has_classes:
         _, sureness = problem.named(logits[0], scores[0], names or [*map(str, range(logits[0].shape[-1]))])
-        groups["sureness of the original"] = by_sureness(different, sureness)
+        groups["sureness of the original"] = by_sureness(different, np.array(sureness))
     examples = largest(compared, names, tolerance, texts, MOST)
     return changes(groups, examples, trace, decision.exits)
 

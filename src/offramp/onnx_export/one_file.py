@@ -88,7 +88,7 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
     nest = Nest(policy, info.exits, info.decisions, stage, recorder, ends, tokens)
     opsets = {opset.domain: opset.version for opset in embedding.opset_import}
     model = nest.model(nest.level(0, rows), [symbol.value for symbol in inputs.values()], opsets)
-    model.metadata_props["offramp"] = json.dumps(metadata(info, manifest, policy))
+    model.metadata_props["offramp"] = as_json(metadata(info, manifest, policy), policy)
     proto: ModelProto = ir.to_proto(model)
     check_size(proto)
     return proto
@@ -103,6 +103,15 @@ def check_size(proto: ModelProto) -> None:
         raise Incompatible(
             f"the graph has more than {LARGEST:,} bytes, which one file cannot have; try int8."
         )
+
+
+def as_json(about: dict[str, Any], policy: Policy) -> str:
+    try:
+        return json.dumps(about, allow_nan=False)
+    except ValueError:  # Python writes and reads Infinity, other languages refuse the whole file
+        raise Incompatible(
+            f"{policy} has an infinite number, which JSON has not; give a large one, such as 1e300."
+        ) from None
 
 
 def metadata(info: ModelInfo, manifest: Manifest, policy: Policy) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx_ir as ir
@@ -81,6 +81,17 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
     def __len__(self) -> int:
         raise Incompatible("the number of rows is not known before the graph runs.")
 
+    def __bool__(self) -> bool:
+        raise Incompatible("values are not known before the graph runs; use np.where instead of if.")
+
+    def __iter__(self) -> Any:  # without it, a loop over a symbol would never end
+        raise Incompatible("the number of rows is not known before the graph runs.")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            raise AttributeError(name)
+        raise not_compiled(f"ndarray.{name}")
+
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise Incompatible("a symbolic array has no values; use numpy functions that accept other arrays.")
 
@@ -117,6 +128,10 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
     def sum(self, axis: int = -1, keepdims: bool = False) -> "Symbol":
         counted = self.astype(np.int64) if self.dtype == np.bool_ else self
         return reduce("ReduceSum", counted, axis, keepdims)
+
+    def mean(self, axis: int = -1, keepdims: bool = False) -> "Symbol":
+        mean: Symbol = self.sum(axis, keepdims) / known_size(self.shape[axis])
+        return mean
 
     def all(self, axis: int = -1) -> "Symbol":
         return reduce("ReduceMin", self, axis, False)

@@ -103,10 +103,8 @@ def runtime_of(model: Any) -> Runtime[Any]:
 
 def pad(rows: Sequence[Sequence[int]], value: int) -> Array:
     """(rows, longest) int64, padded with `value` on the right."""
-    padded = np.full((len(rows), max(map(len, rows))), value)
-    for row, items in zip(padded, rows, strict=True):
-        row[: len(items)] = items
-    return padded
+    longest = max(map(len, rows))
+    return np.array([[*row, *[value] * (longest - len(row))] for row in rows], np.int64)
 
 
 def token_types(tokens: Sequence[Tokens]) -> Array:

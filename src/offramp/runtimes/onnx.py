@@ -183,7 +183,9 @@ class OneGraph:
         self.padding = manifest.padding
         try:
             about = json.loads(self.graph.session.get_modelmeta().custom_metadata_map["offramp"])
-            self.policy, self.layers = Policy.from_json(about["policy"]), np.array(about["layers"])
+            self.policy, self.layers = Policy.from_json(about["policy"]), tuple(about["layers"])
+            self.exits = {layer: exit for exit, layer in enumerate(self.layers)}
+            self.defaults = self.policy.threshold, self.policy.last_layer(self.layers)
             self.same_point = about["decide"] == str(info.decide)
             if about["weights"] != manifest.stage_weights:
                 raise BadConfig("it is of another model")
@@ -197,25 +199,29 @@ class OneGraph:
             return False
         if policy.rule.reads == "nothing":
             return self.policy.rule.keeps_logits
-        rule, min_layer, shape = policy.rule, policy.min_layer, np.shape(policy.threshold)
         inside = self.policy
-        return (rule, min_layer, shape) == (inside.rule, inside.min_layer, np.shape(inside.threshold))
+        return (policy.rule, policy.min_layer, type(policy.threshold)) == (
+            inside.rule,
+            inside.min_layer,
+            type(inside.threshold),
+        )
 
     def decide(self, tokens: Sequence[Tokens], policy: Policy) -> tuple[Array, Array]:
         threshold = None if policy.rule.reads == "nothing" else policy.threshold
-        return self.run(tokens, threshold, policy.last_layer(tuple(self.layers.tolist())))
+        return self.run(tokens, threshold, policy.last_layer(self.layers))
 
     def run(self, tokens: Sequence[Tokens], threshold: Any, max_layer: int) -> tuple[Array, Array]:
         """Like `decide`; without a threshold, all rows exit at `max_layer`."""
-        if threshold is None:  # NaN is never reached
-            threshold = np.full(np.shape(self.policy.threshold), np.nan)
         inputs = embedding_inputs(tokens, self.padding)
-        options = {"threshold": np.asarray(threshold, np.float64), "max_layer": np.asarray(max_layer)}
-        outputs = self.graph(inputs | options)
+        if (threshold, max_layer) != self.defaults:
+            if threshold is None:  # NaN is never reached
+                threshold = np.full(np.shape(self.policy.threshold), np.nan)
+            inputs |= {"threshold": np.asarray(threshold, np.float64), "max_layer": np.asarray(max_layer)}
+        outputs = self.graph(inputs)
         logits = outputs["logits"]
         if logits.ndim > 2:
             logits = logits[inputs["attention_mask"].astype(bool)]
-        return np.searchsorted(self.layers, outputs["layer"]), logits
+        return np.array([self.exits[layer] for layer in outputs["layer"].tolist()], np.int64), logits
 
 
 def make_batch(stages: int, hidden: Array, lengths: Array, types: Array | None) -> Batch:
@@ -248,7 +254,7 @@ def stack(parts: Sequence[Array]) -> Array:
 def embedding_inputs(tokens: Sequence[Tokens], padding: int) -> dict[str, Array]:
     return {
         "input_ids": pad([example.ids for example in tokens], padding),
-        "attention_mask": attention_mask(np.array([len(example.ids) for example in tokens])),
+        "attention_mask": pad([[1] * len(example.ids) for example in tokens], 0),
         "token_type_ids": token_types(tokens),
     }
 
