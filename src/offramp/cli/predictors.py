@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from offramp.cli.options import RuntimeOptions
-from offramp.errors import BadData, CannotLoad
+from offramp.errors import BadData, CannotLoad, Incompatible
 from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, Problem
 
 BATCH = 32
@@ -36,6 +36,16 @@ class Predictor:
 
 def load_predictor(name: str, runtime: RuntimeOptions, sample: Any) -> Predictor:
     """A model or server by its folder, file, hub name or address; `sample` is one of the texts that it will get."""
+    predictor = find_predictor(name, runtime, sample)
+    if predictor.problem.of_tokens:
+        raise Incompatible(
+            f"{name} tags tokens, and certify compares predictions for whole texts; `offramp retrofit` proves what "
+            "a faster tagger changes, and `offramp calibrate --guarantee` what a policy does."
+        )
+    return predictor
+
+
+def find_predictor(name: str, runtime: RuntimeOptions, sample: Any) -> Predictor:
     if name.startswith(("http://", "https://")):
         return server(name, sample)
     if name.lower().endswith(".onnx"):
@@ -65,7 +75,6 @@ def transformers_model(name: str, folder: Path, runtime: RuntimeOptions) -> Pred
     import torch
 
     from offramp.model_info import read_labels
-    from offramp.problems import problem_of
     from offramp.retrofits.original import load_fine_tuned
 
     if runtime.threads is not None:
@@ -73,9 +82,7 @@ def transformers_model(name: str, folder: Path, runtime: RuntimeOptions) -> Pred
     model = load_fine_tuned(folder)
     if runtime.max_length is not None:
         model = replace(model, max_length=min(runtime.max_length, model.max_length))
-    config = model.model.config.to_dict()
-    labels = read_labels(config)
-    problem = problem_of(len(labels), config.get("problem_type"))
+    labels, problem = read_labels(model.model.config.to_dict()), model.problem
     return Predictor(name, labels, problem, lambda texts: probabilities(problem, model.logits(texts)))
 
 
@@ -85,8 +92,7 @@ def onnx_file(file: Path, runtime: RuntimeOptions) -> Predictor:
 
     from offramp.files import read_json
     from offramp.inference.texts import BatchTokenizer
-    from offramp.model_info import read_labels
-    from offramp.problems import problem_of
+    from offramp.model_info import problem_in, read_labels
     from offramp.runtimes.onnx import Graph, embedding_inputs, session_options
 
     places = (file.parent, file.parent.parent)
@@ -96,8 +102,7 @@ def onnx_file(file: Path, runtime: RuntimeOptions) -> Predictor:
             f"{file}: expected an ONNX file with config.json and tokenizer.json beside or above it."
         )
     config = read_json(folder / "config.json")
-    labels = read_labels(config)
-    problem = problem_of(len(labels), config.get("problem_type"))
+    labels, problem = read_labels(config), problem_in(config)
     length = min(
         runtime.max_length or DEFAULT_LENGTH, config.get("max_position_embeddings") or DEFAULT_LENGTH
     )
