@@ -118,7 +118,7 @@ def calibrate(
         rules=tuple(map(str, rules)),
         fitted=tuple(str(rule) for rule, of in zip(rules, candidates, strict=True) if of.fitted_on),
         fitted_on=learned[0].fitted_on if learned else 0,
-        calibrated_on=len(learned[0].trace) if learned else len(trace),
+        calibrated_on=(learned[0].trace if learned else trace).whole_examples,
         reached=tuple(reached),
         static_cut=next((candidate for candidate in reached if as_good(candidate, best, target)), None),
     )

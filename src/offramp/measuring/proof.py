@@ -365,7 +365,7 @@ def issue(proven: Tested, target: Guarantee, rules_tried: int, chosen_on: str | 
             if not result.part.unseen
         ),
         delta=target.delta,
-        examples=len(trace) if trace.has_lists else len(trace.by_text(trace.lengths)),
+        examples=trace.whole_examples,
         by=target.by,
         unseen=int(trace.by_text(trace.unseen()).sum()) if unseen else None,
         reference=trace.reference_name,
