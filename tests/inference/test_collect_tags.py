@@ -90,6 +90,19 @@ def test_a_fitted_rule_is_swept_over_labelled_tags(runner: Runner) -> None:
     )
 
 
+@pytest.mark.parametrize("tags", [TAGS, ["O", "B-A", "I-A", "L-A", "U-A"]], ids=["BIO", "BILOU"])
+def test_a_fitted_rule_that_runs_to_the_last_exit_agrees_with_full_depth_also_at_seams(
+    runner: Runner, tags: list[str]
+) -> None:
+    rows = tagged_rows(40, longest=150)  # most in several windows
+    trace = replace(collect(runner, rows, progress=False), label_names=tuple(tags))
+    assert trace.continues is not None
+    curve = sweep(trace, "agreement").curves["agreement"]
+    assert curve.points[-1].cost.mean_layer == 4
+    assert curve.points[-1].scores["agreement"] == 1
+    assert sweep(trace, "agreement").examples == 40
+
+
 def test_a_trace_keeps_what_rules_spans_and_labels_need_and_no_other_token(
     runner: Runner, tmp_path: Path
 ) -> None:
