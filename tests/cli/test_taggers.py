@@ -160,6 +160,10 @@ def test_info_says_what_a_tagger_decides(tagging: Path, trained: Path, ask: Ask)
         (["rerank", "{model}", "{csv}"], "offramp predict"),
         (["predict", "{films}", "{csv}", "--utf16"], "only a tagger finds"),
         (
+            ["trace", "{model}", "--data", "{csv}", "--by", "query", "--out", "{folder}/x.trace"],
+            "--by query: a guarantee for a tagger holds for all texts together",
+        ),
+        (
             ["trace", "{films}", "--data", "{folder}/test.conll", "--out", "{folder}/x.trace"],
             "as text, expected a string",
         ),

@@ -1,5 +1,6 @@
 """Traces of taggers: their words, windows and labels, and what is measured from them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from tokenizers.models import BPE, WordPiece
 from transformers import PreTrainedTokenizerFast
 
 from offramp import ExitModel, Runner, Tagger, Trace, collect
+from offramp.guarantees.losses import OF_TAGS
+from offramp.measuring.losses import mean_losses
 from offramp.measuring.sweep import sweep
 from offramp.policy import Policy
 from offramp.tags import BEGINS, CONTINUES, SPECIAL, token_kinds
@@ -55,6 +58,26 @@ def test_a_trace_decides_as_the_tagger_does_also_for_texts_in_windows(runner: Ru
     changed = ~trace.by_text(trace.agrees(decision.logits), np.logical_and)
     places = [[[(s.start, s.end, s.label) for s in spans] for spans in each] for each in (found, full)]
     assert changed.tolist() == [one != two for one, two in zip(*places, strict=True)]
+
+
+def test_mean_losses_are_those_of_whole_texts_by_their_spans(runner: Runner) -> None:
+    texts = [" ".join(words) for words in tagged_rows(40, longest=150)["words"]]
+    trace = collect(runner, {"text": texts}, progress=False)
+    means = mean_losses(trace, Policy.parse("layer:0").decide_trace(trace).logits, OF_TAGS.values())
+    found, full = (Tagger(runner).tag(texts, policy=policy) for policy in ("layer:0", "never"))
+    rows = []
+    for text, *both in zip(texts, found, full, strict=True):
+        words = {match.start() for match in re.finditer(r"\S+", text)}
+        now, before = (
+            {word for word in words for span in spans if span.start <= word < span.end} for spans in both
+        )
+        places = [[(span.start, span.end, span.label) for span in spans] for spans in both]
+        rows.append([places[0] != places[1], bool(before - now), len(before - now) / max(1, len(before))])
+    expected = np.mean(rows, axis=0)
+    assert [means[name] for name in ("changed_spans", "missed_words", "missed_share")] == pytest.approx(
+        expected
+    )
+    assert 0 < expected[2] < expected[1]
 
 
 def test_entity_f1_at_every_threshold_is_that_of_seqeval(runner: Runner) -> None:

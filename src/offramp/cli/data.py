@@ -89,6 +89,10 @@ class DataOptions:
 
     def load(self, model: "ModelInfo", columns: ColumnOptions, by: str | None = None) -> "Split":
         """The texts, with their labels in the order of the model's logits; `by` is the column of their categories."""
+        if by is not None and model.problem.of_tokens:
+            raise BadOption(
+                f"--by {by}: a guarantee for a tagger holds for all texts together; leave it out."
+            )
         if self.file is None:
             task, split = find_task(self.task, self.data, self.hub, columns), self.split
             name = f"{task.name} {split}"
