@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordPiece
 from transformers import PreTrainedTokenizerFast
 
-from offramp import ExitModel, Runner, Tagger, Trace, collect
+from offramp import ExitModel, Guarantee, Runner, Tagger, Trace, calibrate, collect
+from offramp.errors import BadOption
 from offramp.guarantees.losses import OF_TAGS
 from offramp.measuring.losses import mean_losses
 from offramp.measuring.sweep import sweep
@@ -124,6 +125,16 @@ def test_a_fitted_rule_that_runs_to_the_last_exit_agrees_with_full_depth_also_at
     assert curve.points[-1].cost.mean_layer == 4
     assert curve.points[-1].scores["agreement"] == 1
     assert sweep(trace, "agreement").examples == 40
+
+
+@pytest.mark.parametrize("risk", ["missed", "missed_share", "missed,changed"])
+def test_a_bound_on_missed_words_is_refused_where_every_word_is_in_a_span(runner: Runner, risk: str) -> None:
+    trace = collect(runner, tagged_rows(300), progress=False)
+    unnamed = replace(trace, label_names=tuple(f"LABEL_{tag}" for tag in range(5)))
+    with pytest.raises(BadOption, match=r"none of the tags \(LABEL_0, .*\) is O, .* none can be missed"):
+        calibrate(unnamed, "entropy", Guarantee(0.3, risk=risk))
+    changed = calibrate(unnamed, "layer", Guarantee(0.99))
+    assert changed.policy.certificate is not None
 
 
 def test_a_trace_keeps_what_rules_spans_and_labels_need_and_no_other_token(

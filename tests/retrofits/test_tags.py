@@ -310,6 +310,10 @@ def test_the_original_reads_windows_as_the_engine_does(original: Path) -> None:
         ({"labels": [[0]] * 600}, "a tagger takes no labels"),
         ({"decide": "B-A>=0.7"}, "is for texts, and this model tags tokens"),
         ({"guarantee": Guarantee(0.1, tolerance=0.1)}, "a tolerance is for numbers"),
+        (
+            {"guarantee": Guarantee(0.1, risk="missed"), "label_names": [*"VWXYZ"]},
+            r"none of the tags \(V, W, X, Y, Z\) is O, so every word is in a span and none can be missed",
+        ),
     ],
 )
 def test_what_is_not_for_taggers_is_refused_in_one_line(

@@ -104,6 +104,8 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     target = target.for_problem(trace.problem)
     if trace.has_lists:
         return target
+    if trace.problem.of_tokens:
+        target.check_tags(trace.scheme)
     if "score" in target.risks and trace.decision:
         raise BadOption(
             f"risk='score' is about all scores, and decide={trace.decision!r} makes them yes or no; bound 'changed', "
