@@ -73,7 +73,10 @@ class DataOptions:
     task: Annotated[str | None, Option(help=TASK)] = None
     data: Annotated[
         Path | None,
-        Option(help="With --task, the folder of its files (by default they are downloaded); else a file."),
+        Option(
+            help="With --task, the folder of its files (by default they are downloaded); else a txt (one text per "
+            "line), csv, tsv, jsonl, parquet or conll file."
+        ),
     ] = None
     hub: Annotated[str | None, Option(help=HUB)] = None
     split: Annotated[str, Option(help="train, validation or test, with --task or --hub.")] = "validation"
