@@ -13,7 +13,7 @@ import numpy as np
 
 from offramp.cli.options import RuntimeOptions
 from offramp.errors import BadData, CannotLoad, Incompatible
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, Problem
+from offramp.problems import PROBLEMS, Array, Problem
 
 BATCH = 32
 ATTEMPTS = 5
@@ -34,9 +34,9 @@ class Predictor:
     """Texts or pairs -> (texts, labels) probabilities; in a regression the number."""
 
 
-def load_predictor(name: str, runtime: RuntimeOptions, sample: Any) -> Predictor:
-    """A model or server by its folder, file, hub name or address; `sample` is one of the texts that it will get."""
-    predictor = find_predictor(name, runtime, sample)
+def load_predictor(name: str, runtime: RuntimeOptions) -> Predictor:
+    """A model or server by its folder, file, hub name or address."""
+    predictor = find_predictor(name, runtime)
     if predictor.problem.of_tokens:
         raise Incompatible(
             f"{name} tags tokens, and certify compares predictions for whole texts; `offramp retrofit` proves what "
@@ -45,9 +45,9 @@ def load_predictor(name: str, runtime: RuntimeOptions, sample: Any) -> Predictor
     return predictor
 
 
-def find_predictor(name: str, runtime: RuntimeOptions, sample: Any) -> Predictor:
+def find_predictor(name: str, runtime: RuntimeOptions) -> Predictor:
     if name.startswith(("http://", "https://")):
-        return server(name, sample)
+        return server(name)
     if name.lower().endswith(".onnx"):
         return onnx_file(Path(name), runtime)
     from offramp.files import read_json
@@ -117,34 +117,40 @@ def onnx_file(file: Path, runtime: RuntimeOptions) -> Predictor:
     return Predictor(str(file), labels, problem, in_batches(score))
 
 
-def server(address: str, sample: Any) -> Predictor:
+def server(address: str) -> Predictor:
     """A server of offramp, by its /predict."""
-    url = address.rstrip("/").removesuffix("/predict") + "/predict"
-    (first,) = post(url, [sample])
-    labels = tuple(first["probabilities"])
-    problem = REGRESSION if not labels else MULTI_LABEL if isinstance(first["label"], list) else SINGLE_LABEL
+    base = address.rstrip("/").removesuffix("/predict")
+    info = ask(f"{base}/info")
+    if not isinstance(info, dict) or info.get("problem") not in PROBLEMS:
+        raise BadData(f"{base}/info: expected that of a server of offramp.")
+    labels, problem = tuple(info["labels"]), PROBLEMS[info["problem"]]
 
     def score(texts: Sequence[Any]) -> Array:
-        predictions = post(url, texts)
-        if problem == REGRESSION:
-            return np.array([[as_number(prediction["score"])] for prediction in predictions])
-        return np.array(
-            [
-                [as_number(prediction["probabilities"][label]) for label in labels]
-                for prediction in predictions
-            ]
-        )
+        url = f"{base}/predict"
+        answer = ask(url, {"texts": list(texts), "probabilities": True})
+        try:
+            if not problem.has_classes:
+                return np.array([[as_number(prediction["score"])] for prediction in answer["predictions"]])
+            return np.array(
+                [
+                    [as_number(prediction["probabilities"][label]) for label in labels]
+                    for prediction in answer["predictions"]
+                ]
+            )
+        except (KeyError, TypeError):
+            raise BadData(f"{url}: expected the predictions of a server of offramp.") from None
 
-    return Predictor(address, labels or ("score",), problem, in_batches(score))
+    return Predictor(address, labels, problem, in_batches(score))
 
 
-def post(url: str, texts: Sequence[Any]) -> list[Any]:
-    body = json.dumps({"texts": list(texts), "probabilities": True}).encode()
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+def ask(url: str, body: Any = None) -> Any:
+    """The JSON at an address, or the answer to a JSON body; waits where a server has no capacity."""
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-                return list(json.load(response)["predictions"])
+                return json.load(response)
         except urllib.error.HTTPError as error:
             if error.code not in (429, 503) or attempt == ATTEMPTS:
                 reason = " ".join(error.read(500).decode("utf-8", "replace").split())
@@ -153,8 +159,8 @@ def post(url: str, texts: Sequence[Any]) -> list[Any]:
             time.sleep(min(float(wait) if wait.isdigit() else attempt, LONGEST_WAIT))
         except OSError as error:
             raise CannotLoad(f"{url}: no server answers ({getattr(error, 'reason', error)}).") from None
-        except (ValueError, KeyError, TypeError):
-            raise BadData(f"{url}: expected the /predict of a server of offramp.") from None
+        except ValueError:
+            raise BadData(f"{url}: expected the JSON of a server of offramp.") from None
     raise AssertionError("the last attempt returns or raises")
 
 
