@@ -171,8 +171,8 @@ class Guarantee:
         """An error if the words of these tags cannot be missed: a bound on that would be true of any tags."""
         require(
             bool(scheme.outside.any()) or self.risks == ("changed_spans",),
-            f"risk={self.risk!r}: none of the tags ({', '.join(scheme.labels)}) is O, so every word is in a span and "
-            "none can be missed; name the model's labels in config.json",
+            f"none of the tags ({', '.join(scheme.labels)}) is O, so every word is in a span and none can be missed; "
+            "name the model's labels in config.json, or bound risk='changed'",
         )
 
 
