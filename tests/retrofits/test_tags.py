@@ -277,13 +277,15 @@ def test_the_audit_of_a_server_compares_a_tuned_tagger_with_the_original(
     tuned: Any, new_texts: list[str], spans_to_keep: list[Any]
 ) -> None:
     batcher, _ = load(ServerOptions(str(tuned.folder), audit_share=1.0))
-    found = []
-    for text in new_texts:  # of a request, the audit keeps one text at most
-        found.append(batcher.submit(Request([text])).result(60).predictions[0])
-        while batcher.audit.pending:  # type: ignore[union-attr]
-            time.sleep(0.001)
+    assert batcher.audit is not None
+    # of a request, the audit keeps one text at most
+    found = [batcher.submit(Request([text])).result(60).predictions[0] for text in new_texts]
+    for _ in range(20_000):
+        [report] = batcher.audit.reports()
+        if report.examined == len(new_texts):
+            break
+        time.sleep(0.01)
     batcher.drain(60)
-    [report] = batcher.audit.reports()  # type: ignore[union-attr]
     changed = [
         [(s.start, s.end, s.label) for s in spans] != kept
         for spans, kept in zip(found, spans_to_keep, strict=True)
