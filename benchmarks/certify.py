@@ -68,10 +68,10 @@ def study_pairs(
     run: Path, models: Iterable[tuple[str, Path]], texts: list[str], options: argparse.Namespace
 ) -> str:
     rows, guarantee, runtime = options.rows, options.guarantee, RuntimeOptions()
-    original = load_predictor(str(run / ORIGINAL), runtime, texts[0])
+    original = load_predictor(str(run / ORIGINAL), runtime)
     old, table = scores(original, ORIGINAL, texts), []
     for name, path in models:
-        predictor = load_predictor(str(path), runtime, texts[0])
+        predictor = load_predictor(str(path), runtime)
         new = scores(predictor, name, texts)[:, match_labels(original, predictor)]
         facts: dict[str, Any] = {"label_names": original.labels, "texts": texts[:rows]}
         made, early = (

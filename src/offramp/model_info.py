@@ -11,7 +11,7 @@ from offramp.errors import BadConfig, BadPolicy, CannotLoad, Incompatible, Unkno
 from offramp.files import finish_writes, read_json
 from offramp.guarantees.operating_point import OperatingPoint
 from offramp.policy import Policy
-from offramp.problems import Problem, problem_named
+from offramp.problems import TOKENS, Problem, problem_named, problem_of
 
 CONFIG = "config.json"
 SIZES = {
@@ -204,6 +204,13 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not all(isinstance(label, str) for label in labels) or indices.keys() != {*labels}:
         raise BadConfig(f"id2label={names} and label2id={indices} disagree")
     return labels
+
+
+def problem_in(config: Mapping[str, Any]) -> Problem:
+    """The problem of a plain classifier or tagger."""
+    if "ForTokenClassification" in str(config.get("architectures")):
+        return TOKENS
+    return problem_of(len(read_labels(config)), config.get("problem_type"))
 
 
 def no_exits(path: str | PathLike[str], config: Mapping[str, Any]) -> CannotLoad:

@@ -36,6 +36,8 @@ class Problem(str):
     """Whether an example has any number of labels: its prediction is a row."""
     of_tokens: ClassVar[bool] = False
     """Whether each token of a text has logits, and the prediction for the text is made from all of them."""
+    decides: ClassVar[str]
+    """What is decided without an operating point, in words."""
     default_metrics: ClassVar[tuple[str, ...]]
     """The metrics of a task or trace that names none; the first is the headline."""
     metrics: ClassVar[tuple[str, ...]]
@@ -98,6 +100,7 @@ class SingleLabel(Problem):
     """One of several classes; a prediction is its index."""
 
     __slots__ = ()
+    decides: ClassVar[str] = "the most likely class"
     default_metrics: ClassVar[tuple[str, ...]] = ("acc", "macro_f1")
     metrics: ClassVar[tuple[str, ...]] = ("mcc", "acc", "f1", "acc_and_f1", "macro_f1", "micro_f1")
 
@@ -145,6 +148,7 @@ class TokenTags(SingleLabel):
 
     __slots__ = ()
     of_tokens = True
+    decides = "the most likely tag of each word"
     default_metrics = metrics = ("entity_f1",)
 
     def expected(self, outputs: int) -> str:
@@ -166,6 +170,7 @@ class MultiLabel(Problem):
 
     __slots__ = ()
     multi_label = True
+    decides = "each label that is more likely than not"
     default_metrics = ("micro_f1", "macro_f1", "acc")
     metrics = ("acc", "macro_f1", "micro_f1")
 
@@ -225,6 +230,7 @@ class Regression(Problem):
 
     __slots__ = ()
     has_classes = False
+    decides = "the number"
     default_metrics = metrics = ("pearson", "spearmanr", "corr")
 
     def decode(self, logits: Array) -> Array:

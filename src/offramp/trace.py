@@ -137,6 +137,11 @@ class Trace:
         """The number of examples."""
         return len(self.logits if self.sizes is None else self.sizes)
 
+    @property
+    def whole_examples(self) -> int:
+        """The number of examples, where the windows of a text are one."""
+        return len(self.by_text(np.ones(len(self))))
+
     def __getitem__(self, examples: Any) -> Self:
         """A trace of some of the examples, chosen by mask, indices or slice."""
         sizes, rows = self.sizes, examples

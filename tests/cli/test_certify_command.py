@@ -403,7 +403,7 @@ def test_onnx_files_are_compared_wherever_their_config_is(
 def test_a_server_that_does_not_answer_is_bad_input(texts: Path, run: Run) -> None:
     done = run("certify", "http://127.0.0.1:9", "http://127.0.0.1:9", "--texts", texts)
     assert done.exit_code == 2
-    assert "http://127.0.0.1:9/predict: no server answers" in done.stderr
+    assert "http://127.0.0.1:9/info: no server answers" in done.stderr
 
 
 def test_a_claim_may_be_about_every_value_of_a_column(run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from offramp import Tagger
+from offramp import Tagger, Trace
 
 Run = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -132,12 +132,37 @@ def test_traces_of_taggers_are_measured_and_calibrated(tagging: Path, run: Run, 
         assert claim in run("info", tagging / "ner").stdout
 
 
+def test_a_txt_file_is_traced_by_line_also_blank_lines_and_lines_longer_than_the_model(
+    tagging: Path, tmp_path: Path, ask: Ask
+) -> None:
+    lines = ["a good film", "", "  ", "good " * 100, "very"]
+    (tmp_path / "logs.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    made = ask("trace", tagging / "ner", "--data", tmp_path / "logs.txt", "--out", tmp_path / "logs.trace")
+    assert (made["examples"], made["labelled"]) == (5, False)
+    trace = Trace.load(tmp_path / "logs.trace")
+    assert len(trace) > 5  # one line is read in windows
+    marked = trace.by_text(trace.words_of_examples.total(trace.reference_predictions() > 0) > 0)  # type: ignore[union-attr]
+    spans = Tagger.from_pretrained(tagging / "ner", "never").tag(lines)
+    assert marked.tolist() == [bool(each) for each in spans]
+    measured = ask("calibrate", tagging / "ner", tmp_path / "logs.trace", "--policy", "layer:2", "--dry-run")
+    assert (measured["examples"], measured["mean_layer"]) == (5, 2)
+
+
+def test_info_says_what_a_tagger_decides(tagging: Path, trained: Path, ask: Ask) -> None:
+    assert ask("info", tagging / "ner")["decide"] == "the most likely tag of each word"
+    assert ask("info", trained / "films")["decide"] == "the most likely class"
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         (["predict-files", "{model}", "{folder}/train.conll", "--out", "{folder}/out"], "offramp predict"),
         (["rerank", "{model}", "{csv}"], "offramp predict"),
         (["predict", "{films}", "{csv}", "--utf16"], "only a tagger finds"),
+        (
+            ["trace", "{model}", "--data", "{csv}", "--by", "query", "--out", "{folder}/x.trace"],
+            "--by query: a guarantee for a tagger holds for all texts together",
+        ),
         (
             ["trace", "{films}", "--data", "{folder}/test.conll", "--out", "{folder}/x.trace"],
             "as text, expected a string",
@@ -158,6 +183,22 @@ def test_the_wrong_kind_of_model_gets_one_line_that_names_what_to_do(
     assert refused.exit_code == 1
     assert message in refused.stderr
     assert refused.stderr.count("offramp: ") == 1
+
+
+def test_certify_refuses_taggers_of_any_kind(
+    tagging: Path, tiny_tagger: Callable[..., Any], tmp_path: Path, run: Run
+) -> None:
+    plain, model = tmp_path / "plain", tagging / "ner" / "model"
+    tiny_tagger("bert").save_pretrained(plain)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / file, plain)
+    (tmp_path / "texts.txt").write_text("a good film\n" * 200)
+    for side in (plain, tagging / "ner"):
+        refused = run("certify", side, tagging / "ner", "--texts", tmp_path / "texts.txt")
+        assert refused.exit_code == 2
+        [message] = [line for line in refused.stderr.splitlines() if line.startswith("offramp: ")]
+        assert f"{side} tags tokens" in message
+        assert "`offramp retrofit` proves what a faster tagger changes" in message
 
 
 def test_a_plain_tagger_is_sent_to_retrofit(

@@ -284,7 +284,11 @@ def test_multi_label_cells_need_a_list_or_a_separator(tmp_path: Path) -> None:
         ("a.csv", 'text,label\n"t" x,1\n', r"a\.csv, line 2: not CSV"),
         ("a.csv", "text,label\nt,1\nt,1\n", r"a\.csv: the only label is 1, expected at least two"),
         ("a.parquet", "text,label\n", r"a\.parquet: not a Parquet file"),
-        ("a.txt", "text,label\n", r"a\.txt: expected a file that ends in \.csv, \.tsv, \.jsonl, \.parquet"),
+        (
+            "a.md",
+            "text,label\n",
+            r"a\.md: expected a file that ends in \.txt, \.csv, \.tsv, \.jsonl, \.parquet",
+        ),
     ],
 )
 def test_an_unreadable_file_is_an_error_with_the_reason(

@@ -1,5 +1,6 @@
 """Traces of taggers: their words, windows and labels, and what is measured from them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordPiece
 from transformers import PreTrainedTokenizerFast
 
-from offramp import ExitModel, Runner, Tagger, Trace, collect
+from offramp import ExitModel, Guarantee, Runner, Tagger, Trace, calibrate, collect
+from offramp.errors import BadOption
+from offramp.guarantees.losses import OF_TAGS
+from offramp.measuring.losses import mean_losses
 from offramp.measuring.sweep import sweep
 from offramp.policy import Policy
 from offramp.tags import BEGINS, CONTINUES, SPECIAL, token_kinds
@@ -57,6 +61,26 @@ def test_a_trace_decides_as_the_tagger_does_also_for_texts_in_windows(runner: Ru
     assert changed.tolist() == [one != two for one, two in zip(*places, strict=True)]
 
 
+def test_mean_losses_are_those_of_whole_texts_by_their_spans(runner: Runner) -> None:
+    texts = [" ".join(words) for words in tagged_rows(40, longest=150)["words"]]
+    trace = collect(runner, {"text": texts}, progress=False)
+    means = mean_losses(trace, Policy.parse("layer:0").decide_trace(trace).logits, OF_TAGS.values())
+    found, full = (Tagger(runner).tag(texts, policy=policy) for policy in ("layer:0", "never"))
+    rows = []
+    for text, *both in zip(texts, found, full, strict=True):
+        words = {match.start() for match in re.finditer(r"\S+", text)}
+        now, before = (
+            {word for word in words for span in spans if span.start <= word < span.end} for spans in both
+        )
+        places = [[(span.start, span.end, span.label) for span in spans] for spans in both]
+        rows.append([places[0] != places[1], bool(before - now), len(before - now) / max(1, len(before))])
+    expected = np.mean(rows, axis=0)
+    assert [means[name] for name in ("changed_spans", "missed_words", "missed_share")] == pytest.approx(
+        expected
+    )
+    assert 0 < expected[2] < expected[1]
+
+
 def test_entity_f1_at_every_threshold_is_that_of_seqeval(runner: Runner) -> None:
     rows = tagged_rows(60, longest=60)  # some in two windows
     trace = collect(runner, rows, progress=False)
@@ -88,6 +112,29 @@ def test_a_fitted_rule_is_swept_over_labelled_tags(runner: Runner) -> None:
     assert all(
         point.interval[0] <= point.interval[1] for point in found.curves["agreement"].points if point.interval
     )
+
+
+@pytest.mark.parametrize("tags", [TAGS, ["O", "B-A", "I-A", "L-A", "U-A"]], ids=["BIO", "BILOU"])
+def test_a_fitted_rule_that_runs_to_the_last_exit_agrees_with_full_depth_also_at_seams(
+    runner: Runner, tags: list[str]
+) -> None:
+    rows = tagged_rows(40, longest=150)  # most in several windows
+    trace = replace(collect(runner, rows, progress=False), label_names=tuple(tags))
+    assert trace.continues is not None
+    curve = sweep(trace, "agreement").curves["agreement"]
+    assert curve.points[-1].cost.mean_layer == 4
+    assert curve.points[-1].scores["agreement"] == 1
+    assert sweep(trace, "agreement").examples == 40
+
+
+@pytest.mark.parametrize("risk", ["missed", "missed_share", "missed,changed"])
+def test_a_bound_on_missed_words_is_refused_where_every_word_is_in_a_span(runner: Runner, risk: str) -> None:
+    trace = collect(runner, tagged_rows(300), progress=False)
+    unnamed = replace(trace, label_names=tuple(f"LABEL_{tag}" for tag in range(5)))
+    with pytest.raises(BadOption, match=r"none of the tags \(LABEL_0, .*\) is O, .* none can be missed"):
+        calibrate(unnamed, "entropy", Guarantee(0.3, risk=risk))
+    changed = calibrate(unnamed, "layer", Guarantee(0.99))
+    assert changed.policy.certificate is not None
 
 
 def test_a_trace_keeps_what_rules_spans_and_labels_need_and_no_other_token(

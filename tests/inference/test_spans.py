@@ -18,9 +18,11 @@ from transformers import (
 )
 
 from offramp.errors import BadOption
+from offramp.guarantees.losses import LOSSES, Reference
 from offramp.inference.tagger import Span, find_spans, utf16_offsets
 from offramp.inference.texts import BatchTokenizer
 from offramp.inference.windows import WindowTokenizer, Words, cut_windows
+from offramp.lists import Lists
 from offramp.tags import TagScheme
 
 BIO = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -263,19 +265,46 @@ TOKENIZERS = {kind: make_tokenizer(kind, 10_000) for kind in (wordpiece, byte_le
 
 
 @pytest.mark.parametrize("kind", [wordpiece, byte_level, unigram])
-def test_an_entity_is_found_at_200_places_of_a_text_of_5000_tokens(kind: Any) -> None:
+def test_an_entity_is_found_at_the_place_where_it_is_in_a_text_of_5000_tokens(kind: Any) -> None:
     """By a model that recognizes its tokens anywhere: the reading must lose no place, and shift none."""
     own, scheme = windows_of(TOKENIZERS[kind], 64), TagScheme(["O", "I-PER"])
     filler = ["the", "capital", "means"] * 1700
     others = {token for window in own([" ".join(filler)])[0].windows for token in window.ids}
     entity = [token for token in own(["ZZZ"])[0].windows[0].ids if token not in others]
-    for place in range(0, 5000, 25):
+    for place in range(0, 5000, 333):
         text = " ".join([*filler[:place], "ZZZ", *filler[place:]])
         [read] = own([text])
         logits = read.join([np.eye(2)[np.isin(window.ids, entity).astype(int)] for window in read.windows])
         assert len(logits) >= 5000
         [span] = find_spans(text, read.words, logits, scheme)
         assert (span.text.strip(), span.end) == ("ZZZ", text.index("ZZZ") + 3)
+
+
+@pytest.mark.parametrize("kind", [wordpiece, byte_level, unigram])
+@pytest.mark.parametrize("tags", [BIO, ["O", "B-A", "I-A", "L-A", "U-A"], ["O", "A", "B"]], ids=str)
+@settings(max_examples=40, deadline=None)
+@given(text=TEXTS, data=st.data())
+def test_where_no_word_is_missed_every_character_of_the_words_in_spans_is_still_in_one(
+    kind: Any, tags: list[str], text: str, data: Any
+) -> None:
+    [read], scheme = windows_of(TOKENIZERS[kind], 9)([text]), TagScheme(tags)
+    number = len(read.words)
+    chosen = st.lists(st.integers(0, len(tags) - 1), min_size=number, max_size=number)
+    codes, masked = [], []
+    for tags_of_words in (data.draw(chosen), data.draw(chosen)):
+        logits = np.zeros((len(read.offsets), len(tags)))
+        logits[read.words.first, tags_of_words] = 1
+        covered = [range(span.start, span.end) for span in find_spans(text, read.words, logits, scheme)]
+        masked.append({place for places in covered for place in places})
+        codes.append(
+            scheme.codes(np.array(tags_of_words, int), np.arange(number) == 0, np.zeros(number, bool))
+        )
+    words = zip(read.words.starts.tolist(), read.words.ends.tolist(), strict=True)
+    in_words = {place for start, end in words for place in range(start, end)}
+    if (masked[0] - masked[1]) & in_words:
+        reference = Reference(codes[0], words=Lists.consecutive([number]))
+        assert LOSSES["missed_words"].values(codes[1], reference).tolist() == [1]
+        assert LOSSES["missed_share"].values(codes[1], reference)[0] > 0
 
 
 def test_an_invalid_surrogate_does_not_move_offsets() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,17 +12,24 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForTokenClassification, TokenClassificationPipeline
+from typer.testing import CliRunner
 
 import offramp.training.run
 from offramp import ExitModel, Guarantee, Tagger, Trace, retrofit
+from offramp.cli import app
 from offramp.engine import Engine
 from offramp.errors import BadData, BadLabels, BadOption
+from offramp.inference.tagger import find_spans
 from offramp.inference.texts import BatchTokenizer
 from offramp.inference.windows import WindowTokenizer
 from offramp.retrofits import choice
 from offramp.retrofits.original import load_original
 from offramp.retrofits.text_split import split_texts
 from offramp.runtimes import runtime_of
+from offramp.serve.batcher import Request
+from offramp.serve.options import ServerOptions
+from offramp.serve.server import load
+from offramp.tags import TagScheme
 
 TAGS = ["O", "B-A", "I-A", "B-B", "I-B"]
 WORDS = [*"abcdefghijklmnopqrstuvwxyz", "good", "bad", "film"]
@@ -212,13 +220,78 @@ def test_an_interrupted_retrofit_resumes_with_the_same_result(
         assert getattr(resumed.results, name) == getattr(done.results, name)
 
 
-def test_a_tuned_tagger_is_compared_with_the_original(original: Path, tmp_path: Path) -> None:
-    done = retrofit(original, make_texts(300), tmp_path / "out", 0.3, runtime="torch", tune=True, epochs=1)
-    full = done.results.comparison[1]  # the original without exits; the tuned model differs from it
+@pytest.fixture(scope="module")
+def tuned(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    out = tmp_path_factory.mktemp("tuned") / "out"
+    return retrofit(original, make_texts(300), out, 0.3, runtime="torch", tune=True, epochs=1)
+
+
+def test_a_tuned_tagger_is_compared_with_the_original(tuned: Any) -> None:
+    full = tuned.results.comparison[1]  # the original without exits; the tuned model differs from it
     assert (full.name, full.losses["changed"]) == ("fp32, full depth", 0)
-    assert done.results.full_depth_bit_equal is None
-    assert (done.folder / "reference").is_dir()
-    assert done.results.certificate.reference == "my-ner"
+    assert tuned.results.full_depth_bit_equal is None
+    assert (tuned.folder / "reference").is_dir()
+    assert tuned.results.certificate.reference == "my-ner"
+
+
+@pytest.fixture(scope="module")
+def new_texts() -> list[str]:
+    """Other texts than those of the retrofits, also without words, and longer than a window."""
+    return [*dict.fromkeys(f"film {text}" for text in make_texts(120)), "", "a \U0001f642 b", "good " * 90]
+
+
+@pytest.fixture(scope="module")
+def spans_to_keep(original: Path, new_texts: list[str]) -> list[list[tuple[int, int, str]]]:
+    """Those of the original, of long texts from the windows that it reads."""
+    model = load_original(original)
+    scheme, found = TagScheme(TAGS), []
+    for text, read in zip(new_texts, model.windows(new_texts), strict=True):
+        logits = read.join(model.tag_logits(read.windows))
+        found.append([(s.start, s.end, s.label) for s in find_spans(text, read.words, logits, scheme)])
+    return found
+
+
+def test_a_trace_of_a_tuned_tagger_is_compared_with_the_original(
+    tuned: Any, new_texts: list[str], spans_to_keep: list[Any], tmp_path: Path
+) -> None:
+    (tmp_path / "logs.txt").write_text("\n".join(new_texts) + "\n", encoding="utf-8")
+    for line in (
+        ("trace", tuned.folder, "--data", tmp_path / "logs.txt", "--out", tmp_path / "logs.trace"),
+        ("calibrate", tuned.folder, tmp_path / "logs.trace", "--guarantee", 0.4, "--dry-run"),
+    ):
+        done = CliRunner().invoke(app, [*map(str, line)])
+        assert done.exit_code == 0, done.output
+    assert "of texts get spans that differ from my-ner's (on data like logs.txt)" in done.stdout
+    trace = Trace.load(tmp_path / "logs.trace")
+    assert trace.reference_name == "my-ner"
+    full = Tagger.from_pretrained(tuned.folder, "never").tag(new_texts)
+    changed = [
+        [(s.start, s.end, s.label) for s in spans] != kept
+        for spans, kept in zip(full, spans_to_keep, strict=True)
+    ]
+    assert 0 < sum(changed) < len(changed)
+    assert (~trace.by_text(trace.agrees(trace.logits[:, -1]), np.logical_and)).tolist() == changed
+
+
+def test_the_audit_of_a_server_compares_a_tuned_tagger_with_the_original(
+    tuned: Any, new_texts: list[str], spans_to_keep: list[Any]
+) -> None:
+    batcher, _ = load(ServerOptions(str(tuned.folder), audit_share=1.0))
+    assert batcher.audit is not None
+    # of a request, the audit keeps one text at most
+    found = [batcher.submit(Request([text])).result(60).predictions[0] for text in new_texts]
+    for _ in range(20_000):
+        [report] = batcher.audit.reports()
+        if report.examined == len(new_texts):
+            break
+        time.sleep(0.01)
+    batcher.drain(60)
+    changed = [
+        [(s.start, s.end, s.label) for s in spans] != kept
+        for spans, kept in zip(found, spans_to_keep, strict=True)
+    ]
+    assert 0 < sum(changed) < len(changed)
+    assert (report.examined, report.disagreed) == (len(new_texts), sum(changed))
 
 
 def test_the_original_reads_windows_as_the_engine_does(original: Path) -> None:
@@ -239,6 +312,10 @@ def test_the_original_reads_windows_as_the_engine_does(original: Path) -> None:
         ({"labels": [[0]] * 600}, "a tagger takes no labels"),
         ({"decide": "B-A>=0.7"}, "is for texts, and this model tags tokens"),
         ({"guarantee": Guarantee(0.1, tolerance=0.1)}, "a tolerance is for numbers"),
+        (
+            {"guarantee": Guarantee(0.1, risk="missed"), "label_names": [*"VWXYZ"]},
+            r"none of the tags \(V, W, X, Y, Z\) is O, so every word is in a span and none can be missed",
+        ),
     ],
 )
 def test_what_is_not_for_taggers_is_refused_in_one_line(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from offramp import Tagger
 from offramp.cli import app
 
 
@@ -41,4 +42,13 @@ def test_a_refusal_of_a_server_is_bad_input(serve: Callable[..., Any], texts: Pa
     server = serve(api_key="secret")
     code, message = certify(server.url, server.url, "--texts", texts)
     assert code == 2
-    assert "/predict answers 401" in message
+    assert "/info answers 401" in message
+
+
+def test_the_server_of_a_tagger_is_refused_by_what_it_does(
+    serve: Callable[..., Any], tagger: Tagger, saved: Path, texts: Path
+) -> None:
+    server = serve(tagger)
+    code, message = certify(server.url, saved, "--texts", texts)
+    assert code == 2
+    assert message.startswith(f"offramp: {server.url} tags tokens, and certify compares")

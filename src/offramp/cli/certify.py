@@ -232,7 +232,7 @@ def certify_models(
     texts = [row.text for row in rows]
     if not rows:
         raise BadData(f"{file}: the file is empty, expected texts")
-    sides = [load_predictor(name, runtime, texts[0]) for name in (old, new)]
+    sides = [load_predictor(name, runtime) for name in (old, new)]
     order, problem, names = match_labels(*sides), sides[0].problem, sides[0].labels
     if problem.multi_label and claim.point.is_argmax:
         arguments["decide"] = OperatingPoint(dict.fromkeys(names, 0.5))

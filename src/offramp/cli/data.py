@@ -73,7 +73,10 @@ class DataOptions:
     task: Annotated[str | None, Option(help=TASK)] = None
     data: Annotated[
         Path | None,
-        Option(help="With --task, the folder of its files (by default they are downloaded); else a file."),
+        Option(
+            help="With --task, the folder of its files (by default they are downloaded); else a txt (one text per "
+            "line), csv, tsv, jsonl, parquet or conll file."
+        ),
     ] = None
     hub: Annotated[str | None, Option(help=HUB)] = None
     split: Annotated[str, Option(help="train, validation or test, with --task or --hub.")] = "validation"
@@ -89,6 +92,10 @@ class DataOptions:
 
     def load(self, model: "ModelInfo", columns: ColumnOptions, by: str | None = None) -> "Split":
         """The texts, with their labels in the order of the model's logits; `by` is the column of their categories."""
+        if by is not None and model.problem.of_tokens:
+            raise BadOption(
+                f"--by {by}: a guarantee for a tagger holds for all texts together; leave it out."
+            )
         if self.file is None:
             task, split = find_task(self.task, self.data, self.hub, columns), self.split
             name = f"{task.name} {split}"

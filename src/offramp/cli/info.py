@@ -30,7 +30,6 @@ def info(model: ModelArgument) -> Result:
     """
     from offramp.folder import find_model, is_exported
     from offramp.folder.manifest import Manifest
-    from offramp.guarantees.certificate import ARGMAX
     from offramp.model_info import ModelInfo
     from offramp.reports.table import short
 
@@ -49,7 +48,7 @@ def info(model: ModelArgument) -> Result:
         "head": dict(model_info.head),
         "problem": model_info.problem,
         "labels": list(model_info.labels),
-        "decide": str(model_info.decide) or ARGMAX,
+        "decide": str(model_info.decide) or model_info.problem.decides,
         "runtime": runtime,
         "parameters": parameters(folder),
         "policy": None,

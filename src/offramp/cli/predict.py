@@ -223,7 +223,7 @@ def predict_submission(
 
 def predict_files(
     model: ExitsArgument,
-    source: Annotated[Path, Argument(help="A csv, tsv, jsonl or parquet file, or a folder of them.")],
+    source: Annotated[Path, Argument(help="A txt, csv, tsv, jsonl or parquet file, or a folder of them.")],
     out: Annotated[Path, Option(help="A new folder for the predictions, as Parquet files.")],
     policy: PolicyOption = None,
     max_layer: MaxLayerOption = None,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from offramp.cli.options import RuntimeOptions
-from offramp.errors import BadData, CannotLoad
-from offramp.problems import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Array, Problem
+from offramp.errors import BadData, CannotLoad, Incompatible
+from offramp.problems import PROBLEMS, Array, Problem
 
 BATCH = 32
 ATTEMPTS = 5
@@ -34,10 +34,20 @@ class Predictor:
     """Texts or pairs -> (texts, labels) probabilities; in a regression the number."""
 
 
-def load_predictor(name: str, runtime: RuntimeOptions, sample: Any) -> Predictor:
-    """A model or server by its folder, file, hub name or address; `sample` is one of the texts that it will get."""
+def load_predictor(name: str, runtime: RuntimeOptions) -> Predictor:
+    """A model or server by its folder, file, hub name or address."""
+    predictor = find_predictor(name, runtime)
+    if predictor.problem.of_tokens:
+        raise Incompatible(
+            f"{name} tags tokens, and certify compares predictions for whole texts; `offramp retrofit` proves what "
+            "a faster tagger changes, and `offramp calibrate --guarantee` what a policy does."
+        )
+    return predictor
+
+
+def find_predictor(name: str, runtime: RuntimeOptions) -> Predictor:
     if name.startswith(("http://", "https://")):
-        return server(name, sample)
+        return server(name)
     if name.lower().endswith(".onnx"):
         return onnx_file(Path(name), runtime)
     from offramp.files import read_json
@@ -65,7 +75,6 @@ def transformers_model(name: str, folder: Path, runtime: RuntimeOptions) -> Pred
     import torch
 
     from offramp.model_info import read_labels
-    from offramp.problems import problem_of
     from offramp.retrofits.original import load_fine_tuned
 
     if runtime.threads is not None:
@@ -73,9 +82,7 @@ def transformers_model(name: str, folder: Path, runtime: RuntimeOptions) -> Pred
     model = load_fine_tuned(folder)
     if runtime.max_length is not None:
         model = replace(model, max_length=min(runtime.max_length, model.max_length))
-    config = model.model.config.to_dict()
-    labels = read_labels(config)
-    problem = problem_of(len(labels), config.get("problem_type"))
+    labels, problem = read_labels(model.model.config.to_dict()), model.problem
     return Predictor(name, labels, problem, lambda texts: probabilities(problem, model.logits(texts)))
 
 
@@ -85,8 +92,7 @@ def onnx_file(file: Path, runtime: RuntimeOptions) -> Predictor:
 
     from offramp.files import read_json
     from offramp.inference.texts import BatchTokenizer
-    from offramp.model_info import read_labels
-    from offramp.problems import problem_of
+    from offramp.model_info import problem_in, read_labels
     from offramp.runtimes.onnx import Graph, embedding_inputs, session_options
 
     places = (file.parent, file.parent.parent)
@@ -96,8 +102,7 @@ def onnx_file(file: Path, runtime: RuntimeOptions) -> Predictor:
             f"{file}: expected an ONNX file with config.json and tokenizer.json beside or above it."
         )
     config = read_json(folder / "config.json")
-    labels = read_labels(config)
-    problem = problem_of(len(labels), config.get("problem_type"))
+    labels, problem = read_labels(config), problem_in(config)
     length = min(
         runtime.max_length or DEFAULT_LENGTH, config.get("max_position_embeddings") or DEFAULT_LENGTH
     )
@@ -112,34 +117,40 @@ def onnx_file(file: Path, runtime: RuntimeOptions) -> Predictor:
     return Predictor(str(file), labels, problem, in_batches(score))
 
 
-def server(address: str, sample: Any) -> Predictor:
+def server(address: str) -> Predictor:
     """A server of offramp, by its /predict."""
-    url = address.rstrip("/").removesuffix("/predict") + "/predict"
-    (first,) = post(url, [sample])
-    labels = tuple(first["probabilities"])
-    problem = REGRESSION if not labels else MULTI_LABEL if isinstance(first["label"], list) else SINGLE_LABEL
+    base = address.rstrip("/").removesuffix("/predict")
+    info = ask(f"{base}/info")
+    if not isinstance(info, dict) or info.get("problem") not in PROBLEMS:
+        raise BadData(f"{base}/info: expected that of a server of offramp.")
+    labels, problem = tuple(info["labels"]), PROBLEMS[info["problem"]]
 
     def score(texts: Sequence[Any]) -> Array:
-        predictions = post(url, texts)
-        if problem == REGRESSION:
-            return np.array([[as_number(prediction["score"])] for prediction in predictions])
-        return np.array(
-            [
-                [as_number(prediction["probabilities"][label]) for label in labels]
-                for prediction in predictions
-            ]
-        )
+        url = f"{base}/predict"
+        answer = ask(url, {"texts": list(texts), "probabilities": True})
+        try:
+            if not problem.has_classes:
+                return np.array([[as_number(prediction["score"])] for prediction in answer["predictions"]])
+            return np.array(
+                [
+                    [as_number(prediction["probabilities"][label]) for label in labels]
+                    for prediction in answer["predictions"]
+                ]
+            )
+        except (KeyError, TypeError):
+            raise BadData(f"{url}: expected the predictions of a server of offramp.") from None
 
-    return Predictor(address, labels or ("score",), problem, in_batches(score))
+    return Predictor(address, labels, problem, in_batches(score))
 
 
-def post(url: str, texts: Sequence[Any]) -> list[Any]:
-    body = json.dumps({"texts": list(texts), "probabilities": True}).encode()
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+def ask(url: str, body: Any = None) -> Any:
+    """The JSON at an address, or the answer to a JSON body; waits where a server has no capacity."""
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-                return list(json.load(response)["predictions"])
+                return json.load(response)
         except urllib.error.HTTPError as error:
             if error.code not in (429, 503) or attempt == ATTEMPTS:
                 reason = " ".join(error.read(500).decode("utf-8", "replace").split())
@@ -148,8 +159,8 @@ def post(url: str, texts: Sequence[Any]) -> list[Any]:
             time.sleep(min(float(wait) if wait.isdigit() else attempt, LONGEST_WAIT))
         except OSError as error:
             raise CannotLoad(f"{url}: no server answers ({getattr(error, 'reason', error)}).") from None
-        except (ValueError, KeyError, TypeError):
-            raise BadData(f"{url}: expected the /predict of a server of offramp.") from None
+        except ValueError:
+            raise BadData(f"{url}: expected the JSON of a server of offramp.") from None
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -87,9 +87,8 @@ def retrofit(
     risk: Annotated[
         str | None,
         Option(
-            help=f"What the guarantee bounds: {RISK_HELP}. For taggers: changed (default: any span), missed (a "
-            "word in a span is now in none) or missed_share (of such words). With --rank: overlap (default, "
-            "documents missed) or ndcg (against full depth's order)."
+            help=f"What the guarantee bounds: {RISK_HELP}. With --rank: overlap (default, documents missed) or ndcg "
+            "(against full depth's order)."
         ),
     ] = None,
     by: Annotated[str | None, Option(help=f"With a guarantee: {BY_HELP}")] = None,

@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[Row]:
     """The texts of a file, or its pairs, with all columns."""
-    from offramp.data.files import ColumnMap, check_not_empty, decode_lines, guess_columns, read_file
+    from offramp.data.files import ColumnMap, check_not_empty, guess_columns, read_file
 
     if path.is_dir():
         raise BadOption(
@@ -38,10 +38,6 @@ def read_rows(path: Path, text: str | None, text_pair: str | None) -> Iterator[R
         )
     if not path.is_file():
         raise BadOption(f"{path}: no such file.")
-    if path.suffix.lower() == ".txt":
-        with path.open("rb") as lines:
-            yield from (Row(line, {"text": line}) for line in decode_lines(lines, str(path)))
-        return
     file = read_file(path)
     check_not_empty(file)
     columns = guess_columns(str(path), file.column_names, text, text_pair, label="")  # labels are not read

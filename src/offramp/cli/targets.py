@@ -26,7 +26,8 @@ DEFAULT_RULES_HELP = (
 RISK_HELP = (
     "changed (default); of yes or no, missed and false_alarm (shares of the original's yes and no), missed_of_all, "
     "false_alarm_of_all; score (one moves by more than --tolerance); with labels accuracy (correct predictions lost) "
-    "or accuracy_drop (those lost minus those gained)"
+    "or accuracy_drop (those lost minus those gained); for taggers changed (any span), missed (a word in a span is "
+    "now in none) or missed_share (of such words)"
 )
 BY_HELP = "it holds within each group: exit, class, or a column of the texts, such as language."
 FILES_OF_BOUNDS = (".json", ".yaml", ".yml")

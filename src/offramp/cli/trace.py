@@ -61,14 +61,16 @@ def trace(
             {
                 "trace": str(file),
                 "data": collected.data,
-                "examples": len(collected),
+                "examples": collected.whole_examples,
                 "layers": collected.layers,
                 "labelled": collected.labels is not None,
                 "fingerprint": collected.fingerprint,
             }
         )
         kind = "labelled example" if collected.labels is not None else "unlabelled example"
-        lines.append(f"{file}: {count(len(collected), kind)}, {count(len(collected.layers), 'exit')}")
+        lines.append(
+            f"{file}: {count(collected.whole_examples, kind)}, {count(len(collected.layers), 'exit')}"
+        )
     return Result({"traces": records} if checkpoints else records[0], "\n".join(lines))
 
 

@@ -33,7 +33,7 @@ def train(
     ] = None,
     hub: Annotated[str | None, Option(help=HUB)] = None,
     train: Annotated[
-        Path | None, Option(help="File of training examples: csv, tsv, jsonl or parquet.")
+        Path | None, Option(help="File of training examples: csv, tsv, jsonl, parquet, or for taggers conll.")
     ] = None,
     validation: Annotated[
         Path | None, Option(help="File of validation examples, which select the best epoch.")

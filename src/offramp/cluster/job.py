@@ -80,7 +80,7 @@ def predict(
 
     Args:
         model: the folder of a saved or an exported model.
-        source: a csv, tsv, jsonl or parquet file, or a folder of them.
+        source: a txt, csv, tsv, jsonl or parquet file, or a folder of them.
         out: a folder that is empty or does not exist.
         policy: such as "entropy:0.3"; by default the model's own.
         max_layer: every text exits at this layer at the latest.

@@ -55,7 +55,8 @@ def find_incomplete(table: RawTable, texts: Sequence[str], problem: Problem) -> 
     faults = {}
     for role in texts:
         for number, text in zip(table.numbers, table.cells[role], strict=True):
-            if text is None or (isinstance(text, str) and not text.strip()):
+            is_blank = isinstance(text, str) and not text.strip()
+            if text is None or (is_blank and not problem.of_tokens):  # in a blank text there are no spans
                 faults[number] = f"empty {role}"
             elif problem.of_tokens and isinstance(text, list):
                 if not text or not all(isinstance(word, str) and word.strip() for word in text):

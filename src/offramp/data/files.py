@@ -103,7 +103,7 @@ class LineFile:
 
 @dataclass(frozen=True)
 class UserFile:
-    """The contents of a CSV, TSV, JSONL, Parquet or CoNLL file, whose columns have names."""
+    """The contents of a txt, CSV, TSV, JSONL, Parquet or CoNLL file, whose columns have names."""
 
     path: Path
     column_names: list[str]
@@ -370,6 +370,16 @@ def no_texts(table: RawTable) -> dict[int, str]:
     }
 
 
+def _txt(path: Path) -> Iterator[Record]:
+    """A text in each line, also in an empty one."""
+    with path.open("rb") as file:
+        lines = [*decode_lines(file, str(path))]
+    if not lines:
+        raise BadData(f"{path}: the file is empty, expected texts")
+    yield 0, ["text"]
+    yield from ((number, [line]) for number, line in enumerate(lines, 1))
+
+
 def _tsv(path: Path) -> Iterator[Record]:
     return ((number, split_tabs(line)) for number, line in _lines(path))
 
@@ -461,6 +471,7 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 
 READERS: Mapping[str, Callable[[Path], Iterator[Record]]] = {
+    ".txt": _txt,
     ".csv": _csv,
     ".tsv": _tsv,
     ".jsonl": _jsonl,

@@ -119,7 +119,8 @@ class Task:
         unlabelled: Sequence[str] = ("test",),
         name: str = "files",
     ) -> "Task":
-        """A task from CSV, TSV, JSONL, Parquet or CoNLL files. Whatever is not given is inferred from the first.
+        """A task from CSV, TSV, JSONL, Parquet, CoNLL or txt files (a text per line). Whatever is not given is
+        inferred from the first.
 
         Columns are guessed by their names, and labels are those that occur. Labels of a multi-label example are a
         list of names, or one text with a `separator` between them. To train a tagger, texts are lists of words, and

@@ -7,6 +7,7 @@ from typing import Self
 from offramp.errors import BadOption, UnknownName
 from offramp.guarantees.losses import LOSSES, OF_TAGS, RISKS, Loss
 from offramp.problems import Problem
+from offramp.tags import TagScheme
 from offramp.wording import did_you_mean
 
 BY_EXIT, BY_CLASS = "exit", "class"
@@ -165,6 +166,14 @@ class Guarantee:
             "a tolerance is for numbers and for risk='score'; leave it out",
         )
         return self.with_risks({"accuracy": "label_accuracy"}) if problem.multi_label else self
+
+    def check_tags(self, scheme: TagScheme) -> None:
+        """An error if the words of these tags cannot be missed: a bound on that would be true of any tags."""
+        require(
+            bool(scheme.outside.any()) or self.risks == ("changed_spans",),
+            f"none of the tags ({', '.join(scheme.labels)}) is O, so every word is in a span and none can be missed; "
+            "name the model's labels in config.json, or bound risk='changed'",
+        )
 
 
 def require(holds: bool, message: str) -> None:

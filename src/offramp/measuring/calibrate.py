@@ -118,7 +118,7 @@ def calibrate(
         rules=tuple(map(str, rules)),
         fitted=tuple(str(rule) for rule, of in zip(rules, candidates, strict=True) if of.fitted_on),
         fitted_on=learned[0].fitted_on if learned else 0,
-        calibrated_on=len(learned[0].trace) if learned else len(trace),
+        calibrated_on=(learned[0].trace if learned else trace).whole_examples,
         reached=tuple(reached),
         static_cut=next((candidate for candidate in reached if as_good(candidate, best, target)), None),
     )
@@ -147,7 +147,8 @@ class Calibration:
 
 def check_held_out(trace: Trace, allow_training_rows: bool, proves_unseen: bool) -> None:
     """On its training texts a model is surer, and its exits agree more, than on any others."""
-    rows, seen = (0, 0) if trace.trained_on is None else (len(trace.trained_on), int(trace.trained_on.sum()))
+    known = np.zeros(0, bool) if trace.trained_on is None else trace.by_text(trace.trained_on)
+    rows, seen = len(known), int(known.sum())
     if not seen or (allow_training_rows and proves_unseen):
         return
     message = f"the model was trained on {seen} of the {rows} rows of the trace"
@@ -200,9 +201,10 @@ def fit(trace: Trace, policy: Policy, fit_on: Trace | None, target: Guarantee | 
     together = bool(trace.group_column) or trace.continues is not None
     some, others = split_rows(trace.keys(), [(1 / share, FIT_MOST)], together=together)
     if len(some) < 2:
+        number = count(trace.whole_examples, unit)
         raise BadOption(
-            f"too few to fit {rule_name(policy.rule)} and calibrate its threshold: {count(len(trace), unit)}, "
-            f"expected at least {2 * share}"
+            f"too few to fit {rule_name(policy.rule)} and calibrate its threshold: {number}, expected at least "
+            f"{2 * share}"
         )
     fit_on = trace[some]
     return Candidate(fit_rule(policy, fit_on, target), trace[others].without(fit_on), fit_on)

@@ -51,8 +51,8 @@ def apply_rule(trace: Trace, policy: Policy, seed: int = 0) -> RuleOutput:
 
 def cross_fit(trace: Trace, policy: Policy, seed: int) -> RuleOutput:
     """Each half of the examples with a rule fitted on the other half, so that no example scores its own fit."""
-    order = np.random.default_rng(seed).permutation(len(trace))
-    halves = np.array_split(order, 2)
+    halves = halves_of(trace, seed)
+    order = np.concatenate(halves)
     outputs = [
         apply_rule(trace[rows], fit_rule(policy, trace[others])) for rows, others in (halves, halves[::-1])
     ]
@@ -71,6 +71,13 @@ def cross_fit(trace: Trace, policy: Policy, seed: int) -> RuleOutput:
         ],
         tags=tags,
     )
+
+
+def halves_of(trace: Trace, seed: int) -> list[Array]:
+    """Two random halves of the examples, each in order; a text stays together with all windows that it is read in."""
+    texts = trace.text_numbers
+    order = np.random.default_rng(seed).permutation(trace.whole_examples)
+    return [np.flatnonzero(np.isin(texts, half)) for half in np.array_split(order, 2)]
 
 
 def fit_rule(policy: Policy, trace: Trace, target: Guarantee | None = None) -> Policy:

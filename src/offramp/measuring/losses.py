@@ -58,9 +58,13 @@ def mean_losses(
 ) -> dict[str, float]:
     """By risk, the mean loss of the examples that count; 0 if none do."""
     reference, means = reference_of(trace, tolerance, top_k), {}
+    if reference.words is not None:  # of texts, not of their windows
+        words = Lists.consecutive(trace.by_text(reference.words.sizes, np.add))
+        predictions, whole = trace.decode(logits), replace(reference, words=words)
+        return {risk: float(LOSSES[risk].values(predictions, whole).mean()) for risk in risks}
     for risk, losses in losses_on(trace, logits, risks, tolerance, top_k).items():
         among = LOSSES[risk].among
-        counted = trace.by_text(losses) if among is None else losses[among(reference)]
+        counted = losses if among is None else losses[among(reference)]
         means[risk] = float(counted.mean()) if len(counted) else 0.0
     return means
 

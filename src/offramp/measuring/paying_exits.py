@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from offramp.guarantees.guarantee import Guarantee
-from offramp.measuring.exit_table import build_exit_table, fit_rule, nothing_lost
+from offramp.measuring.exit_table import build_exit_table, fit_rule, halves_of, nothing_lost
 from offramp.policy import Policy, fold
 from offramp.rules.agreement import Agreement
 from offramp.trace import Trace
@@ -34,7 +34,7 @@ def paying_exits(trace: Trace, target: Guarantee, costs: Sequence[ExitCost]) -> 
     as fast as any so far stay. Of several `costs` the product counts. The policy is `agreement`, fitted on half of
     the examples and tried on the other.
     """
-    halves = np.array_split(np.random.default_rng(0).permutation(len(trace)), 2)
+    halves = halves_of(trace, 0)
     pairs = [(trace[fitted], trace[tried]) for fitted, tried in (halves, halves[::-1])]
 
     def expected(kept: Sequence[int]) -> float:

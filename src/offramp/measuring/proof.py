@@ -104,6 +104,8 @@ def check_target(trace: Trace, target: Guarantee) -> Guarantee:
     target = target.for_problem(trace.problem)
     if trace.has_lists:
         return target
+    if trace.problem.of_tokens:
+        target.check_tags(trace.scheme)
     if "score" in target.risks and trace.decision:
         raise BadOption(
             f"risk='score' is about all scores, and decide={trace.decision!r} makes them yes or no; bound 'changed', "
@@ -365,7 +367,7 @@ def issue(proven: Tested, target: Guarantee, rules_tried: int, chosen_on: str | 
             if not result.part.unseen
         ),
         delta=target.delta,
-        examples=len(trace) if trace.has_lists else len(trace.by_text(trace.lengths)),
+        examples=trace.whole_examples,
         by=target.by,
         unseen=int(trace.by_text(trace.unseen()).sum()) if unseen else None,
         reference=trace.reference_name,

@@ -76,7 +76,7 @@ def intervals(
     headline, predictions = metric_names(trace)[0], output.predictions
     countable = from_counts(trace, [headline])
     if headline == AGREEMENT or (countable and headline in ("acc", "micro_f1")):
-        shares, texts = shares_that_agree(trace, table, predictions), count_texts(trace)
+        shares, texts = shares_that_agree(trace, table, predictions), trace.whole_examples
         if headline != AGREEMENT:
             shares = matches(trace, trace.labels, table, predictions) / len(trace)
         return [percentiles(rng.binomial(texts, share, resamples) / texts) for share in shares]
@@ -90,11 +90,6 @@ def intervals(
         percentiles(resample(headline, trace, taken, resamples, rng))
         for taken in predictions_taken(table, predictions)
     ]
-
-
-def count_texts(trace: Trace) -> int:
-    """The number of examples, in which the windows of a text are one."""
-    return len(trace.by_text(np.ones(len(trace))))
 
 
 def shares_that_agree(trace: Trace, table: ExitTable, predictions: Array) -> Array:
@@ -133,7 +128,7 @@ def span_counts(trace: Trace, tags: Array) -> Array:
         trace.scheme.spans(values, begins) for values in (trace.labels[trace.tagged], tags)
     )
     both = expected[are_among(expected, predicted)]
-    number = count_texts(trace)
+    number = trace.whole_examples
     return np.column_stack(
         [np.bincount(texts[rows[:, 0]], minlength=number) for rows in (expected, predicted, both)]
     )
@@ -213,7 +208,7 @@ def measure(policy: Policy, trace: Trace) -> dict[str, Any]:
     trace = trace.decided()
     decision = policy.decide_trace(trace)
     return {
-        "examples": len(trace),
+        "examples": trace.whole_examples,
         "mean_layer": float(np.asarray(trace.layers)[decision.exits].mean()),
         "layers": trace.layers[-1],
         "scores": score(trace, decision.logits),

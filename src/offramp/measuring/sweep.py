@@ -93,7 +93,7 @@ def sweep(
         per_exit=curve("layer", "auto").points,
         layers=tuple(trace.layers),
         metrics=metrics,
-        examples=len(trace),
+        examples=trace.whole_examples,
         not_finite=count_not_finite(trace),
         data=trace.data,
         fingerprint=trace.fingerprint,

@@ -80,7 +80,7 @@ class Candidate:
 
     @property
     def fitted_on(self) -> int:
-        return 0 if self.fit_on is None else len(self.fit_on)
+        return 0 if self.fit_on is None else self.fit_on.whole_examples
 
 
 def reach(candidates: Sequence[Candidate], target: MaxLoss | MinSpeedup | Budget) -> list[Candidate]:

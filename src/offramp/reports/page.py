@@ -146,7 +146,7 @@ def curves_html(section: Section) -> str:
             "at": drawing.at(*position(sweep, point)),
             "policy": policy,
             "lines": point_lines(sweep, point),
-            "exits": [round(100 * count / sweep.examples, 2) for count in point.exits],
+            "exits": [round(100 * count / sum(point.exits), 2) for count in point.exits],
             "color": series.style.color,
         }
 

@@ -207,9 +207,10 @@ def rival_text(results: RetrofitResults) -> list[str]:
             f"full depth is as fast as any exits under the same guarantee, so all {units} run at full depth"
         ]
     if results.fixed_layer is not None:
+        cut = "; a model cut there (offramp train --layers) may be as good" if results.fixed_layer else ""
         return [
             f"one layer for all is as fast as exits at different layers under the same guarantee, so all {units} "
-            f"stop at layer {results.fixed_layer}; a model cut there (offramp train --layers) may be as good"
+            f"stop at layer {results.fixed_layer}{cut}"
         ]
     rival = results.retrofitted.milliseconds.times_faster_than(results.full_depth.milliseconds)
     cases = {f"for one {results.unit}": rival.single, "in batches": rival.batch}

@@ -246,7 +246,7 @@ def histogram_chart(sweep: Sweep, points: Mapping[str, Point]) -> Chart:
             tuple(
                 (exit - 0.4 + width * i, exit - 0.4 + width * (i + 1)) for exit in range(len(sweep.layers))
             ),
-            tuple(100 * count / sweep.examples for count in point.exits),
+            tuple(100 * count / sum(point.exits) for count in point.exits),
             style(list(sweep.curves).index(rule)),
         )
         for i, (rule, point) in enumerate(points.items())

@@ -67,7 +67,7 @@ def curve_for_card(trace: Trace, policy: Policy) -> dict[str, Any]:
     chosen = sorted({round(index * (len(points) - 1) / (POINTS - 1)) for index in range(POINTS)})
     return {
         "data": trace.data,
-        "examples": len(trace),
+        "examples": trace.whole_examples,
         "layers": trace.layers[-1],
         "rule": rule_name(policy.rule),
         "headline": measured.headline,

@@ -28,6 +28,7 @@ from offramp.policy.decide import check_reranker, check_rule
 from offramp.problems import Array, Problem
 from offramp.retrofits.original import Original, load_original
 from offramp.retrofits.text_split import TextSplit, check_enough, hash_texts, split_texts
+from offramp.tags import TagScheme
 from offramp.wording import count
 
 RUNTIMES, PRECISIONS = ("onnx", "torch"), ("auto", "fp32", "int8")
@@ -127,6 +128,8 @@ def check_arguments(
     target = bounds_by_group(target.for_problem(decisions), original, decisions, label_names, categories)
     if by_query:
         check_reranker(original.outputs, decisions)
+    if original.tags:
+        target.check_tags(TagScheme(label_names or names_in_order(original.model.config)))
     numbers = None
     if labels is not None:
         numbers = check_labels(labels, len(texts), original, label_names, data or "the labels")
