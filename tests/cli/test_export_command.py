@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 from typer.testing import Result
@@ -153,6 +154,19 @@ def test_a_portable_folder_is_that_of_a_plain_classifier(portable: Path) -> None
         found(texts, **arguments)["input_ids"]
         == own(texts, **arguments, max_length=trained_length)["input_ids"]
     )
+
+
+def test_exit_logits_are_an_output_of_a_portable_folder_for_those_who_ask(
+    portable: Path, run: Run, tmp_path: Path
+) -> None:
+    own = portable / "own"
+    done = run("export", own, "--portable", "--exit-logits", "--out", tmp_path / "portable")
+    assert done.exit_code == 0, done.stderr
+    for folder, extra in ((tmp_path / "portable", ["exit_logits"]), (portable / "portable", [])):
+        session = onnxruntime.InferenceSession(folder / "onnx" / "model.onnx")
+        assert [output.name for output in session.get_outputs()] == ["logits", "layer", *extra]
+    alone = run("export", own, "--exit-logits", "--out", tmp_path / "alone")
+    assert (alone.exit_code, "with --portable" in alone.stderr) == (1, True)
 
 
 def test_the_certificate_of_a_portable_folder_is_in_its_card_and_in_its_graph(portable: Path) -> None:

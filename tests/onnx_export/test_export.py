@@ -373,13 +373,15 @@ def test_a_folder_with_files_is_not_overwritten(exported: Callable[..., Path], t
 
 
 def in_one_file(
-    folder: Path, policy: Policy
-) -> Callable[[dict[str, np.ndarray]], tuple[np.ndarray, np.ndarray]]:
+    folder: Path, policy: Policy, exit_logits: bool = False
+) -> Callable[[dict[str, np.ndarray]], Any]:
     """Logits and layers from the graph that has everything."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
     session = onnxruntime.InferenceSession(
-        one_file(folder, policy).SerializeToString(), options, disabled_optimizers=["SkipLayerNormFusion"]
+        one_file(folder, policy, exit_logits).SerializeToString(),
+        options,
+        disabled_optimizers=["SkipLayerNormFusion"],
     )
     names = {each.name for each in session.get_inputs()}
     return lambda inputs: session.run(None, {name: inputs[name] for name in names})
@@ -433,6 +435,24 @@ def test_one_file_decides_about_several_labels_and_about_numbers(
         logits, layers = in_one_file(folder, policy)(embedding_inputs(texts, padding=1))
         np.testing.assert_array_equal(layers, expected.exits)
         np.testing.assert_array_equal(logits, expected.logits)
+
+
+@pytest.mark.parametrize("policy", ["patience:1", "ensemble:0.6"])
+def test_the_logits_of_the_exits_on_the_way_are_there_for_those_who_ask(
+    exported: Callable[..., Path], policy: str
+) -> None:
+    folder = exported("bert")
+    texts, given = tokens([*range(2, 30, 2), 7, 7]), Policy.parse(policy)
+    inputs = embedding_inputs(texts, padding=1)
+    logits, layers = in_one_file(folder, given)(inputs)
+    again, layers_again, every = in_one_file(folder, given, exit_logits=True)(inputs)
+    np.testing.assert_array_equal(again, logits)
+    np.testing.assert_array_equal(layers_again, layers)
+    assert len({*layers.tolist()}) > 1
+    traced, _ = Engine(OnnxRuntime(folder, threads=1)).trace(texts)
+    taken = np.arange(traced.shape[1]) <= layers[:, None]  # an exit after every layer, and before the first
+    np.testing.assert_array_equal(every[taken], traced[taken])
+    assert np.isnan(every[~taken]).all()
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)

@@ -201,6 +201,26 @@ def test_one_file_exits_as_the_engine_and_neighbours_change_no_bit(
         np.testing.assert_array_equal(alone, part)
 
 
+def test_the_tags_of_the_exits_on_the_way_are_there_for_those_who_ask(
+    exported: Callable[[str, str], Path],
+) -> None:
+    folder, texts = exported("bert", "fp32"), random_texts([5, 9, 9, 14, 20, 27])
+    engine = Engine(OnnxRuntime(folder, threads=1), word_starts=kinds_of(folder))
+    policy = between(engine, texts)
+    logits, layers = in_one_file(folder, policy)(texts)
+    session = onnxruntime.InferenceSession(one_file(folder, policy, exit_logits=True).SerializeToString())
+    inputs = embedding_inputs(texts, padding=1)
+    names = [each.name for each in session.get_inputs()]
+    (every,) = session.run(["exit_logits"], {name: inputs[name] for name in names})
+    assert len({*layers.tolist()}) > 1
+    parts = np.split(logits, np.cumsum([len(text.ids) for text in texts])[:-1])
+    for row, (layer, part) in enumerate(zip(layers, parts, strict=True)):
+        taken = every[row, layer, : len(part)]  # an exit after every layer, and before the first
+        np.testing.assert_allclose(taken, part, rtol=1e-5, atol=1e-5)  # another order of optimizations
+        assert np.isfinite(every[row, : layer + 1, : len(part)]).all()
+        assert np.isnan(every[row, layer + 1 :]).all()
+
+
 POLICIES = ["entropy:0.9", "confidence:0.5", "patience:1", "gate:0.45", "layer:2", "never"]
 
 

@@ -33,6 +33,12 @@ def export(
             help="MODEL is an exported folder: write it and its policy for other libraries and languages.",
         ),
     ] = False,
+    exit_logits: Annotated[
+        bool,
+        Option(
+            "--exit-logits", help="With --portable: the graph also returns the logits of exits on the way."
+        ),
+    ] = False,
 ) -> Result:
     """Export a model to ONNX, to run without torch.
 
@@ -64,7 +70,9 @@ def export(
             raise BadOption(
                 "--portable writes a model as it is; give --precision, data and targets without it."
             )
-        return export_portable(folder, out)
+        return export_portable(folder, out, exit_logits)
+    if exit_logits:
+        raise BadOption("--exit-logits is an output of one graph: give it with --portable.")
     precision = precision or "fp32"
     info = ModelInfo.read(folder)
     calibrates = bool(target.names())
@@ -108,7 +116,7 @@ def export(
     return Result(values, "\n".join(lines))
 
 
-def export_portable(folder: Path, out: Path) -> Result:
+def export_portable(folder: Path, out: Path, exit_logits: bool) -> Result:
     from offramp.folder import is_exported
     from offramp.folder.manifest import GRAPH
     from offramp.onnx_export.portable import write_portable
@@ -119,7 +127,7 @@ def export_portable(folder: Path, out: Path) -> Result:
             f"`offramp export NEW --portable --out {out}`."
         )
     check_output(out, force=None)
-    write_portable(folder, out)
+    write_portable(folder, out, exit_logits)
     size = round((out / GRAPH).stat().st_size / 1e6, 1)
     return Result(
         {"portable": str(out), "megabytes": size},

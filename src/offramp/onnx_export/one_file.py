@@ -1,6 +1,7 @@
 """The whole model in one graph: embedding, stages, and the exit rule between them.
 
     input_ids, attention_mask (, token_type_ids) -> logits (rows, labels) or (rows, tokens, tags), layer (rows,)
+    (, exit_logits (rows, exits, labels) or (rows, exits, tokens, tags), NaN for exits that a row did not reach)
 
 After each stage the policy decides which rows exit, and an `If` runs the rest of the model on the others only. So
 every row exits at its own layer, and a batch takes as long as the rows that stay. The arithmetic of the rule is its
@@ -52,8 +53,9 @@ Rows = dict[str, Array]
 """What a stage reads, with one row for each example that has not exited."""
 
 
-def one_file(folder: Path, policy: Policy) -> ModelProto:
-    """The model in an exported folder as one graph that exits as the policy says."""
+def one_file(folder: Path, policy: Policy, exit_logits: bool = False) -> ModelProto:
+    """The model in an exported folder as one graph that exits as the policy says; with `exit_logits`, it also
+    returns those of all exits on the way."""
     info, manifest = ModelInfo.read(folder), Manifest.load(folder)
     if isinstance(policy.rule, Rank):
         raise Incompatible("the rule rank compares the documents of a query, and one file runs single texts.")
@@ -85,7 +87,7 @@ def one_file(folder: Path, policy: Policy) -> ModelProto:
             rows | {"hidden": Symbol(recorder, hidden, np.float32, (None, None, None))},
         )
 
-    nest = Nest(policy, info.exits, info.decisions, stage, recorder, ends, tokens)
+    nest = Nest(policy, info.exits, info.decisions, stage, recorder, ends, tokens, exit_logits)
     opsets = {opset.domain: opset.version for opset in embedding.opset_import}
     model = nest.model(nest.level(0, rows), [symbol.value for symbol in inputs.values()], opsets)
     model.metadata_props["offramp"] = as_json(metadata(info, manifest, policy), policy)
@@ -319,6 +321,19 @@ class Output(NamedTuple):
     """What the next stage reads."""
 
 
+class Results(NamedTuple):
+    """What the graph returns."""
+
+    logits: Array
+    layer: Array
+    exit_logits: Array = None
+    """None, unless they are asked for."""
+
+    @property
+    def named(self) -> dict[str, Array]:
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
 class Past(NamedTuple):
     """All rows after an exit, also those that took it or an earlier one."""
 
@@ -330,8 +345,8 @@ class Past(NamedTuple):
     """(rows,) which of them go on."""
     places: Array
     """(staying rows, 1) where they are among all."""
-    results: tuple[Array, Array]
-    """The logits and the layer of each row, if none went on."""
+    results: "Results"
+    """If none went on."""
     end: Array | None
     """(1,) after how many tokens rows are cut, if they are."""
 
@@ -353,9 +368,10 @@ class Nest:
         recorder: Recorder,
         ends: Array | None = None,
         tokens: PaddedTokens | None = None,
+        exit_logits: bool = False,
     ) -> None:
         self.policy, self.layers, self.problem, self.stage = policy, layers, problem, stage
-        self.recorder, self.ends, self.tokens = recorder, ends, tokens
+        self.recorder, self.ends, self.tokens, self.exit_logits = recorder, ends, tokens, exit_logits
         self.threshold = self.default("threshold", np.asarray(policy.threshold, np.float64))
         self.max_layer = self.default("max_layer", np.asarray(policy.last_layer(layers), np.int64))
 
@@ -366,23 +382,21 @@ class Nest:
         symbol = ir.Value(name=name, shape=ir.Shape(value.shape), type=kind, const_value=content)
         return Symbol(self.recorder, symbol, value.dtype, value.shape)
 
-    def model(
-        self, outputs: tuple[Array, Array], inputs: Sequence[ir.Value], opsets: dict[str, int]
-    ) -> ir.Model:
-        """The graph with these inputs, which returns logits and layers."""
+    def model(self, results: Results, inputs: Sequence[ir.Value], opsets: dict[str, int]) -> ir.Model:
+        """The graph with these inputs, which returns the results."""
         block = self.recorder.blocks[0]
-        for name, output in zip(("logits", "layer"), outputs, strict=True):
+        for name, output in results.named.items():
             output.value.name = name
             output.value.type = ir.TensorType(ir.DataType.from_numpy(output.dtype))
             output.value.shape = ir.Shape(["rows", *output.shape[1:]])
-        block.outputs = [output.value for output in outputs]
+        block.outputs = [output.value for output in results.named.values()]
         block.initializers += [self.threshold.value, self.max_layer.value]
         graph = block.graph("offramp", [*inputs, self.threshold.value, self.max_layer.value])
         graph.opset_imports.update(opsets)
         return ir.Model(graph, ir_version=10)
 
-    def level(self, exit: int, rows: Rows, past: Past | None = None) -> tuple[Array, Array]:
-        """The logits and the layer of all rows, of which these have not exited before this exit."""
+    def level(self, exit: int, rows: Rows, past: Past | None = None) -> Results:
+        """The results of all rows, of which these have not exited before this exit."""
         rule, layer = self.policy.rule, self.layers[exit]
         output = self.stage(exit, rows)
         logits, gate = output.logits, output.gate
@@ -398,7 +412,7 @@ class Nest:
             gate = None if gate is None else self.scatter(past.gate, past, gate)
         seen = advance(rule, state, exit, logits, gate, layer, self.problem, self.tokens)
         readiness, finite = of_examples(seen, self.problem, self.tokens)
-        results = self.results(seen, finite, layer, past)
+        results = self.results(seen, finite, layer, logits, past)
         if exit == len(self.layers) - 1:
             return results
         threshold = self.threshold[exit] if self.threshold.ndim else self.threshold
@@ -415,27 +429,43 @@ class Nest:
                 end = np.where(stay, self.ends, 0).max(0, keepdims=True)
                 kept = trimmed(kept, end)
             deeper = self.level(exit + 1, kept, Past(logits, gate, seen.state, stay, places, results, end))
-            then.outputs += [result.value for result in deeper]
+            then.outputs += [result.value for result in deeper.named.values()]
         with self.recorder.branch() as otherwise:
-            for result in results:
+            for result in results.named.values():
                 copy = new(self.recorder, "Identity", [result], result.dtype, result.shape)
                 otherwise.outputs.append(copy.value)
         outputs = self.recorder.choose(stay.any(0).value, then, otherwise)
-        final_logits, layers = (
-            Symbol(self.recorder, value, result.dtype, result.shape)
-            for value, result in zip(outputs, results, strict=True)
+        return Results(
+            *(
+                Symbol(self.recorder, value, result.dtype, result.shape)
+                for value, result in zip(outputs, results.named.values(), strict=True)
+            )
         )
-        return final_logits, layers
 
-    def results(self, seen: Step, finite: Array, layer: int, past: Past | None) -> tuple[Array, Array]:
-        """The logits and the layer of each row; those that have exited keep theirs."""
+    def results(self, seen: Step, finite: Array, layer: int, own: Array, past: Past | None) -> Results:
+        """The results if no row goes on; rows that have exited keep theirs. `own` are the logits of the exit."""
         logits: Array = seen.logits.astype(np.float32)
+        every = self.with_those_before(layer, own, past) if self.exit_logits else None
         if past is None:
-            return logits, np.full_like(finite, layer, dtype=np.int64)
+            return Results(logits, np.full_like(finite, layer, dtype=np.int64), every)
         if not self.policy.rule.keeps_logits:  # an exit's own are scattered already
-            stay = past.stay[:, None] if self.tokens is None else past.stay[:, None, None]
-            logits = np.where(stay, logits, past.results[0])
-        return logits, np.where(past.stay, np.int64(layer), past.results[1])
+            logits = np.where(self.of_rows(past.stay), logits, past.results.logits)
+        return Results(logits, np.where(past.stay, np.int64(layer), past.results.layer), every)
+
+    def with_those_before(self, layer: int, own: Array, past: Past | None) -> Array:
+        """(rows, exits, ...) the logits of this exit and those before; NaN for those after, and for rows that have
+        exited before."""
+        exit = [*self.layers].index(layer)
+        reached = own if past is None else np.where(self.of_rows(past.stay), own, np.float32(np.nan))
+        later = np.full_like(own, np.nan)
+        after = [later[:, None]] * (len(self.layers) - exit - 1)
+        before = [] if past is None else [past.results.exit_logits[:, :exit]]
+        every: Array = np.concatenate([*before, reached[:, None], *after], axis=1)
+        return every
+
+    def of_rows(self, values: Array) -> Array:
+        """(rows,) values in the shape of logits."""
+        return values[:, None] if self.tokens is None else values[:, None, None]
 
     def keep(self, rows: Rows, stay: Array, past: Past | None) -> tuple[Rows, Array]:
         """The rows that stay, and their places among all."""

@@ -26,15 +26,16 @@ DTYPES = {"fp32": "fp32", "int8": "q8"}
 """The names that transformers.js has for our precisions; without one, it would choose by the device."""
 
 
-def write_portable(folder: Path, path: Path) -> None:
-    """Writes the model in an exported folder, with its policy, as a folder for other libraries."""
+def write_portable(folder: Path, path: Path, exit_logits: bool = False) -> None:
+    """Writes the model in an exported folder, with its policy, as a folder for other libraries; with `exit_logits`,
+    the graph also returns those of all exits on the way."""
     manifest = Manifest.load(folder)
     info = manifest.check(ModelInfo.read(folder))
     if info.policy is None:
         raise Incompatible(f"{folder} has no policy; calibrate it first.")
     if not manifest.branches:
         raise Incompatible(f"{folder} is a portable folder already.")
-    graph = one_file(folder, info.policy)
+    graph = one_file(folder, info.policy, exit_logits)
     with atomic_folder(path) as draft:
         (draft / GRAPH).parent.mkdir()
         (draft / GRAPH).write_bytes(graph.SerializeToString())
