@@ -4,6 +4,7 @@
     python benchmarks/certificate.py power [TRACE]             # the mean layer, before and after what was changed
     python benchmarks/certificate.py decisions [TRACE]         # decisions at thresholds, accuracy
     python benchmarks/certificate.py groups [TRACE]            # bounds within every class and at every exit
+    python benchmarks/certificate.py missed [TRACE]            # a rule that learns when no yes is missed
     python benchmarks/certificate.py training MODEL GLUE       # repeats that the exits were trained on too
 
 A trace is the population: logs are drawn from it, a policy is calibrated on each, and its true risk is that on the
@@ -24,12 +25,16 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binomtest
-from shared import markdown, read_sst2
+from shared import log, markdown, read_sst2
 
 from offramp.errors import NoSafeThreshold
 from offramp.measuring import Guarantee, calibrate
+from offramp.measuring.losses import losses_on, mean_losses
 from offramp.policy import Policy
 from offramp.retrofits.text_split import split_texts
+from offramp.rules import RULES
+from offramp.rules.agreement import Agreement
+from offramp.rules.base import Rule, fit_exit
 from offramp.trace import Trace
 
 SAME_AS_FULL_DEPTH = 0.81, 0.83, 0.85, 0.88, 0.90, 0.944, 0.975, 0.991, 0.994, 0.997, 0.998, 1.0
@@ -47,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("study", choices=["repeats", "power", "decisions", "groups", "training"])
+    parser.add_argument("study", choices=["repeats", "power", "decisions", "groups", "missed", "training"])
     parser.add_argument("trace", type=Path, nargs="?", help="or MODEL, a fine-tuned classifier of SST-2")
     parser.add_argument("glue", type=Path, nargs="?", help="folder of the GLUE tasks")
     parser.add_argument("--rows", type=int, nargs="+", default=[3000], help="rows of a log")
@@ -65,6 +70,7 @@ def main() -> None:
         "power": study_power,
         "decisions": study_decisions,
         "groups": study_groups,
+        "missed": study_missed,
     }
     print(studies[options.study](population, target, options.rows, options.draws))
 
@@ -169,21 +175,21 @@ def study_repeats(population: Trace, target: Guarantee, rows: Sequence[int], dra
     """False certificates, with the test on all rows alone (before) and with that on distinct unseen texts (now)."""
     table = []
     for name, draw in LOGS.items():
-        logs = [draw(np.random.default_rng(seed), len(population), rows[0]) for seed in range(draws)]
-        samples = [(population[log.texts], log.weights) for log in logs]
+        drawn = [draw(np.random.default_rng(seed), len(population), rows[0]) for seed in range(draws)]
+        samples = [(population[each.texts], each.weights) for each in drawn]
         before = [(forgetting_texts(sample), weights) for sample, weights in samples]
         table.append([name, *compare(population, target, samples, before)])
+        log(" | ".join(table[-1]))
     for noise in (0.0, 0.5):
         variants = [
             with_templates(population, rows[0], noise, np.random.default_rng(seed)) for seed in range(draws)
         ]
-        before = [(forgetting_texts(log), None) for log in variants]
-        grouped = [(replace(log, group_column="template"), None) for log in variants]
+        before = [(forgetting_texts(sample), None) for sample in variants]
+        grouped = [(replace(sample, group_column="template"), None) for sample in variants]
         name = f"{rows[0] // VARIANTS} templates, {VARIANTS} variants, logits ± {noise:g}"
         table.append([f"{name}; `--group`", *compare(population, target, grouped, before)])
-    header = (
-        "log, distinct texts, false before, mean layer, false now, mean layer, `agreement` alone: before, now"
-    )
+        log(" | ".join(table[-1]))
+    header = "log, unseen texts, before: false, mean layer, now: false, mean layer, `agreement` alone: false"
     return markdown(header.split(", "), table)
 
 
@@ -422,6 +428,80 @@ def correct_at(population: Trace, policy: Policy) -> tuple[Array, Array]:
     """(texts,) whether the prediction is correct, under the policy and at full depth."""
     early = population.decode(policy.decide_trace(population).logits)
     return early == population.labels, population.reference_predictions() == population.labels
+
+
+# Missed: should the rule learn when a yes is missed, if that is what the guarantee bounds?
+
+
+@dataclass(frozen=True)
+class ByPrediction(Rule):
+    """An estimate for those that an exit predicts as no, and another one for those that it predicts as yes."""
+
+    no: Agreement
+    yes: Agreement
+
+    probability = True
+
+    def start(self, examples: Any) -> Any:
+        return History(self.no.start(examples), self.yes.start(examples))
+
+    def step(self, state: Any, logits: Array) -> tuple[Any, Array]:
+        (no, if_no), (yes, if_yes) = self.no.step(state.no, logits), self.yes.step(state.yes, logits)
+        return History(no, yes), np.where(logits.argmax(-1) == 1, if_yes, if_no)
+
+
+@dataclass(frozen=True)
+class History:
+    no: Any
+    yes: Any
+
+    def __getitem__(self, rows: Any) -> "History":
+        return History(self.no[rows], self.yes[rows])
+
+
+def fit_by_prediction(trace: Trace, kept: Array) -> ByPrediction:
+    """`kept` (exits, examples) is what it learns."""
+    rule, state, fits = Agreement(), None, ([], [])  # type: Any, Any, Any
+    for exit in range(len(trace.layers)):
+        logits = trace.problem.choices(trace.logits[:, exit])
+        state, features = rule.observe(state or rule.start(logits.shape[:2]), logits)
+        for answer, fit in enumerate(fits):
+            rows = logits[:, 0].argmax(-1) == answer
+            fit.append(fit_exit(features[rows, 0], kept[exit][rows]))
+    return ByPrediction(*(Agreement(coefficients=tuple(fit)) for fit in fits))
+
+
+def study_missed(population: Trace, target: Guarantee, rows: Sequence[int], draws: int) -> str:
+    """What a bound on missed ones costs with three fits of the rule, and what false alarms it lets through."""
+    RULES["by prediction"] = ByPrediction
+    label = (population.label_names or ("0", "1"))[1]
+    target, table = replace(target, risk="missed"), []
+    for threshold in (0.5, 0.7, 0.9):
+        decided = replace(population, decide=f"{label}>={threshold:g}").decided()
+        results: dict[str, list[list[float]]] = {}
+        for seed in range(draws):
+            log = decided[np.random.default_rng(seed).choice(len(decided), rows[0], replace=False)]
+            fit_on, sample = log[: rows[0] // 3], log[rows[0] // 3 :]
+            same = np.stack([fit_on.agrees(fit_on.logits[:, exit]) for exit in range(len(fit_on.layers))])
+            kept = losses_on(fit_on, fit_on.logits, ["missed"])["missed"] == 0
+            both = [Agreement.fit(fit_on, kept=learned) for learned in (same, kept)]
+            fits = {
+                "the prediction is the same": ByPrediction(both[0], both[0]),
+                "no yes is missed": ByPrediction(both[1], both[1]),
+                "no yes is missed, and reads the prediction": fit_by_prediction(fit_on, kept),
+            }
+            for name, rule in fits.items():
+                policy = calibrate(sample, Policy(rule), target).policy
+                decision = policy.decide_trace(decided)
+                lost = mean_losses(decided, decision.logits, ["missed", "false_alarm"])
+                layer = float(np.asarray(decided.layers)[decision.exits].mean())
+                results.setdefault(name, []).append([layer, *lost.values()])
+        for name, found in results.items():
+            layer, missed, alarms = np.mean(found, 0)
+            cells = [f"{layer:.2f}", f"{100 * missed:.1f}%", f"{100 * alarms:.1f}%"]
+            table.append([f"P >= {threshold:g}", name, *cells])
+    header = "decision, the rule learns when, mean layer, yes that is missed, no that becomes yes"
+    return markdown(header.split(", "), table)
 
 
 # Training: exits that have learned from the repeats that they are calibrated on

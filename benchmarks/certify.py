@@ -2,13 +2,14 @@
 
     python benchmarks/certify.py pairs RUN GLUE
     python benchmarks/certify.py rows
+    python benchmarks/certify.py edge --streams 2000
 
 `pairs` compares a classifier of SST-2 with itself in int8, in int8 with dynamic scales (ONNX Runtime's
 `quantize_dynamic`), retrained with 6 and 8 layers, with a smaller model, and with what `offramp retrofit` makes of it
 and 12,000 phrases: exits, and with --tune. RUN is the folder of `benchmarks/retrofit.py`; what can be made is made in
 RUN/certify, other models that are not there are left out. Each pair is certified on phrases of the train file that no
-model has seen, and the true rate is counted on other such phrases. `rows` simulates streams of independent rows. Both
-print Markdown.
+model has seen, and the true rate is counted on other such phrases. `rows` simulates streams of independent rows, and
+`edge` counts false proofs in streams whose true rate is the bound. All print Markdown.
 """
 
 import argparse
@@ -26,11 +27,14 @@ from offramp import NoSafeThreshold, Policy, certify, retrofit
 from offramp.cli.options import RuntimeOptions
 from offramp.cli.predictors import load_predictor, match_labels
 from offramp.guarantees.certify import Certification
+from offramp.guarantees.sequential import PROVEN
 from offramp.retrofits.original import load_original
 
 ORIGINAL = "gte-sst2"
 BOUNDS = 0.05, 0.02, 0.01
 POWER = 0.9
+LONGEST = 12_000
+"""Rows of a stream."""
 CHUNK = 1000
 """Texts that are scored at once."""
 
@@ -39,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("study", choices=["pairs", "rows"])
+    parser.add_argument("study", choices=["pairs", "rows", "edge"])
     parser.add_argument("run", type=Path, nargs="?", help="folder of benchmarks/retrofit.py")
     parser.add_argument("glue", type=Path, nargs="?", help="folder of the GLUE tasks")
     parser.add_argument("--guarantee", type=float, default=0.02)
@@ -48,8 +52,8 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=12_000, help="phrases for offramp retrofit")
     parser.add_argument("--streams", type=int, default=500)
     options = parser.parse_args()
-    if options.study == "rows":
-        print(study_rows(options.streams))
+    if options.study in ("rows", "edge"):
+        print(study_rows(options.streams) if options.study == "rows" else study_edge(options.streams))
         return
     learned, unseen = split_phrases(options.glue, options.texts)
     models = find_models(options.run, learned)
@@ -147,12 +151,23 @@ def rate(changed: Any) -> str:
     return f"{100 * changed.mean():.2f}% ({100 * found.low:.2f} to {100 * found.high:.2f})"
 
 
-def study_rows(streams: int, longest: int = 12_000) -> str:
+def study_edge(streams: int) -> str:
+    """How often `stop_early` proves a claim that is just false."""
+    table = []
+    for bound in BOUNDS:
+        draws = np.random.default_rng(1).random
+        proofs = [one_stream(draws(LONGEST) < bound, bound)[1] == PROVEN for _ in range(streams)]
+        table.append([f"{bound:.0%}", rate(np.array(proofs))])
+        log(" | ".join(table[-1]))
+    return markdown(["bound, and true rate", f"false proofs in {streams} streams"], table)
+
+
+def study_rows(streams: int) -> str:
     """The rows of a verdict with `stop_early`, and those of a sample of a fixed size."""
     table = []
     for bound in BOUNDS:
         for share in (0.0, 0.25, 0.5, 1.0, 2.0):
-            rates = np.random.default_rng(0).random((streams, longest))
+            rates = np.random.default_rng(0).random((streams, LONGEST))
             found = [one_stream(losses, bound) for losses in rates < share * bound]
             used = np.array([rows for rows, _ in found])
             verdicts = [name for _, name in found]
@@ -172,8 +187,8 @@ def study_rows(streams: int, longest: int = 12_000) -> str:
 
 def one_stream(changed: Any, bound: float) -> tuple[int, str]:
     """The rows examined, and the verdict."""
-    old = np.zeros(len(changed), int)
-    made = certify(old, changed.astype(int), bound, stop_early=True, label_names=["0", "1"])
+    old = np.zeros(len(changed))
+    made = certify(old, changed.astype(float), bound, tolerance=0.5, stop_early=True)  # numbers are fastest
     return made.claims[0].evidence[0].examples, made.verdict
 
 

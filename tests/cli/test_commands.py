@@ -21,6 +21,7 @@ from typer.testing import Result
 import offramp
 from offramp import BACKBONES, RECIPES, RULES, TASKS, Classifier, ExitModel, Guarantee, Policy, Trace
 from offramp.cli import COMMANDS
+from offramp.cli.targets import paid_attempt
 from offramp.data import Task
 from offramp.inference.collect import collect
 from offramp.measuring import calibrate, sweep
@@ -408,6 +409,21 @@ def test_another_bound_on_the_same_texts_is_paid_for_until_nothing_is_left(
     none = run(*options(0.4, 0.4))
     assert none.exit_code == 3
     assert "2 earlier attempts on these texts may be wrong with a probability of 0.7" in none.stderr
+
+
+def test_another_operating_point_or_precision_is_another_attempt(home: Path, ask: Ask) -> None:
+    def delta(*options: Any) -> float:
+        same = ["--guarantee", 0.35, "--rule", "entropy", "--dry-run"]
+        found = ask("calibrate", home / "films", home / "dev.trace", *same, *options)
+        return float(found["certificate"]["delta"])
+
+    assert [delta(), delta("--decide", "yes>=0.5"), delta("--decide", "yes>=0.4")] == pytest.approx(
+        [0.05, 0.1, 0.15]
+    )
+    assert delta() == pytest.approx(0.05), "the same again is no further attempt"
+    other = replace(Trace.load(home / "dev.trace"), precision="int8")
+    with paid_attempt(other, ["entropy"], Guarantee(0.35)) as spent:
+        assert spent == pytest.approx(0.15)
 
 
 def test_a_dry_run_stores_nothing(home: Path, ask: Ask) -> None:

@@ -11,6 +11,7 @@ from offramp import certify
 from offramp.errors import BadData, BadOption
 from offramp.guarantees.certify import RISKS, Certification
 from offramp.guarantees.comparison import Predicted
+from offramp.guarantees.sequential import SequentialTest
 
 DRAWS, DELTA, ROWS = 200, 0.1, 300
 CHANCE = binom.ppf(0.999, DRAWS, DELTA)
@@ -193,6 +194,64 @@ def test_more_rows_of_the_same_kind_bring_the_verdict(changed: int) -> None:
     assert verdict(rows, int(rows * changed / 200) + rounding).verdict == wanted
 
 
+def rare_yes(rows: int, missed: Callable[[np.ndarray], np.ndarray], **options: Any) -> Certification:
+    """A tenth of the rows is a yes, of which some are missed."""
+    numbers = np.arange(rows)
+    old = np.where(numbers % 10 == 0, "yes", "no")
+    new = np.where(missed(numbers), "no", old)
+    return certify(old, new, 0.02, risk="missed", decide="yes", **options)
+
+
+def test_more_rows_are_those_of_the_file_and_not_only_those_that_count() -> None:
+    def verdict(rows: int) -> Certification:
+        return rare_yes(rows, lambda numbers: numbers % 1000 == 0)
+
+    first = verdict(3000)
+    more = first.claims[0].more_rows
+    assert (first.verdict, first.claims[0].evidence[0].examples) == ("undecided", 300)
+    assert more
+    assert verdict(3000 + more).proven
+    assert not verdict(3000 + more // 2).proven
+
+
+def test_more_rows_allow_for_texts_that_repeat() -> None:
+    texts = [f"text {number // 20}, {number % 10}" for number in range(4000)]  # each twice
+    made = rare_yes(4000, lambda numbers: np.isin(numbers % 2000, [0, 10]), texts=texts)
+    rows, distinct = made.claims[0].evidence
+    assert [(each.examples, each.observed) for each in (rows, distinct)] == [(400, 0.01), (200, 0.01)]
+    assert rows.more_rows
+    assert distinct.more_rows == pytest.approx(2 * rows.more_rows + 4000, abs=30)
+
+
+@pytest.mark.parametrize("share", [100, 25])
+def test_a_test_by_betting_says_how_many_examples_it_needs(share: int) -> None:
+    """One example in so many is lost: half of the bound, or twice."""
+
+    def verdict(examples: int) -> str | None:
+        return SequentialTest(0.02, 0.05).add((np.arange(examples) % share == share // 2).astype(float))
+
+    test = SequentialTest(0.02, 0.05)
+    assert test.add((np.arange(200) % share == share // 2).astype(float)) is None
+    needed = test.examples_needed()
+    assert needed
+    assert verdict(needed // 2) is None
+    assert verdict(needed + share) == ("proven" if share == 100 else "refuted")
+
+
+def test_too_few_rows_are_found_before_anything_is_predicted() -> None:
+    def predict(rows: np.ndarray) -> np.ndarray:
+        raise AssertionError("a model ran")
+
+    never = Predicted(100, predict), Predicted(100, predict)
+    for early in (False, True):
+        with pytest.raises(BadData, match=r"100 rows cannot prove missed of at most 0\.01"):
+            certify(*never, 0.01, risk="missed", decide="1", label_names=NAMES, stop_early=early)
+        with pytest.raises(BadData, match="30 rows of the language 'en'"):
+            certify(
+                *never, 0.05, by="language", categories=["de"] * 70 + ["en"] * 30, stop_early=early, delta=0.1
+            )
+
+
 def test_rows_are_predicted_only_until_there_is_a_verdict() -> None:
     asked: list[int] = []
 
@@ -230,6 +289,15 @@ BAD_DATA: Mapping[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "NaN": (
         lambda: {"old": [0.5] * 400, "new": [0.5] * 399 + [np.nan], "decide": "x>=0.5"},
         "new, row 400: a score is NaN",
+    ),
+    "NaN in a row that would not be examined": (
+        lambda: {"old": [0.5] * 4000, "new": [0.5] * 3999 + [np.nan], "decide": "x>=0.5", "stop_early": True},
+        "new, row 4000: a score is NaN",
+    ),
+    "no label": (lambda: labels(old=["a", None] * 200, new=["a", None] * 200), "old, row 2: no label"),
+    "no correct label": (
+        lambda: labels(labels=np.array(["a", "b"] * 199 + ["a", np.nan], object), risk="accuracy"),
+        "labels, row 400: no label",
     ),
     "too few rows": (
         lambda: {"old": ["a"] * 100, "new": ["a"] * 100},

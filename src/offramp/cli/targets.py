@@ -200,7 +200,13 @@ def paid_attempt(
     from offramp.guarantees.attempts import Attempt, subject_of
 
     subject = subject_of(trace.keys(), trace.reference_name or trace.fingerprint)
-    attempt = Attempt(subject, {"rules": rules or None, "guarantee": asdict(target)}, target.delta)
+    settings = {
+        "rules": rules or None,
+        "guarantee": asdict(target),
+        "decide": trace.decide,
+        "precision": trace.precision,
+    }
+    attempt = Attempt(subject, settings, target.delta)
     for line in attempt.describe():
         log(line)
     return attempt.paid()

@@ -1,5 +1,6 @@
 """certify: may one model replace another? A bound on what changes, tested on predictions of both."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from offramp.guarantees.comparison import (
     largest,
 )
 from offramp.guarantees.guarantee import BY_CLASS, are_fractions
-from offramp.guarantees.losses import LOSSES, RISKS
+from offramp.guarantees.losses import LOSSES, RISKS, Loss
 from offramp.guarantees.operating_point import OperatingPoint
 from offramp.guarantees.sequential import HOPELESS, PROVEN, REFUTED, SequentialTest, fewest_examples
 from offramp.problems import REGRESSION, Array, Problem
@@ -183,6 +184,7 @@ def certify(
     if (categories is None) != (by in ("", BY_CLASS)):
         raise BadOption(f"by={by!r}: pass 'class', or the name of the categories with categories=...")
     check_lengths({names[0]: old, names[1]: new, "labels": labels, "texts": texts, "categories": categories})
+    check_present({names[0]: old, names[1]: new, "labels": labels})
     comparison = Comparison(
         old,
         new,
@@ -268,6 +270,18 @@ def check_lengths(columns: Mapping[str, Any]) -> None:
             )
 
 
+def check_present(columns: Mapping[str, Any]) -> None:
+    """A label that is missing is None, or NaN among objects, as pandas writes it."""
+    for name, column in columns.items():
+        if column is None or isinstance(column, Predicted):
+            continue
+        values = np.asarray(column)
+        if values.dtype == object and values.ndim == 1:
+            missing = [row for row, value in enumerate(values.tolist()) if value is None or value != value]
+            if missing:
+                raise BadData(f"{name}, row {missing[0] + 1}: no label")
+
+
 def first_rows(keys: Array) -> Array:
     """The first row of each distinct key, in order."""
     return np.sort(np.unique(keys, return_index=True)[1])
@@ -284,35 +298,44 @@ class Trial:
     population: int | None
 
     def examine_all(self) -> tuple[dict[Key, list[Evidence]], Compared]:
+        self.check_rows({key: self.fewest(key, LOSSES[key[0]]) for key in self.bounds})
         compared = self.comparison.compare(self.samples[ROWS])
+        losses = {key: self.comparison.loss(key[0], compared.problem) for key in self.bounds}
         self.check_enough(
-            {
-                (key, sample): (
-                    int(np.isfinite(compared.losses[key][rows]).sum()),
-                    self.bound(key, compared).examples_needed([0.0], epsilon, self.delta),
-                )
-                for key, epsilon in self.bounds.items()
-                for sample, rows in self.samples.items()
-            }
+            (
+                key,
+                int(np.isfinite(compared.losses[key][rows]).sum()),
+                self.unit(key, sample),
+                self.fewest(key, loss),
+            )
+            for key, loss in losses.items()
+            for sample, rows in self.samples.items()
         )
         evidence = {
-            key: [self.weigh(key, compared, name, rows) for name, rows in self.samples.items()]
-            for key in self.bounds
+            key: [
+                self.weigh(key, BOUNDS[loss.bound], compared.losses[key][rows], sample)
+                for sample, rows in self.samples.items()
+            ]
+            for key, loss in losses.items()
         }
         return evidence, compared
 
-    def bound(self, key: Key, compared: Compared) -> Bound:
-        return BOUNDS[self.comparison.loss(key[0], compared.problem).bound]
+    def fewest(self, key: Key, loss: Loss) -> int | None:
+        """How many examples without any loss are proof enough."""
+        return BOUNDS[loss.bound].examples_needed([0.0], self.bounds[key], self.delta)
 
-    def weigh(self, key: Key, compared: Compared, sample: str, rows: Array) -> Evidence:
-        losses, epsilon = compared.losses[key][rows], self.bounds[key]
-        losses = losses[np.isfinite(losses)]
-        bound = self.bound(key, compared)
+    def weigh(self, key: Key, bound: Bound, losses: Array, sample: str) -> Evidence:
+        losses, epsilon = losses[np.isfinite(losses)], self.bounds[key]
         verdict = UNDECIDED
+        more: int | None = 0
         if bound.p_value(losses, epsilon) <= self.delta:
             verdict = PROVEN
         elif bound.refuting_p_value(losses, epsilon) <= self.delta:
             verdict = REFUTED
+        else:
+            needed_for = bound.examples_to_refute if losses.mean() > epsilon else bound.examples_needed
+            needed = needed_for(losses, epsilon, self.delta)
+            more = self.more_rows(needed, len(losses), len(self.samples[sample]), sample)
         return Evidence(
             sample,
             len(losses),
@@ -320,34 +343,68 @@ class Trial:
             (bound.lower(losses, self.delta / 2), bound.upper(losses, self.delta / 2)),
             bound.upper(losses, self.delta),
             verdict,
-            more_rows(bound, losses, epsilon, self.delta) if verdict == UNDECIDED else 0,
+            more,
         )
 
-    def check_enough(self, tests: Mapping[tuple[Key, str], tuple[int, int | None]]) -> None:
+    def more_rows(self, needed: int | None, counted: int, examined: int, sample: str) -> int | None:
+        """About how many more rows like these a verdict needs that takes so many which count."""
+        if needed is None:
+            return None
+        # a claim may be about few of the rows, and a row may repeat the text of another
+        rows_for_one = examined / counted * len(self.samples[ROWS]) / len(self.samples[sample])
+        return max(1, math.ceil((needed - counted) * rows_for_one))
+
+    def check_rows(self, needed: Mapping[Key, int | None]) -> None:
+        """Too few rows for a claim are an error before anything is predicted, after which some may not count."""
+        categories = self.comparison.categories
+        self.check_enough(
+            (
+                key,
+                len(rows) if categories is None else int((categories[rows] == key[1]).sum()),
+                sample if categories is None else self.in_group(key, sample),
+                number,
+            )
+            for key, number in needed.items()
+            for sample, rows in self.samples.items()
+        )
+
+    def check_enough(self, tests: Iterable[tuple[Key, int, str, int | None]]) -> None:
         """So few rows that they could not prove a claim even without a difference are an error; `tests` have how many
-        there are and how many it takes."""
-        lacking = []
-        for (key, sample), (examples, needed) in tests.items():
-            if needed is None or examples < needed:
-                lacking.append(
-                    f"{examples} {self.unit(key, sample)} cannot prove {key[0]} of at most {self.bounds[key]:g} with "
-                    f"confidence {1 - self.delta:g}: even without a difference it takes "
-                    f"{needed or 'more than a billion'}"
-                )
+        there are, of what, and how many it takes."""
+        lacking = [
+            f"{examples} {unit} cannot prove {key[0]} of at most {self.bounds[key]:g} with confidence "
+            f"{1 - self.delta:g}: even without a difference it takes {needed or 'more than a billion'}"
+            for key, examples, unit, needed in tests
+            if needed is None or examples < needed
+        ]
         if lacking:
             raise BadData("; ".join(lacking))
 
     def unit(self, key: Key, sample: str) -> str:
         """What is counted, in words."""
         unit = LOSSES[key[0]].examples.format(reference=self.comparison.names[0])
-        unit = sample if unit == "examples" else f"{unit} ({sample})"
+        return self.in_group(key, sample if unit == "examples" else f"{unit} ({sample})")
+
+    def in_group(self, key: Key, unit: str) -> str:
         return f"{unit} of the {self.comparison.by} {key[1]!r}" if key[1] else unit
 
     def examine_until_decided(self, seed: int) -> tuple[dict[Key, list[Evidence]], Compared]:
         """Each sample in a random order of its own, until every claim is decided or one cannot be proven."""
+        self.comparison.check()
+        if self.population is None:
+            self.check_rows(
+                {
+                    key: fewest_examples(epsilon, self.delta, lowest_loss(key))
+                    for key, epsilon in self.bounds.items()
+                }
+            )
         rng = np.random.default_rng(seed)
         orders = {name: rng.permutation(rows) for name, rows in self.samples.items()}
-        tests = {(key, name): self.sequential_test(key, name) for key in self.bounds for name in orders}
+        tests = {
+            (key, name): SequentialTest(epsilon, self.delta, lowest_loss(key), self.population)
+            for key, epsilon in self.bounds.items()
+            for name in orders
+        }
         seen = dict.fromkeys(orders, 0)
         while open_samples := [
             name
@@ -365,23 +422,16 @@ class Trial:
                 break
         examined = np.unique(np.concatenate([order[: seen[name]] for name, order in orders.items()]))
         evidence = {
-            key: [self.weigh_early(key, name, tests[key, name]) for name in orders] for key in self.bounds
+            key: [self.weigh_early(key, name, tests[key, name], seen[name]) for name in orders]
+            for key in self.bounds
         }
         return evidence, self.comparison.compare(examined)
 
-    def sequential_test(self, key: Key, sample: str) -> SequentialTest:
-        lowest, epsilon = BOUNDS[LOSSES[key[0]].bound].lowest, self.bounds[key]
-        if self.population is None:
-            needed = fewest_examples(epsilon, self.delta, lowest)
-            self.check_enough({(key, sample): (len(self.samples[sample]), needed)})
-        return SequentialTest(epsilon, self.delta, lowest, self.population)
-
-    def weigh_early(self, key: Key, sample: str, test: SequentialTest) -> Evidence:
+    def weigh_early(self, key: Key, sample: str, test: SequentialTest, examined: int) -> Evidence:
         """The rows up to the verdict; the bounds hold whenever it came."""
         verdict = test.verdict or UNDECIDED
         if not len(test.losses):
             raise BadData(f"there are no {self.unit(key, sample)}, so nothing can be proven about them")
-        bound = BOUNDS[LOSSES[key[0]].bound]
         return Evidence(
             sample,
             len(test.losses),
@@ -391,7 +441,7 @@ class Trial:
             verdict,
             0
             if verdict in (PROVEN, REFUTED)
-            else more_rows(bound, test.losses, self.bounds[key], self.delta),
+            else self.more_rows(test.examples_needed(), len(test.losses), examined, sample),
         )
 
     def claim(
@@ -427,11 +477,8 @@ class Trial:
         return Claim(risk, self.bounds[key], proof.claim, verdict, tuple(evidence), certificate, group)
 
 
-def more_rows(bound: Bound, losses: Array, epsilon: float, delta: float) -> int | None:
-    """About how many more rows like these a verdict needs."""
-    needed_for = bound.examples_to_refute if losses.mean() > epsilon else bound.examples_needed
-    needed = needed_for(losses, epsilon, delta)
-    return None if needed is None else max(1, needed - len(losses))
+def lowest_loss(key: Key) -> float:
+    return BOUNDS[LOSSES[key[0]].bound].lowest
 
 
 def worst(verdicts: Iterable[str]) -> str:

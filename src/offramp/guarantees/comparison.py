@@ -74,6 +74,12 @@ class Comparison:
     categories: Array | None = None
     """(rows,) the name of the category of each."""
 
+    def check(self) -> None:
+        """An error for a bad row even if it is never compared, unless the rows are yet to be predicted."""
+        for values, name in zip((self.old, self.new), self.names, strict=True):
+            if not isinstance(values, Predicted):
+                self.checked(values, np.arange(len(values)), name)
+
     def compare(self, rows: Array) -> Compared:
         sides = zip((self.old, self.new), self.names, strict=True)
         old, new = (self.checked(np.asarray(values[rows]), rows, name) for values, name in sides)

@@ -15,12 +15,13 @@ have if the mean of all is epsilon.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from offramp.guarantees.bounds import NET_BETS, betting_examples, bisect
+from offramp.guarantees.bounds import MOST, NET_BETS, betting_examples, bisect
 from offramp.problems import Array
 
 PROVEN, REFUTED, HOPELESS = "proven", "refuted", "hopeless"
@@ -94,15 +95,25 @@ class SequentialTest:
                 self.verdict = HOPELESS
         return self.verdict
 
+    def examples_needed(self) -> int | None:
+        """About how many examples like those seen give a verdict; None above a billion."""
+        side = REFUTED if self.losses.mean() > self.epsilon else PROVEN
+        growth = log_factors(self.losses, self.means(self.epsilon), self.lowest, side).mean(1)
+        alive, enough = growth[np.isfinite(growth)], -np.log(self.delta)
+        needed = bisect_left(range(MOST), True, key=lambda n: mean_money(n * alive, len(growth)) >= enough)
+        return needed if needed < MOST else None
+
     def upper(self, delta: float) -> float:
         """The smallest epsilon that is proven by now."""
-        return bisect(lambda epsilon: self.log_money(epsilon, PROVEN)[-1] >= -np.log(delta), 1.0, self.lowest)
+        return bisect(
+            lambda epsilon: self.log_money_now(epsilon, PROVEN) >= -math.log(delta), 1.0, self.lowest
+        )
 
     def lower(self, delta: float) -> float:
         """The largest risk that the true one is proven to exceed by now."""
 
         def refutes(mirrored: float) -> bool:
-            return bool(self.log_money(1 + self.lowest - mirrored, REFUTED)[-1] >= -np.log(delta))
+            return self.log_money_now(1 + self.lowest - mirrored, REFUTED) >= -math.log(delta)
 
         return 1 + self.lowest - bisect(refutes, 1.0, self.lowest)
 
@@ -111,9 +122,19 @@ class SequentialTest:
         means = self.means(epsilon)
         paths = log_factors(self.losses, means, self.lowest, side).cumsum(1)
         money = mean_money(paths, len(paths))
-        # in a finite population, the examples left may no longer be able to break the claim, or to save it
-        impossible = means >= 1 if side == PROVEN else means < self.lowest - EDGE
-        return np.where(np.logical_or.accumulate(impossible), np.inf, money)
+        return np.where(np.logical_or.accumulate(self.is_impossible(means, side)), np.inf, money)
+
+    def log_money_now(self, epsilon: float, side: str) -> float:
+        """The last of `log_money`, without those before it."""
+        means = self.means(epsilon)
+        if self.is_impossible(means, side).any():
+            return np.inf
+        paths = log_factors(self.losses, means, self.lowest, side).sum(1)
+        return float(mean_money(paths, len(paths)))
+
+    def is_impossible(self, means: Array, side: str) -> Array:
+        """(examples,) in a finite population, whether the examples left can no longer break the claim, or save it."""
+        return means >= 1 if side == PROVEN else means < self.lowest - EDGE
 
     def means(self, epsilon: float) -> Array:
         """(examples,) the bound on the mean of the examples left, before each is seen."""

@@ -102,7 +102,7 @@ def nothing_lost(trace: Trace, target: Guarantee) -> Array | None:
 
     A rule of single predictions reads how certain they are and not what they are, so it could not tell which of them
     lose a yes. If it could, and learned only from `missed`, it would exit early wherever the prediction is yes, since
-    a false yes costs nothing under that bound.
+    a false yes costs nothing under that bound: see `benchmarks/certificate.py missed`.
     """
     if not trace.problem.of_tokens:
         return None
