@@ -126,6 +126,11 @@ def load_model(path: str | PathLike[str], tokenizer: Any = None, **options: Any)
 
     folder = find_model(os.fspath(path), options.pop("revision", None))
     info = ModelInfo.read(folder)
+    if is_exported(folder):
+        raise CannotLoad(
+            f"{folder} is exported, so it has no weights for PyTorch; use the model that it was made from. Only "
+            "`offramp export --portable` takes an exported one."
+        )
     model = ExitModel.from_pretrained(folder, **options)
     if model.config.head != info.head:  # absent options would get defaults
         raise CannotLoad(f"{folder / CONFIG}: head={info.head} is incomplete; save the model again.")
