@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
 from offramp.errors import OutputExists
-from offramp.files import atomic_file, atomic_folder, finish_writes, write_files
+from offramp.files import atomic_file, atomic_folder, finish_writes, name_in_errors, write_files
 from offramp.models.exit_model import ExitModel
 from offramp.trace import Trace
 
@@ -173,6 +175,16 @@ def test_an_error_of_safetensors_names_the_file_that_was_to_be_written(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert caught.value.filename == str(tmp_path / "x.trace")
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")
+def test_errors_of_torch_and_safetensors_on_a_full_disk_name_the_place(tmp_path: Path) -> None:
+    rows = {"a": torch.zeros(9)}
+    with pytest.raises(OSError, match="is the disk full") as of_torch, name_in_errors(tmp_path):
+        torch.save(rows, "/dev/full")
+    with pytest.raises(OSError, match="No space left") as of_system, name_in_errors(tmp_path):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert of_torch.value.filename == of_system.value.filename == str(tmp_path)
 
 
 def test_weights_and_traces_have_the_permissions_of_other_files(

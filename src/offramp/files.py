@@ -8,6 +8,7 @@ Several files cannot be renamed in one step, so their scratch folder is: to `.NA
 are then moved. If the writer is killed in between, the next reader or writer moves the rest.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -28,6 +29,8 @@ from offramp.errors import CannotLoad, OfframpError, OutputExists
 
 SUFFIX, COMPLETE = ".unfinished", ".complete"
 STALE_SECONDS = 3600
+TORCH_WRITER = re.compile("inline_container|PytorchStreamWriter|iostream error")
+"""What is in the errors of `torch.save`, which do not tell the cause."""
 
 
 def write_files(texts: Mapping[Path, str]) -> None:
@@ -114,11 +117,20 @@ def scratch(path: Path) -> Iterator[Path]:
     """A path of the same name in a new folder on the same file system."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(path)
+    with (
+        name_in_errors(path),
+        TemporaryDirectory(SUFFIX, f".{path.name}.", path.parent, ignore_cleanup_errors=True) as folder,
+    ):
+        yield Path(folder) / path.name
+
+
+@contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Names the path in errors of writing: that of a full disk names no file, and a scratch folder means nothing to a
+    reader."""
     try:
-        with TemporaryDirectory(SUFFIX, f".{path.name}.", path.parent, ignore_cleanup_errors=True) as folder:
-            yield Path(folder) / path.name
+        yield
     except OSError as error:
-        # the error of a full disk names no file, and the scratch folder means nothing to a reader
         if error.errno is not None and SUFFIX in str(error.filename or SUFFIX):
             error.filename = os.fspath(path)
         raise
@@ -128,6 +140,11 @@ def scratch(path: Path) -> Iterator[Path]:
             raise
         code = int(cause[1])
         raise OSError(code, os.strerror(code), os.fspath(path)) from error
+    except RuntimeError as error:
+        if not TORCH_WRITER.search(str(error)):
+            raise
+        problem = "a file could not be written completely; is the disk full?"
+        raise OSError(errno.EIO, problem, os.fspath(path)) from error
 
 
 def remove_stale(path: Path) -> None:

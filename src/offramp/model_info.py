@@ -198,6 +198,8 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the labels, in the order of the logits."""
     # transformers leaves out the names of two labels that have none
     names = config.get("id2label", {0: "LABEL_0", 1: "LABEL_1"})
+    if not isinstance(names, Mapping) or {*map(str, names)} != {*map(str, range(len(names)))}:
+        raise BadConfig(f"id2label={names} does not name the outputs 0, 1 and so on")
     names = {str(index): name for index, name in names.items()}
     labels = tuple(names[str(index)] for index in range(len(names)))
     indices = config.get("label2id") or {label: index for index, label in enumerate(labels)}

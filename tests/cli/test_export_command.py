@@ -52,6 +52,20 @@ def test_an_exported_model_works_with_trace_calibrate_and_predict(
     assert [json.loads(line)["label"] for line in answers.splitlines()] == ["yes", "no"]
 
 
+@pytest.mark.parametrize("command", ["export", "train"])
+def test_what_needs_a_model_in_pytorch_says_so_of_an_exported_one(
+    certified: tuple[Path, Result], tmp_path: Path, run: Run, command: str
+) -> None:
+    home, _ = certified
+    data = ["--train", home / "train.csv"] if command == "train" else []
+    refused = run(command, home / "int8", "--out", tmp_path / "again", *data)
+    assert refused.exit_code == 1
+    assert (
+        "is exported, so it has no weights for PyTorch; use the model that it was made from" in refused.stderr
+    )
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_int8_export_leaves_the_certificate_of_fp32_out_and_names_the_next_commands(
     certified: tuple[Path, Result], ask: Ask
 ) -> None:

@@ -1,6 +1,7 @@
 """A mistake is explained in one line, has its exit code, and changes no file."""
 
 import errno
+import json
 import re
 import shutil
 import subprocess
@@ -67,6 +68,10 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "train encoder --train train.csv --exits two --out x": ("--exits two", "2,4,6"),
     "train encoder --train train.csv --epochs 7 --out films": ("different run", "--epochs", "another folder"),
     "train films/model --train train.csv --exits 2 --out x": ("has exits", "--exits"),
+    "train films --train train.csv --exits 2 --out x": ("has exits", "--exits"),
+    "calibrate renamed dev.trace --max-loss 1": ("id2label=", "disagree"),
+    "calibrate renumbered dev.trace --max-loss 1": ("id2label=", "does not name the outputs 0, 1"),
+    "calibrate films dev.trace --guarantee no=0.5,ye=0.5": ("unknown class 'ye'", "yes"),
     "train films/model --train three.csv --recipe pabee --out x": ("needs 3 outputs", "the model has 2"),
     "train encoder --train train.csv --unlabelled gone.csv --out x": ("gone.csv", "no such file"),
     "train encoder --train train.csv --exits 0 --out x": ("--exits 0", "k from 1"),
@@ -148,6 +153,13 @@ def workshop(
     (place / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     make_model(num_labels=1).save_pretrained(place / "regression")
     shutil.copytree(place / "films/model", place / "other")
+    mappings: dict[str, Any] = {
+        "renamed": {"label2id": {"no": 0, "yse": 1}},
+        "renumbered": {"id2label": {"0": "no", "2": "yes"}},
+    }
+    for name, mapping in mappings.items():
+        config = Path(shutil.copytree(place / "films/model", place / name)) / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | mapping))
     weights = place / "other/model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1  # one bit of the last weight

@@ -209,6 +209,11 @@ def test_columns_that_are_no_labels_of_the_model_are_ignored(
         (["--tolerance", "0.1"], "a tolerance is for numbers and for --risk score; leave it out"),
         (["--precision", "int8"], "--precision int8 needs --runtime onnx"),
         (["--labels", "a,b,c"], "3 label names for a model with 2 outputs"),
+        (["--guarantee", "yes=0.1,yes=0.4,no=0.1"], "names a risk or class twice"),
+        (
+            ["--guarantee", "missed=0.2,false_alarn=0.2"],
+            "unknown risk 'false_alarn'; did you mean false_alarm",
+        ),
     ],
 )
 def test_mistakes_are_one_line_before_any_work(
@@ -219,6 +224,24 @@ def test_mistakes_are_one_line_before_any_work(
     assert message in result.stderr
     assert result.stderr.count("offramp: ") == 1
     assert not (workplace / "refused" / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"0": "no", "2": "yes"}, {"0": "no", "1": "no"}, {"0": "no", "1": 1}],
+    ids=["a gap", "the same name twice", "a number"],
+)
+def test_a_classifier_whose_outputs_are_not_named_each_is_refused_before_any_work(
+    names: dict[str, Any], run: Run, workplace: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(workplace / "mine", tmp_path / "mine"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"id2label": names}))
+    texts = ["--texts", workplace / "logs.txt", "--guarantee", 0.2]
+    refused = run("retrofit", model, *texts, "--out", tmp_path / "out")
+    assert refused.exit_code == 1
+    assert "does not name the outputs 0, 1 and so on" in refused.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("command", ["predict", "export", "info"])

@@ -4,6 +4,7 @@ import io
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -130,3 +131,17 @@ def test_long_steps_say_in_a_log_that_they_still_run(
             shown += capsys.readouterr().err
     assert "offramp: exporting in int8\n" in shown
     assert "offramp: still exporting in int8 (" in shown
+
+
+def test_a_log_repeats_a_line_only_once_that_is_old(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SILENCE", 1.0)
+    shown = ""
+    with progress.heartbeat("loading the model") as line:
+        time.sleep(0.7)
+        line("exporting in int8")
+        while "still" not in shown:
+            shown += capsys.readouterr().err
+            time.sleep(0.01)
+    assert "still exporting in int8 (0 s)" not in shown

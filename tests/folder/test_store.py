@@ -134,6 +134,8 @@ def test_storing_a_policy_needs_no_torch(folder: Path) -> None:
         ("{", "cannot be read"),
         ('{"model_type": "bert"}', "bert model without exits"),
         ('{"model_type": "offramp", "exits": [1]}', "has no 'problem_type'"),
+        ('{"model_type": "offramp", "exits": [1], "id2label": ["no", "yes"]}', "does not name the outputs"),
+        ('{"model_type": "offramp", "exits": [1], "id2label": {"0": "no", "2": "yes"}}', "name the outputs"),
     ],
 )
 def test_a_bad_config_is_explained(tmp_path: Path, content: str, message: str) -> None:

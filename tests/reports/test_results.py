@@ -70,8 +70,10 @@ def test_the_rival_is_the_fastest_full_depth_that_keeps_the_guarantee(results: R
     original, fp32, int8, exits = results.comparison
     slow_int8 = replace(int8, milliseconds=Speed(12, 8, 6, 36))
     assert "(fp32)" in replace(results, comparison=(original, fp32, slow_int8, exits)).verdict()[0]
-    # exits in fp32: nothing is proven for int8, however fast
-    assert "(fp32)" in replace(results, precision="fp32").verdict()[0]
+    # exits in fp32: int8 counts only if its full depth is proven, however fast it is
+    in_fp32 = replace(results, precision="fp32")
+    assert "(fp32)" in in_fp32.verdict()[0]
+    assert "(int8)" in replace(in_fp32, full_depths=("fp32", "int8")).verdict()[0]
 
 
 def test_the_verdict_says_where_full_depth_is_as_fast(results: RetrofitResults) -> None:
@@ -83,6 +85,10 @@ def test_the_verdict_says_where_full_depth_is_as_fast(results: RetrofitResults) 
         in first
     )
     assert second == "full depth is as fast for one text: there, consider --policy never"
+    other_precision = replace(slower, precision="fp32", full_depths=("int8",))
+    assert other_precision.verdict()[1] == (
+        "full depth in int8 is as fast for one text: there, consider --precision int8"
+    )
 
 
 def test_the_verdict_says_that_one_layer_for_all_is_kept(results: RetrofitResults) -> None:

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 import offramp.training.run
-from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, Runner, retrofit
+from offramp import Classifier, ExitModel, Guarantee, OfframpError, Policy, Runner, retrofit, store_policy
 from offramp.errors import BadData, CertificateMismatch, NoSafeThreshold, OutputExists
 from offramp.measuring.speed import Speed
 from offramp.model_info import ModelInfo
@@ -187,6 +187,13 @@ def test_a_folder_with_other_files_is_not_touched(original: Path, tmp_path: Path
     with pytest.raises(OfframpError, match="not empty"):
         retrofit(original, make_texts(), tmp_path, 0.1, runtime="torch")
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_file_in_place_of_the_output_folder_is_named(original: Path, tmp_path: Path) -> None:
+    file = tmp_path / "logs.csv"
+    file.write_text("mine")
+    with pytest.raises(OutputExists, match=r"logs\.csv is a file; choose another folder"):
+        retrofit(original, make_texts(), file, 0.1, runtime="torch")
 
 
 def test_auto_keeps_one_of_two_precisions_and_says_why(
@@ -414,7 +421,7 @@ def test_after_a_refusal_another_guarantee_continues_in_the_same_folder(
     assert "confidence of this one is 90%" in lines[0]
     shutil.rmtree(tmp_path / "out" / "work")
     assert retrofit(original, make_texts(), tmp_path / "out", 0.2, runtime="torch") == found
-    with pytest.raises(OutputExists, match=r"another guarantee, .* its folder work, .* was deleted"):
+    with pytest.raises(OutputExists, match=r"another policy than .* its folder work, .* was deleted"):
         retrofit(original, make_texts(), tmp_path / "out", 0.1, runtime="torch")
 
 
@@ -443,13 +450,32 @@ def test_another_guarantee_on_a_finished_retrofit_replaces_its_policy_and_pays_f
 
     with pytest.raises(NoSafeThreshold):
         again(0.05, rule="layer")
-    assert f"{out} keeps its policy, " in lines[-1]
+    assert f"{out} keeps its policy; `offramp info {out}` shows it" in lines[-1]
     assert RetrofitResults.load(out / "model") == other
 
     first = again(0.1)
     assert (first.policy, first.certificate) == (done.results.policy, done.results.certificate)
     assert not (out / "rung-1.json").exists()
     assert not [*out.glob(".*.unfinished")]
+
+
+@pytest.mark.parametrize("how", ["replaced", "edited"])
+def test_a_retrofit_whose_policy_is_not_the_one_it_chose_is_not_returned_as_finished(
+    how: str, original: Path, done: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(done.folder.parent, tmp_path / "out"))
+    if how == "replaced":  # as `offramp calibrate` does
+        store_policy(out / "model", "entropy:0.5")
+    else:
+        file = out / "model" / "retrofit.json"
+        record = json.loads(file.read_text())
+        record["certificate"]["bounds"][0]["epsilon"] = 0.0001
+        file.write_text(json.dumps(record))
+    for name in ("train", "collect"):
+        monkeypatch.setattr(exits, name, None)  # the exits and their outputs are there
+    again = retrofit(original, make_texts(), out, 0.1, runtime="torch", data="logs.csv")
+    assert again.results.certificate == done.results.certificate
+    assert Classifier.from_pretrained(out).runner.policy.certificate == done.results.certificate
 
 
 def test_enough_texts_are_those_that_prove_the_bound_without_errors() -> None:

@@ -372,6 +372,9 @@ def test_a_port_in_use_and_a_bad_policy_are_reported_in_one_line(exported: Path)
         message = failing(exported, "--port", port)
         assert f"--port {port} of 127.0.0.1 cannot be used: Address already in use" in message
         assert f"such as --port {port + 1}" in message
+        message = failing(exported, "--port", 0, "--probe-port", port)
+        assert f"--probe-port {port} of 127.0.0.1 cannot be used" in message
+        assert len(message.splitlines()) == 1, "and no warning of a socket"
     assert "confidence" in failing(exported, "--port", 0, "--policy", "confidense:0.9")
 
 

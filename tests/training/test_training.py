@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertTokenizer, TrainerCallback, TrainingArguments
@@ -240,6 +241,18 @@ def test_a_loss_may_be_any_callable_and_a_model_may_have_one_exit(fit: Fit, tiny
     before = weights(model)
     fit(Recipe("mine", (Phase(LastExitLoss()),)), model, max_steps=3)
     assert changed(before, weights(model))
+
+
+def test_a_full_disk_names_the_folder_of_the_run(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(PhaseTrainer, "save_model", full)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        fit(max_steps=1)
+    assert caught.value.filename == str(tmp_path / "run")
 
 
 @pytest.mark.parametrize("recipe", ["pabee", "deebert"])

@@ -34,7 +34,7 @@ def in_terminal() -> bool:
 
 @contextlib.contextmanager
 def heartbeat(doing: str) -> Iterator[Callable[[str], None]]:
-    """A `log` whose last line is repeated after every `SILENCE` seconds, where no terminal shows a progress bar."""
+    """A `log` whose last line is repeated every `SILENCE` seconds from then on, unless a terminal shows progress."""
     if in_terminal():
         yield log
         return
@@ -46,8 +46,9 @@ def heartbeat(doing: str) -> Iterator[Callable[[str], None]]:
         log(line)
 
     def beat() -> None:
-        while not done.wait(SILENCE):
-            log(f"still {last} ({time.monotonic() - begin:.0f} s)")
+        while not done.wait(SILENCE - (time.monotonic() - begin) % SILENCE):
+            if (seconds := time.monotonic() - begin) >= SILENCE:
+                log(f"still {last} ({seconds:.0f} s)")
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

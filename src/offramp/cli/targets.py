@@ -140,13 +140,15 @@ def parse_bounds(text: str) -> float | dict[str, float]:
     if text.endswith(FILES_OF_BOUNDS):
         return read_bounds(text)
     try:
-        parts = (part.rpartition("=") for part in text.split(","))
+        parts = [part.rpartition("=") for part in text.split(",")]
         numbers = {label: float(value) for label, _, value in parts}
     except ValueError:
         raise BadOption(
             f"--guarantee {text}: expected a number such as 0.02, RISK=0.02,... or CLASS=0.02,..., or a json or yaml "
             "file with a bound for each class, whose names may then have commas."
         ) from None
+    if len(numbers) < len(parts):
+        raise BadOption(f"--guarantee {text} names a risk or class twice; leave one out.")
     return numbers[""] if list(numbers) == [""] else numbers
 
 

@@ -60,12 +60,19 @@ def is_exported(path: str | PathLike[str]) -> bool:
     return (Path(path) / MANIFEST).is_file()
 
 
-def check_reachable(name: str) -> None:
-    """Refuses a model that is neither here nor on the hub at once; transformers retries for half a minute."""
-    if not Path(name).is_dir():
-        if is_path(name):
-            raise CannotLoad(f"{name}: no such folder.")
-        download(name, files=[CONFIG])
+def find_source(name: str) -> str:
+    """The folder of a model, given that folder, a training run or a retrofit, or the model's name on the hub.
+
+    A model that is neither here nor there is refused at once; transformers retries for half a minute.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        is_run = not (folder / CONFIG).is_file() and (folder / "model" / CONFIG).is_file()
+        return str(folder / "model") if is_run else name
+    if is_path(name):
+        raise CannotLoad(f"{name}: no such folder.")
+    download(name, files=[CONFIG])
+    return name
 
 
 def download(name: str, revision: str | None = None, files: Sequence[str] = DOWNLOADED) -> Path:
@@ -119,6 +126,11 @@ def load_model(path: str | PathLike[str], tokenizer: Any = None, **options: Any)
 
     folder = find_model(os.fspath(path), options.pop("revision", None))
     info = ModelInfo.read(folder)
+    if is_exported(folder):
+        raise CannotLoad(
+            f"{folder} is exported, so it has no weights for PyTorch; use the model that it was made from. Only "
+            "`offramp export --portable` takes an exported one."
+        )
     model = ExitModel.from_pretrained(folder, **options)
     if model.config.head != info.head:  # absent options would get defaults
         raise CannotLoad(f"{folder / CONFIG}: head={info.head} is incomplete; save the model again.")

@@ -125,7 +125,9 @@ class Guarantee:
         for name, bound in self.epsilon.items():
             index = names.index(name) if name in names else int(name) if name.isdecimal() else len(names)
             if index >= len(names):
-                raise UnknownName(f"unknown {self.by} {did_you_mean(name, names)}")
+                mistyped = [other for other in self.epsilon if other not in LOSSES] if name in LOSSES else []
+                of_risk = f"risk {did_you_mean(mistyped[0], LOSSES)}" if mistyped else ""
+                raise UnknownName(f"unknown {of_risk or f'{self.by} {did_you_mean(name, names)}'}")
             if names[index] in bounds:
                 raise UnknownName(f"{name!r} names the {self.by} {names[index]!r} twice; leave one out.")
             bounds[names[index]] = bound

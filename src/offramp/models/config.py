@@ -136,4 +136,11 @@ class ExitConfig(PreTrainedConfig):
 
 def names_in_order(config: PreTrainedConfig) -> list[str]:
     """The label names in the order of the logits; transformers saves them in the order of "0", "1", "10", "2"."""
-    return [name for _, name in sorted((config.id2label or {}).items())]
+    numbers = config.id2label or {}
+    names = [name for _, name in sorted(numbers.items())]
+    are_names = all(isinstance(name, str) for name in names) and len({*names}) == len(names)
+    if not are_names or {*numbers} != {*range(len(names))}:
+        raise BadConfig(
+            f"id2label={numbers} does not name the outputs 0, 1 and so on, each by a name of its own; fix config.json"
+        )
+    return names

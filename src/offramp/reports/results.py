@@ -96,6 +96,8 @@ class RetrofitResults:
     megabytes: Megabytes
     machine: Mapping[str, Any]
     """The machine that the times were measured on."""
+    full_depths: tuple[str, ...] = ()
+    """The precisions whose full depth is proven to keep the guarantee too."""
 
     @classmethod
     def load(cls, folder: Path) -> "RetrofitResults":
@@ -108,6 +110,7 @@ class RetrofitResults:
                     "certificate": Certificate.from_json(record["certificate"]),
                     "layers": tuple(record["layers"]),
                     "exits": tuple(record["exits"]),
+                    "full_depths": tuple(record.get("full_depths", ())),
                     "comparison": tuple(map(Contender.from_json, record["comparison"])),
                     "changes": {
                         what: tuple(GroupDifferences(**group) for group in groups)
@@ -131,8 +134,9 @@ class RetrofitResults:
 
     @property
     def full_depth(self) -> Contender:
-        """The strongest rival in the same runtime: full depth in the same precision, or the original's if faster."""
-        names = {full_depth_name(precision) for precision in ("fp32", self.precision)}
+        """The strongest rival in the same runtime: the fastest full depth of the original, of the same precision, or
+        of one that is proven to keep the guarantee."""
+        names = {full_depth_name(precision) for precision in ("fp32", self.precision, *self.full_depths)}
         rivals = [rival for rival in self.comparison if rival.name in names]
         return min(rivals, key=lambda rival: rival.milliseconds.cost)
 
@@ -187,12 +191,15 @@ def speed_text(results: RetrofitResults) -> str:
         return f"{pace(times.single)} than {rival} for one {results.unit} and {pace(times.batch)} in batches"
 
     rival = results.full_depth
-    precision = rival.name.removesuffix(f", {FULL_DEPTH}")
     times = results.retrofitted.milliseconds.times_faster_than(rival.milliseconds)
     return (
         f"{compared(results.retrofitted.times_faster, f'{results.original} in transformers')}; "
-        f"{compared(times, f'{FULL_DEPTH} in the same runtime ({precision})')}"
+        f"{compared(times, f'{FULL_DEPTH} in the same runtime ({precision_of(rival)})')}"
     )
+
+
+def precision_of(full_depth: Contender) -> str:
+    return full_depth.name.removesuffix(f", {FULL_DEPTH}")
 
 
 def pace(times: float) -> str:
@@ -212,10 +219,16 @@ def rival_text(results: RetrofitResults) -> list[str]:
             f"one layer for all is as fast as exits at different layers under the same guarantee, so all {units} "
             f"stop at layer {results.fixed_layer}{cut}"
         ]
-    rival = results.retrofitted.milliseconds.times_faster_than(results.full_depth.milliseconds)
-    cases = {f"for one {results.unit}": rival.single, "in batches": rival.batch}
+    rival = results.full_depth
+    times_faster = results.retrofitted.milliseconds.times_faster_than(rival.milliseconds)
+    cases = {f"for one {results.unit}": times_faster.single, "in batches": times_faster.batch}
     slower = [case for case, times in cases.items() if times <= 1]
-    return [f"full depth is as fast {' and '.join(slower)}: there, consider --policy never"] if slower else []
+    if not slower:
+        return []
+    precision, where = precision_of(rival), " and ".join(slower)
+    if precision in ("fp32", results.precision):
+        return [f"full depth is as fast {where}: there, consider --policy never"]
+    return [f"full depth in {precision} is as fast {where}: there, consider --precision {precision}"]
 
 
 def loss_text(results: RetrofitResults) -> str:

@@ -57,6 +57,8 @@ class Choice:
     """Why, in words."""
     rungs: list[Policy]
     """The looser policies of the ladder, for the chosen variant."""
+    full_depths: list[str]
+    """The precisions whose full depth is proven to keep the guarantee too."""
 
 
 def choose(exits: Exits, variants: Sequence[Variant], spent: float) -> Choice:
@@ -65,7 +67,8 @@ def choose(exits: Exits, variants: Sequence[Variant], spent: float) -> Choice:
     calibrated = calibrate_variants(exits, variants, spent)
     chosen, reason = choose_by_time(exits.args, calibrated, len(variants))
     looser = [calibrate_variant(exits, chosen.variant, rung, spent) for rung in exits.args.rungs]
-    return Choice(chosen, reason, [best.policy for best, *_ in looser])
+    full_depths = [option.variant.precision for option in calibrated if option.kind == FULL_DEPTH]
+    return Choice(chosen, reason, [best.policy for best, *_ in looser], full_depths)
 
 
 def calibrate_variants(exits: Exits, variants: Sequence[Variant], spent: float) -> list[Calibrated]:

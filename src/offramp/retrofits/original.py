@@ -14,10 +14,9 @@ from transformers import AutoConfig, PreTrainedModel
 
 from offramp.errors import Incompatible
 from offramp.files import explain_damage
-from offramp.folder import check_reachable, is_exported, load_tokenizer
+from offramp.folder import find_source, is_exported, load_tokenizer
 from offramp.inference.texts import BatchTokenizer, Text
 from offramp.inference.windows import WindowTokenizer
-from offramp.model_info import CONFIG
 from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel, classifier_kind, count_positions, load_encoder
 from offramp.problems import TOKENS, Array, Problem, problem_of
@@ -102,9 +101,7 @@ class Original:
 
 def load_original(path: str | PathLike[str]) -> Original:
     """Loads a fine-tuned classifier that can get exits; anything else is an error that says what to do instead."""
-    check_reachable(str(path))
-    if not (Path(path) / CONFIG).exists() and (Path(path) / "model" / CONFIG).exists():
-        path = Path(path) / "model"  # of a training run, or of a retrofit
+    path = find_source(str(path))
     config = read_config(path)
     if config.model_type == "offramp" or is_exported(
         path

@@ -12,7 +12,7 @@ The steps; an interrupted run resumes at the one where it stopped:
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,8 @@ from offramp.folder.manifest import PORTABLE
 from offramp.guarantees.attempts import Attempt, subject_of
 from offramp.inference.texts import Text
 from offramp.measuring import Guarantee
+from offramp.model_info import ModelInfo
 from offramp.reports.results import RetrofitResults
-from offramp.reports.table import short
 from offramp.retrofits.arguments import WORK, Arguments, Log, check_arguments
 from offramp.retrofits.choice import choose
 from offramp.retrofits.exits import Exits
@@ -148,16 +148,30 @@ def retrofit(
     )
     model_folder, portable = args.home / "model", args.home / PORTABLE
     with open_output(args.home, args.settings):
-        finished = RetrofitResults.load(model_folder) if model_folder.exists() else None
-        if finished is None or finished.asked != args.asked:
+        finished = model_folder.exists()
+        if not finished or not has_policy_asked_for(model_folder, args):
             run_steps(args, finished)
         results = RetrofitResults.load(model_folder)
     return Retrofit(model_folder, results, portable if portable.exists() else None)
 
 
-def run_steps(args: Arguments, finished: RetrofitResults | None) -> None:
+def has_policy_asked_for(model: Path, args: Arguments) -> bool:
+    """Whether a finished retrofit was asked for the same policy, and its model still has it: `offramp calibrate` may
+    have replaced it, and a certificate that was edited is not one."""
+    results, info = RetrofitResults.load(model), ModelInfo.read(model, replaces_policy=True)
+    proof = None if info.policy is None else info.policy.certificate
+    if proof is None or results.asked != args.asked:
+        return False
+    proof = replace(
+        proof, conditions=results.certificate.conditions
+    )  # those of a folder also name its weights
+    chosen = results.policy, results.certificate, results.certificate.decision
+    return (str(info.policy), proof, str(info.decide)) == chosen
+
+
+def run_steps(args: Arguments, finished: bool) -> None:
     """All steps, or if the retrofit is finished with another policy, those that a policy takes."""
-    if finished is not None:
+    if finished:
         check_work(args.home)
         args.log(f"{args.home} is finished, with another policy; the exits and their outputs are reused")
     attempt = attempt_of(args)
@@ -171,9 +185,8 @@ def run_steps(args: Arguments, finished: RetrofitResults | None) -> None:
         with attempt.paid() as spent:
             choice = choose(exits, variants, spent)
     except NoSafeThreshold:
-        if finished is not None:
-            policy, proven = short(finished.policy), finished.certificate.summary
-            args.log(f"{args.home} keeps its policy, {policy}: {proven}")
+        if finished:
+            args.log(f"{args.home} keeps its policy; `offramp info {args.home}` shows it")
         raise
     results, changes = compare(exits, choice)
     write(exits, choice, results, changes)
@@ -201,6 +214,8 @@ def open_output(home: Path, settings: Mapping[str, Any]) -> Iterator[None]:
 
     The settings are those that the exits and their outputs depend on, not what a policy is calibrated for.
     """
+    if home.exists() and not home.is_dir():
+        raise OutputExists(f"{home} is a file; choose another folder.")
     files = (file for file in home.rglob("*") if file.is_file() and file.name != LOCK)
     if not (home / SETTINGS).exists() and any(files):
         raise OutputExists(f"{home} is not empty; choose another folder.")
@@ -236,7 +251,7 @@ def check_work(home: Path) -> None:
     """Another policy for a finished retrofit needs what its exits predicted."""
     if not (home / WORK).exists():
         raise OutputExists(
-            f"{home} has another guarantee, rule, precision or ladder, and its folder {WORK}, from which it could be "
+            f"{home} has another policy than this command asks for, and its folder {WORK}, from which it could be "
             "calibrated again, was deleted; retrofit into another folder, or trace new texts and use "
             "`offramp calibrate`."
         )

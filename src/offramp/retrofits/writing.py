@@ -87,6 +87,7 @@ def compare(exits: Exits, choice: Choice) -> tuple[RetrofitResults, Changes]:
         changes=changes.groups,
         megabytes=sizes(exits, variant),
         machine=describe_machine(),
+        full_depths=tuple(choice.full_depths),
     )
     return results, changes
 

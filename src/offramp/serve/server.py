@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing import Pipe
@@ -94,11 +94,18 @@ def serve(options: ServerOptions) -> None:
     Keys(options.api_key_env, options.api_key_file)  # before anything is loaded
     folder = find_model(options.model)
     logging.config.dictConfig(LOGGING)
-    listeners = Listeners(
-        bind(options.host, options.port),
-        None if options.probe_port is None else bind(options.host, options.probe_port, "probe_port"),
-        connection_limit(options.max_connections, options.max_waiting),
-    )
+    most = connection_limit(options.max_connections, options.max_waiting)
+    with bind(options.host, options.port) as requests, bind_probes(options) as probes:
+        serve_at(Listeners(requests, probes, most), options, folder)
+
+
+def bind_probes(options: ServerOptions) -> AbstractContextManager[socket.socket | None]:
+    if options.probe_port is None:
+        return nullcontext()
+    return bind(options.host, options.probe_port, "probe_port")
+
+
+def serve_at(listeners: Listeners, options: ServerOptions, folder: Path) -> None:
     hosts = options.allowed_host or default_hosts(listeners.requests.getsockname()[0])
     options = replace(
         options,
@@ -115,7 +122,7 @@ def serve(options: ServerOptions) -> None:
         run_app(app, gate, state, options, listeners)
         end_with(batcher)
         return
-    with shared_folder() as shared, listeners.probes or nullcontext():
+    with shared_folder() as shared:
         options = replace(options, audit_folder=options.audit_folder or shared / "audit")
         parent, _end_of_parent = Pipe(duplex=False)
         Supervisor(

@@ -30,7 +30,7 @@ from transformers import (
 
 from offramp.data import Task
 from offramp.data.metrics import compute
-from offramp.files import SCORES, explain_damage, read_json, write_files
+from offramp.files import SCORES, explain_damage, name_in_errors, read_json, write_files
 from offramp.models.exit_model import ExitModel
 from offramp.models.heads import HeadConfig
 from offramp.problems import UNLABELLED, Array
@@ -152,9 +152,10 @@ def train(
         stopping = [EarlyStoppingCallback(early_stopping)] if early_stopping else []
         shown = not args.disable_tqdm if progress is None else progress
         training = Training(model, task, args, tokenizer, data, [*callbacks, *stopping], shown)
-        for number, phase in enumerate(recipe.phases, start=1):
-            training.run(phase, home / f"phase-{number}")
-        scores = training.save(recipe, home / "model", training_hashes(rows))
+        with name_in_errors(home):
+            for number, phase in enumerate(recipe.phases, start=1):
+                training.run(phase, home / f"phase-{number}")
+            scores = training.save(recipe, home / "model", training_hashes(rows))
     finally:
         model.requires_grad_(True)
         nn.Module.eval(model)

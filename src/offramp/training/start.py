@@ -18,7 +18,7 @@ from offramp.data import Task
 from offramp.data.checks import has_default_names
 from offramp.errors import BadOption, CannotLoad
 from offramp.files import explain_damage
-from offramp.folder import check_reachable, load_model, load_tokenizer
+from offramp.folder import find_source, load_model, load_tokenizer
 from offramp.models.config import ExitConfig, names_in_order
 from offramp.models.exit_model import ExitModel, classifier_kind
 from offramp.models.heads import HeadConfig
@@ -72,7 +72,7 @@ class Origin:
         if isinstance(source, PreTrainedModel):
             config, kinds = source.config, [kind.__name__ for kind in type(source).mro()]
         else:
-            check_reachable(str(source))
+            source = find_source(str(source))
             with explain_damage(source):
                 config = AutoConfig.from_pretrained(source, trust_remote_code=False)
             kinds = config.architectures or []
