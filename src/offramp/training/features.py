@@ -82,7 +82,7 @@ def collect_features(
         with atomic_file(file) as draft:
             vectors = np.lib.format.open_memmap(draft, "w+", np.float16, shape)
             reserve_space(draft)
-            for chosen in batches(rows, batch_size, "features", progress):
+            for chosen in batches(rows["length"], batch_size, "features", progress):
                 vectors[chosen] = pooled(model, collator, rows, chosen)
             vectors.flush()
             del vectors
@@ -101,7 +101,7 @@ def collect_words(
             shape = max(1, size), len(model.config.exits), max(model.heads.widths)
             sample = WordSample(np.lib.format.open_memmap(draft, "w+", np.float16, shape))
             reserve_space(draft)
-            for chosen in batches(rows, batch_size, "features", progress):
+            for chosen in batches(rows["length"], batch_size, "features", progress):
                 sample.add(*word_vectors(model, collator, rows, chosen))
             sample.vectors.flush()
             with atomic_file(index) as words:
