@@ -34,6 +34,7 @@ from offramp.retrofits.exits import Exits
 from offramp.retrofits.text_split import describe_repeats
 from offramp.retrofits.writing import compare, write
 from offramp.row_hashes import hash_rows
+from offramp.wording import plural
 
 SETTINGS, LOCK = "settings.json", ".lock"
 """Files of the output folder."""
@@ -190,7 +191,7 @@ def attempt_of(args: Arguments) -> Attempt:
 def describe_sizes(args: Arguments) -> str:
     learn, fit, calibration, test = args.split.sizes().values()
     return (
-        f"{learn} {'queries' if args.split.unit == 'query' else 'texts'} to learn from, {fit} to fit a rule on, "
+        f"{learn} {plural(args.split.unit)} to learn from, {fit} to fit a rule on, "
         f"{calibration} to calibrate on and {test} to test on"
     )
 

@@ -18,6 +18,7 @@ from offramp.guarantees.testing import Part
 from offramp.inference.texts import Text
 from offramp.problems import Array
 from offramp.row_hashes import hash_rows, split_rows
+from offramp.wording import plural
 
 TEST, CALIBRATION, FIT = (0.05, 1000), (0.4, 13_000), (0.1, 2000)
 """Shares of the texts, and the most that are used; the rest, about half, is to learn from. The test part only shows
@@ -143,7 +144,7 @@ def split_texts(
 def check_enough(split: TextSplit, target: Guarantee, delta: float) -> None:
     """Too few texts to prove the guarantee at this delta, even without errors, are an error."""
     most, by_query = CALIBRATION[1], split.calibration.by_query
-    units = "queries" if by_query else "texts"
+    units = plural(split.unit)
     smallest = {risk: min(target.bounds_by_group(risk).values()) for risk in target.risks}
     proof = max(
         sum(

@@ -16,16 +16,11 @@ Shape = int | tuple[int, ...]
 
 ALWAYS_WRITTEN = {"written": "always"}
 """Metadata of an option that a policy's text form shows even at its default."""
-
-
 FITTED = {"written": "never"}
 """Metadata of an option that is fitted to data: part of a policy's JSON form, not of its text form."""
 
-
 COUNT = float(np.finfo(np.float64).max)
 """The `highest` readiness of a rule that counts exits: any finite number."""
-
-
 DIGITS = 6
 """Significant digits of a fitted coefficient: more would only lengthen the saved policy."""
 
