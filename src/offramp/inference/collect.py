@@ -109,7 +109,7 @@ def run(
     known_rows: Array | None,
     group: str,
 ) -> dict[str, Any]:
-    """The arrays of a trace. Labels are read and checked before the model runs; those of a stream, as it goes."""
+    """The arrays of a trace. Labels are read and checked before the model runs; in a stream, as it is read."""
     from tqdm.auto import tqdm
 
     info = engine.runtime.info

@@ -370,5 +370,5 @@ def contender_rows(
 
 
 def hours_per_million(milliseconds: float) -> float:
-    """Hours of this machine, which cost what an hour of it costs."""
+    """Hours on this machine; times its price per hour, that is the cost."""
     return milliseconds * 1e6 / 3.6e6

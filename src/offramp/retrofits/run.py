@@ -181,7 +181,7 @@ def run_steps(args: Arguments, finished: RetrofitResults | None) -> None:
 
 
 def attempt_of(args: Arguments) -> Attempt:
-    """The attempt that a retrofit is; another folder or order of the same texts does not make them new."""
+    """The attempt that this retrofit makes. The same texts in another folder or order are not new texts."""
     settings = {**args.settings, **args.asked}
     subject = subject_of(hash_rows(args.texts), settings["model"])
     others = {name: settings[name] for name in settings if name not in ("model", "texts", "label_names")}

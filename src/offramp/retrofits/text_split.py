@@ -86,7 +86,7 @@ class TextSplit:
         return {name: len(part.examples) for name, part in vars(self).items()}
 
     def before(self, part: str) -> Array:
-        """The hashes of the texts that have been used before those of a part are."""
+        """The hashes of the texts in all parts that are used before this one."""
         names = [*vars(self)]
         return np.concatenate([self.part(name).groups for name in names[: names.index(part)]])
 
@@ -112,8 +112,8 @@ def split_texts(
     categories: Sequence[Any] | None = None,
     learn_from: Sequence[Text] = (),
 ) -> TextSplit:
-    """A random split that is the same for the same texts. Rows of a group stay together; those of a text do not:
-    if frequent texts could only be learned from, they would never be tested. With `by_query`, pairs of a query are a
+    """A random split that is the same for the same texts. Rows of a group stay together. Rows with the same text do
+    not: frequent texts might then all be learned from, and never be tested. With `by_query`, pairs of a query are a
     group. Texts of `learn_from` are added to those to learn from.
     """
     if by_query:

@@ -72,7 +72,7 @@ class Rule:
         return logits
 
     def level(self, threshold: ArrayLike) -> Array:
-        """The readiness that a threshold, in the rule's own units, stands for; that of NaN is never reached."""
+        """The readiness that a threshold in the rule's own units stands for; NaN is never reached."""
         value: Any = np.multiply(threshold, 1.0)
         return np.where(value <= 0, np.inf, value) if self.counts_exits else self.sign * value
 

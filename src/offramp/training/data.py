@@ -142,8 +142,8 @@ def missing_like(rows: Any) -> Callable[[int], Any]:
 def add_teacher(
     model: ExitModel, rows: Any, collator: Any, file: Path, batch_size: int, progress: bool
 ) -> Any:
-    """The rows with a column `teacher`: the logits of the model's last exit, computed once and stored in a file; of
-    rows whose tokens are tagged, those of all tokens."""
+    """The rows with a column `teacher`: the logits of the model's last exit, computed once and stored in a file. Rows
+    with tagged tokens get the logits of every token."""
     tags = model.config.problem.of_tokens
     ends = np.cumsum(rows["length"]) if tags else np.arange(1, len(rows) + 1)
     if not file.exists():

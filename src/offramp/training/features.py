@@ -5,8 +5,8 @@ in a memory-mapped file, as fp16: 2 bytes x examples x exits x width, or 1 GB fo
 384, and 4 GB for heads that read pairs. Batches of them replace batches of tokens; everything else about training
 stays the same.
 
-Heads that tag tokens read a vector for each word, that of its first token, and so a word is an example here. Of more
-than `MOST_WORDS` they read a sample: all words in spans, as far as they fit, and a random part of the others.
+Heads that tag tokens read a vector for each word, that of its first token, and so a word is an example here. Beyond
+`MOST_WORDS` they read a sample: all words in spans, as far as they fit, and a random part of the others.
 """
 
 import os
