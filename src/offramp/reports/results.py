@@ -204,7 +204,7 @@ def rival_text(results: RetrofitResults) -> list[str]:
     units = plural(results.unit)
     if results.fixed_layer == results.layers[-1]:
         return [
-            f"full depth is as fast as any exits under the same guarantee, so all {units} run at full depth"
+            f"full depth is as fast as any exits under the same guarantee, so all {units} run to full depth"
         ]
     if results.fixed_layer is not None:
         return [

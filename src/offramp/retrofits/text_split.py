@@ -230,9 +230,9 @@ def describe_repeats(split: TextSplit) -> list[str]:
     near = sum(template(text) in templates for text, is_new in zip(part.texts, new, strict=True) if is_new)
     if near:
         lines.append(
-            f"{near / len(part):.0%} of the calibration rows are like one to learn from but for numbers and names; "
-            "they count as unseen. If such texts come in bursts, the bound may not hold for new ones: give the "
-            "column of their source with --group"
+            f"{near / len(part):.0%} of the calibration rows differ from one to learn from only in numbers and "
+            "names; they count as unseen. If such texts come in bursts, the bound may not hold for new ones: name "
+            "the column of their source with --group"
         )
     return lines
 
