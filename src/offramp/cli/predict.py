@@ -250,8 +250,9 @@ def predict_files(
 ) -> Result:
     """Predict many files in parallel, on Ray.
 
-    Writes one row per text: file, row, the id if there is one, label, score and layer. OUT/_done.json is written
-    last; without it the run is unfinished. With --device cuda, each worker has a GPU to itself.
+    Writes one row per text: file, row, the id if there is one, label, score and layer, and the decision if the model
+    has an operating point. OUT/_done.json is written last; without it the run is unfinished. With --device cuda,
+    each worker has a GPU to itself.
 
     \b
     Examples:
