@@ -308,8 +308,8 @@ class Engine:
 
 
 def which_count(kinds: Array, sizes: Array) -> Array:
-    """(tokens,) which tokens begin a word; all tokens of an example without words. `kinds` (tokens,) are those of the
-    tokens of all examples in order, `sizes` (examples,) their number.
+    """(tokens,) which tokens begin a word; all tokens of an example without words. `kinds` (tokens,) has the kind of
+    each token of all examples in order, `sizes` (examples,) the number of tokens of each.
 
     >>> which_count(np.array([SPECIAL, CONTINUES, CONTINUES, BEGINS, SPECIAL, SPECIAL]), np.array([5, 1])).tolist()
     [False, True, False, True, False, True]

@@ -33,7 +33,7 @@ class BadData(OfframpError, ValueError):
 
 
 class BadLabels(BadData):
-    """Labels that are not those of the model, or not one for each text."""
+    """Labels that the model does not have, or not one for each text."""
 
 
 class BadOption(OfframpError, ValueError):

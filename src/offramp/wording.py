@@ -24,8 +24,11 @@ def count(number: int, noun: str) -> str:
     >>> count(1, "text"), count(8530, "text"), count(2, "query")
     ('1 text', '8530 texts', '2 queries')
     """
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
+    return f"{number} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
 
 
 def enumerate_names(names: Iterable[str]) -> str:

@@ -395,7 +395,7 @@ def test_bounds_hold_for_every_value_of_a_column_and_for_every_risk(home: Path, 
     assert none.exit_code == 1
     assert "--by language" in none.stderr
     wrong = run("trace", home / "films", "--data", file, "--by", "tongue", "--out", home / "x.trace")
-    assert "has the columns text, label, language" in wrong.stderr
+    assert "no column named 'tongue', expected one of text, label, language" in wrong.stderr
 
 
 def test_another_bound_on_the_same_texts_is_paid_for_until_nothing_is_left(

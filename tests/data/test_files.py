@@ -345,3 +345,19 @@ def test_labels_that_are_joined_are_not_taken_for_a_class(tmp_path: Path) -> Non
     several = Task.from_files(train=file, separator="|")
     assert (several.labels, several.problem) == (("HUM", "LOC"), "multi_label_classification")
     assert Task.from_files(train=file, labels=["HUM", "LOC", "HUM|LOC"]).labels == ("HUM", "LOC", "HUM|LOC")
+
+
+def test_categories_stay_beside_their_texts_where_bad_rows_are_dropped(tmp_path: Path) -> None:
+    rows = [("a film", "good", "en"), ("", "bad", "fr"), ("ein Film", "bad", "de")]
+    named = [dict(zip(("text", "label", "category"), row, strict=True)) for row in rows]
+    task = Task.from_files(write(tmp_path, ".csv", named), category="category", bad_rows="drop")
+    with pytest.warns(UserWarning, match="dropped 1 bad row"):
+        columns = task.columns("train")
+    assert (columns["text"], columns["category"]) == (["a film", "ein Film"], ["en", "de"])
+    with pytest.warns(UserWarning, match="dropped 1 bad row"):
+        assert "category" not in task.load("train")["train"].column_names
+
+
+def test_a_category_that_no_column_has_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no column named 'tongue', expected one of text, label"):
+        Task.from_files(write(tmp_path, ".csv", ROWS), category="tongue")

@@ -43,7 +43,8 @@ def test_entailment_and_neutral_are_not_swapped_for_a_model_with_another_order(
     name: str, tmp_path: Path
 ) -> None:
     model_order = ("contradiction", "neutral", "entailment")
-    (path,) = write_submission(TASKS[name], [0, 1, 2], [0, 1, 2], tmp_path, labels=model_order)
+    task = TASKS[name].with_label_order(model_order, "bert")
+    (path,) = write_submission(task, [0, 1, 2], [0, 1, 2], tmp_path)
     assert [line.split("\t")[1] for line in path.read_text().splitlines()[1:]] == list(model_order)
 
 
@@ -70,9 +71,9 @@ def test_invalid_predictions_leave_no_file_behind(
     assert not list(tmp_path.iterdir())
 
 
-def test_labels_of_another_task_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="expected those of the task"):
-        write_submission(TASKS["mnli"], [0], [0], tmp_path, labels=["entailment", "not_entailment"])
+def test_labels_of_another_task_are_refused() -> None:
+    with pytest.raises(BadData, match="the labels do not match"):
+        TASKS["mnli"].with_label_order(["entailment", "not_entailment"], "bert")
 
 
 def test_a_score_that_is_nan_is_refused(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ def taken(counter: dict[int, int], depth: int) -> list[int]:
 def test_executed_fraction_is_what_deebert_calls_expected_saving_and_elbert_computation_cost(
     counter: dict[int, int], depth: int, fraction: float
 ) -> None:
-    spent = cost(taken(counter, depth), range(1, depth + 1), depth)
+    spent = cost(taken(counter, depth), range(1, depth + 1))
     assert spent.executed_fraction == pytest.approx(fraction, abs=1e-12)
 
 
 def test_pabee_prints_the_saved_fraction_and_elasticbert_the_ratio_of_the_same_run() -> None:
-    spent = cost(taken({6: 5, 12: 5}, 12), range(1, 13), 12)  # 90 layers for 10 examples
+    spent = cost(taken({6: 5, 12: 5}, 12), range(1, 13))  # 90 layers for 10 examples
     assert spent.mean_layer == 9
     assert spent.saved_fraction == pytest.approx(0.25)
     assert round(spent.layer_ratio, 2) == 1.33
@@ -48,7 +48,7 @@ def test_macs_are_those_elasticbert_counts(
 
 
 def test_twelve_layers_of_base_are_22367_megaflops() -> None:
-    spent = cost([1], [12], 12, macs=float(macs(BASE, 2, 128, 12)))
+    spent = cost([1], [12], macs=float(macs(BASE, 2, 128, 12)))
     assert spent.macs == 11_183_851_008
     assert spent.flops == pytest.approx(22367.7e6, abs=0.05e6)
 
@@ -82,7 +82,7 @@ def test_macs_grow_with_the_padded_length() -> None:
 
 def test_a_histogram_without_examples_is_refused() -> None:
     with pytest.raises(BadOption, match="at least one example"):
-        cost([0, 0], [1, 2], 2)
+        cost([0, 0], [1, 2])
 
 
 def test_macs_of_long_texts_do_not_overflow() -> None:

@@ -93,7 +93,7 @@ def test_the_verdict_says_where_full_depth_is_as_fast(results: RetrofitResults) 
 
 def test_the_verdict_says_that_one_layer_for_all_is_kept(results: RetrofitResults) -> None:
     full = replace(results, fixed_layer=12, policy="layer:12", exits=(0, 0, 1))
-    assert "so all texts run at full depth" in full.verdict()[1]
+    assert "so all texts run to full depth" in full.verdict()[1]
     assert "so all texts stop at layer 6" in replace(results, fixed_layer=6, policy="layer:6").verdict()[1]
 
 

@@ -260,7 +260,7 @@ def test_one_layer_for_all_is_kept_where_it_is_as_fast(
     else:
         assert layers == {kept}
         assert (
-            "so all texts run at full depth" if kept == 4 else f"so all texts stop at layer {kept}"
+            "so all texts run to full depth" if kept == 4 else f"so all texts stop at layer {kept}"
         ) in str(found)
 
 
@@ -521,7 +521,7 @@ def test_repeats_and_near_copies_are_described() -> None:
     orders = [f"Order {number} of Ann {number} has shipped" for number in range(50)]
     (line,) = describe_repeats(split_texts(orders))
     assert line.startswith(
-        "100% of the calibration rows are like one to learn from but for numbers and names"
+        "100% of the calibration rows differ from one to learn from only in numbers and names"
     )
     assert describe_repeats(split_texts([f"{word} {other}" for word in WORDS for other in WORDS])) == []
 

@@ -49,7 +49,7 @@ class ClaimOptions:
         str, Option(help="Operating point, such as 'spam>=0.3'; the most likely label by default.")
     ] = ""
     tolerance: Annotated[
-        float | None, Option(help="For numbers and --risk score: differences up to this do not count.")
+        float | None, Option(help="For numbers, and for --risk score: differences up to this do not count.")
     ] = None
     delta: Annotated[float, Option(help="The probability that a verdict is wrong.")] = 0.05
     stop_early: Annotated[

@@ -117,7 +117,7 @@ def command(work: Callable[..., Result]) -> Callable[..., None]:
 def flag_parameters(
     declared: Mapping[str, inspect.Parameter], groups: Mapping[str, Any]
 ) -> list[inspect.Parameter]:
-    """A parameter for each flag: the command's own, those of its groups, and those of every command."""
+    """A parameter for each flag: the command's own, its groups', and those that every command has."""
     parameters: list[inspect.Parameter] = []
     for name, parameter in declared.items():
         if name in groups:
@@ -218,7 +218,7 @@ EXTRAS_OF = {
 
 @contextmanager
 def name_extras(command: str, model: str | None) -> Iterator[None]:
-    """If a package is missing, name all extras that are: that of the package, of the command, and of the model."""
+    """If a package is missing, name every extra that is missing: the package's, the command's and the model's."""
     try:
         yield
     except ImportError as error:

@@ -97,15 +97,16 @@ class DataOptions:
                 f"--by {by}: a guarantee for a tagger holds for all texts together; leave it out."
             )
         if self.file is None:
+            if by is not None:
+                raise BadOption("--by is for a file; name it with --data.")
             task, split = find_task(self.task, self.data, self.hub, columns), self.split
             name = f"{task.name} {split}"
         else:
-            task, split, name = self.file_task(self.file, model, columns), "validation", self.file.name
+            task, split, name = self.file_task(self.file, model, columns, by), "validation", self.file.name
         task = match_labels(task, model)
-        loaded = Split(task, name, task.columns(split))
-        return loaded if by is None else replace(loaded, category_column=by, categories=self.cells(by))
+        return Split(task, name, task.columns(split), by or "")
 
-    def file_task(self, file: Path, model: "ModelInfo", columns: ColumnOptions) -> "Task":
+    def file_task(self, file: Path, model: "ModelInfo", columns: ColumnOptions, by: str | None) -> "Task":
         from offramp.data import Task
         from offramp.data.checks import has_default_names
 
@@ -116,18 +117,8 @@ class DataOptions:
         elif not has_default_names(model.labels):
             columns.refuse(["labels"], f"the labels of the model are {', '.join(model.labels)}")
             options["labels"] = list(model.labels)
-        return Task.from_files(validation=file, **options, unlabelled=["validation"], name=file.stem)
-
-    def cells(self, column: str) -> list[Any]:
-        """The cells of a further column of a file."""
-        from offramp.data.files import read_file
-
-        if self.file is None:
-            raise BadOption("--by is for a file; name it with --data.")
-        table = read_file(self.file)
-        if column not in table.column_names:
-            raise BadOption(f"--by {column}: {self.file} has the columns {', '.join(table.column_names)}.")
-        return table.column(column)
+        options |= {"category": by, "unlabelled": ["validation"]}
+        return Task.from_files(validation=file, name=file.stem, **options)
 
 
 @dataclass(frozen=True)
@@ -139,7 +130,7 @@ class Split:
     """What reports call the texts."""
     columns: Mapping[str, list[Any]]
     category_column: str = ""
-    categories: list[Any] | None = None
+    """What the column `category` is called in the file, if there is one."""
 
     @property
     def texts(self) -> list[Any]:
@@ -149,9 +140,9 @@ class Split:
         return list(zip(self.columns["text"], self.columns["text_pair"], strict=True))
 
     def select(self, rows: Sequence[int]) -> "Split":
-        columns = {name: [cells[row] for row in rows] for name, cells in self.columns.items()}
-        categories = self.categories and [self.categories[row] for row in rows]
-        return replace(self, columns=columns, categories=categories)
+        return replace(
+            self, columns={name: [cells[row] for row in rows] for name, cells in self.columns.items()}
+        )
 
 
 def find_task(name: str | None, folder: Path | None, hub: str | None, columns: ColumnOptions) -> "Task":
@@ -199,9 +190,9 @@ def collect_trace(
         logits = collect(reference, split.columns, progress=in_terminal()).logits[:, -1]
         trace = replace(trace, reference=logits, reference_name=original)
     warn_about_swapped_labels(trace)
-    if split.categories is None:
+    if "category" not in split.columns:
         return trace
-    return trace.categorized(split.category_column, split.categories)
+    return trace.categorized(split.category_column, split.columns["category"])
 
 
 def warn_about_swapped_labels(trace: "Trace") -> None:

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -221,30 +221,38 @@ def predict_submission(
     return Result(values, f"{', '.join(paths)}: {count(len(layers), 'prediction')}, mean layer {mean:.2f}")
 
 
+@dataclass(frozen=True)
+class ClusterOptions:
+    """The options of `offramp.cluster.predict`."""
+
+    policy: PolicyOption = None
+    max_layer: MaxLayerOption = None
+    text: TextOption = None
+    text_pair: TextPairOption = None
+    id: Annotated[str | None, Option(help="Column to copy to the predictions; by default id or idx.")] = None
+    address: Annotated[
+        str | None,
+        Option(help="A running Ray cluster, such as auto or 10.0.0.1:6379; by default one is started here."),
+    ] = None
+    workers: Annotated[int | None, Option(min=1, help="Number of workers; by default one per core.")] = None
+    device: DeviceOption = None
+    threads: Annotated[int, Option(min=1, help="CPU threads of each worker.")] = 1
+    max_length: Annotated[
+        int | None, Option(help="Truncate texts to this many tokens; by default as in training.")
+    ] = None
+
+
 def predict_files(
     model: ExitsArgument,
     source: Annotated[Path, Argument(help="A txt, csv, tsv, jsonl or parquet file, or a folder of them.")],
     out: Annotated[Path, Option(help="A new folder for the predictions, as Parquet files.")],
-    policy: PolicyOption = None,
-    max_layer: MaxLayerOption = None,
-    text: TextOption = None,
-    text_pair: TextPairOption = None,
-    id: Annotated[str | None, Option(help="Column to copy to the predictions; by default id or idx.")] = None,
-    address: Annotated[
-        str | None,
-        Option(help="A running Ray cluster, such as auto or 10.0.0.1:6379; by default one is started here."),
-    ] = None,
-    workers: Annotated[int | None, Option(min=1, help="Number of workers; by default one per core.")] = None,
-    device: DeviceOption = None,
-    threads: Annotated[int, Option(min=1, help="CPU threads of each worker.")] = 1,
-    max_length: Annotated[
-        int | None, Option(help="Truncate texts to this many tokens; by default as in training.")
-    ] = None,
+    options: ClusterOptions,
 ) -> Result:
     """Predict many files in parallel, on Ray.
 
-    Writes one row per text: file, row, the id if there is one, label, score and layer. OUT/_done.json is written
-    last; without it the run is unfinished. With --device cuda, each worker has a GPU to itself.
+    Writes one row per text: file, row, the id if there is one, label, score and layer, and the decision if the model
+    has an operating point. OUT/_done.json is written last; without it the run is unfinished. With --device cuda,
+    each worker has a GPU to itself.
 
     \b
     Examples:
@@ -254,21 +262,7 @@ def predict_files(
     from offramp.cluster import predict as run
     from offramp.folder import find_model
 
-    done = run(
-        find_model(model),
-        source,
-        out,
-        policy=policy,
-        max_layer=max_layer,
-        text=text,
-        text_pair=text_pair,
-        id=id,
-        address=address,
-        workers=workers,
-        device=device,
-        threads=threads,
-        max_length=max_length,
-    )
+    done = run(find_model(model), source, out, **asdict(options))
     predictions = count(done.texts, "prediction")
     line = f"{out}: {predictions}, mean layer {done.mean_layer:.2f}, in {done.seconds:.0f} s"
     return Result({"out": str(out), **asdict(done)}, line)

@@ -33,7 +33,7 @@ def retrofit(
     ] = None,
     delta: Annotated[float, Option(help="The probability that the guarantee does not hold.")] = 0.05,
     tolerance: Annotated[
-        float | None, Option(help="For numbers and --risk score: those this close count as equal.")
+        float | None, Option(help="For numbers, and for --risk score: values this close count as equal.")
     ] = None,
     text: TextOption = None,
     text_pair: TextPairOption = None,
@@ -74,7 +74,8 @@ def retrofit(
         str, Option(help="fp32, int8, or auto: calibrate and time both, and keep the faster.")
     ] = "auto",
     rule: Annotated[
-        list[str] | None, Option(help=f"Rule to choose when to exit; repeatable. {DEFAULT_RULES_HELP}")
+        list[str] | None,
+        Option(help=f"Rule that decides when to exit; repeat to choose among several. {DEFAULT_RULES_HELP}"),
     ] = None,
     seed: Annotated[int, Option(min=0, help="Seed of training.")] = 0,
     rank: Annotated[

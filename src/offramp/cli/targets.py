@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from offramp.trace import Trace
 
 DEFAULT_RULES_HELP = (
-    "By default agreement, entropy and layer are tried, with 3 or more classes confidence and margin too."
+    "By default agreement, entropy and layer are tried, and with 3 or more classes confidence and margin."
 )
 RISK_HELP = (
-    "changed (default); of yes or no, missed and false_alarm (shares of the original's yes and no), missed_of_all, "
+    "changed (default); for yes or no, missed and false_alarm (shares of the original's yes and no), missed_of_all, "
     "false_alarm_of_all; score (one moves by more than --tolerance); with labels accuracy (correct predictions lost) "
     "or accuracy_drop (those lost minus those gained); for taggers changed (any span), missed (a word in a span is "
     "now in none) or missed_share (of such words)"
@@ -76,7 +76,7 @@ class TargetOptions:
     ] = None
     tolerance: Annotated[
         float | None,
-        Option(help="With --guarantee, for numbers and --risk score: those this close count as equal."),
+        Option(help="With --guarantee, for numbers, and for --risk score: values this close count as equal."),
     ] = None
     rule: Annotated[
         list[str] | None,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow
 
-from offramp.data.files import READERS, ColumnMap, guess_columns, read_file
-from offramp.errors import BadData, BadOption
+from offramp.data.files import READERS, ColumnMap, check_columns, guess_columns, read_file
+from offramp.errors import BadOption
 from offramp.inference.texts import clean
 
 ID_NAMES = ("id", "idx")
@@ -67,9 +67,7 @@ def find_texts(
     if id in RESERVED:
         raise BadOption(f"the id column cannot be called {id}, a column of the output; rename it.")
     columns = ColumnMap(guessed.text, guessed.text_pair, idx=ids[0] if ids else None)
-    for name in columns.roles().values():
-        if name not in names:
-            raise BadData(f"{files[0]}: no column named {name!r}, expected one of {', '.join(names)}")
+    check_columns(str(files[0]), columns.roles().values(), names)
     home = source if source.is_dir() else source.parent
     return TextFiles(home, columns), files
 

@@ -75,8 +75,8 @@ def predict(
     """Predicts all texts of a file or a folder, and writes a folder of Parquet files.
 
     Each row has `file` and `row` (the line of a text file, the row of a Parquet file, from 1), the id if there is
-    one, `label`, `score` and `layer`. Rows come in no particular order. `_done.json` is written last: a folder
-    without it is unfinished, and cannot be resumed.
+    one, `label`, `score` and `layer`, and `decision` if the model has an operating point. Rows come in no particular
+    order. `_done.json` is written last: a folder without it is unfinished, and cannot be resumed.
 
     Args:
         model: the folder of a saved or an exported model.

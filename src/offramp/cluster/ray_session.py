@@ -67,7 +67,7 @@ def start(address: str | None, cores: int) -> None:
 
 @contextmanager
 def loopback(only: bool) -> Iterator[None]:
-    """Lets this process listen as `LOCAL_VARIABLES` let those of Ray, which read them when they start."""
+    """Makes this process listen where `LOCAL_VARIABLES` make those of Ray listen, which read them at their start."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = before and not only
     try:

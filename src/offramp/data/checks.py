@@ -29,7 +29,7 @@ def check_rows(
     separator: str | None = None,
     bad_rows: str = "error",
 ) -> dict[str, list[Any]]:
-    """The text columns, `words` if texts come as words, `label` if there are labels, and `idx`."""
+    """The text columns, `words` if texts come as words, `label` and `category` if the table has them, and `idx`."""
     check_header(table, labels or ())
     table = without_faults(table, find_incomplete(table, texts, problem), bad_rows)
     columns = {role: [join_words(cell) for cell in table.cells[role]] for role in texts}
@@ -37,6 +37,8 @@ def check_rows(
         columns["words"] = table.cells["text"]
     if "label" in table.cells:
         columns["label"] = label_column(table, labels or (), problem, separator)
+    if "category" in table.cells:
+        columns["category"] = table.cells["category"]
     columns["idx"] = idx_column(table)
     return columns
 

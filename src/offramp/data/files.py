@@ -29,15 +29,16 @@ class ColumnMap:
     text_pair: Column | None = None
     label: Column | None = None
     idx: Column | None = None
+    category: Column | None = None
+    """What a guarantee may hold within, such as the language of a text."""
 
     def roles(self) -> dict[str, Column]:
-        columns = {"text": self.text, "text_pair": self.text_pair, "label": self.label, "idx": self.idx}
-        return {role: column for role, column in columns.items() if column is not None}
+        return {role: column for role, column in vars(self).items() if column is not None}
 
 
 @dataclass(frozen=True)
 class RawTable:
-    """The cells of each role (`text`, `text_pair`, `label`, `idx`), not yet checked."""
+    """The cells of each role of a `ColumnMap`, not yet checked."""
 
     source: str
     cells: Mapping[str, list[Any]]
@@ -124,7 +125,7 @@ class UserFile:
         return f"{self.path}, {self.unit} {self.records[record][0]}"
 
     def column(self, name: str) -> list[Any]:
-        _check_columns(self.source, [name], self.column_names)
+        check_columns(self.source, [name], self.column_names)
         position = self.column_names.index(name)
         return [cells[position] for _, cells in self.records]
 
@@ -143,7 +144,7 @@ class UserFile:
 
     def select(self, columns: ColumnMap) -> RawTable:
         roles = columns.roles()
-        _check_columns(self.source, roles.values(), self.column_names)
+        check_columns(self.source, roles.values(), self.column_names)
         positions = {role: self.column_names.index(str(column)) for role, column in roles.items()}
         return _select(self.path, positions, self.records, len(self.column_names), unit=self.unit)
 
@@ -180,7 +181,7 @@ class DatasetTable:
 
     def select(self, columns: ColumnMap) -> RawTable:
         roles = columns.roles()
-        _check_columns(self.source, roles.values(), self.column_names)
+        check_columns(self.source, roles.values(), self.column_names)
         data = self.data.with_format(None)
         cells = {role: list(data[column]) for role, column in roles.items()}
         feature, labels = data.features.get(columns.label), cells.pop("label", [])
@@ -299,7 +300,7 @@ def guess_columns(
     """The named columns; a column that is not named is found by the usual names for it.
 
     >>> guess_columns("a.csv", ["id", "Sentence1", "Sentence2", "Score"])
-    ColumnMap(text='Sentence1', text_pair='Sentence2', label='Score', idx=None)
+    ColumnMap(text='Sentence1', text_pair='Sentence2', label='Score', idx=None, category=None)
     """
     free = {name.lower(): name for name in names if name not in (text, text_pair, label)}
     if text is None and text_pair is None:
@@ -323,7 +324,7 @@ def _only(source: str, names: Sequence[str], role: str, candidates: Sequence[str
     return candidates[0]
 
 
-def _check_columns(source: str, columns: Iterable[Column], names: Sequence[str]) -> None:
+def check_columns(source: str, columns: Iterable[Column], names: Sequence[str]) -> None:
     missing = [column for column in columns if column not in names]
     if missing:
         raise BadData(f"{source}: no column named {missing[0]!r}, expected one of {', '.join(names)}")

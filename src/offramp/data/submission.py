@@ -22,17 +22,16 @@ def write_submission(
     predictions: Sequence[int] | Sequence[float],
     folder: str | Path,
     layers: Sequence[int] | None = None,
-    labels: Sequence[str] | None = None,
 ) -> list[Path]:
     """Write the predictions (`MRPC.tsv` for GLUE, `mrpc.tsv` for ELUE) and, if given, the layers of their exits.
 
-    Predictions are numbers for STS-B, or else indices into `labels`, the label names in the model's order (by default
-    the task's). `idx` is the test split's column of that name. `layers`, from 1, go to `mrpc_exit_layer.tsv`. Either
-    all files are written or none.
+    Predictions are numbers for STS-B, or else indices into the labels of the task, which are to be in the model's
+    order (`Task.with_label_order`). `idx` is the test split's column of that name. `layers`, from 1, go to
+    `mrpc_exit_layer.tsv`. Either all files are written or none.
     """
     if task.submission is None:
         raise BadData(f"{task.name} is not part of a benchmark that accepts submissions")
-    columns = {f"{task.submission}.tsv": ("prediction", _format(task, predictions, labels or task.labels))}
+    columns = {f"{task.submission}.tsv": ("prediction", _format(task, predictions))}
     if layers is not None:
         columns[f"{task.submission}_exit_layer.tsv"] = ("exit_layer", [str(int(layer)) for layer in layers])
     _check_idx(idx, [len(cells) for _, cells in columns.values()])
@@ -41,15 +40,13 @@ def write_submission(
     return [*files]
 
 
-def _format(task: Task, predictions: Iterable[float], labels: Sequence[str] | None) -> list[str]:
-    if not task.problem.has_classes:
+def _format(task: Task, predictions: Iterable[float]) -> list[str]:
+    if task.labels is None:
         return [_format_score(float(score)) for score in predictions]
-    if labels is None or set(labels) != set(task.labels or ()):
-        raise BadData(f"the model's labels are {labels}, expected those of the task: {task.labels}")
-    names = dict(enumerate(labels))
+    names = dict(enumerate(task.labels))
     wrong = [index for index in predictions if index not in names]
     if wrong:
-        raise BadData(f"prediction {wrong[0]!r}, expected the index of a label, 0 to {len(labels) - 1}")
+        raise BadData(f"prediction {wrong[0]!r}, expected the index of a label, 0 to {len(names) - 1}")
     return [names[int(index)] for index in predictions]
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from offramp.data.checks import check_rows, has_default_names, infer_labels, infer_problem
 from offramp.data.files import (
@@ -38,6 +38,26 @@ NLI = ("contradiction", "entailment", "neutral")
 NLI_OF_ROBERTA = ("contradiction", "neutral", "entailment")
 """The order of MNLI's labels that DeeBERT, PABEE, ELBERT and RomeBERT use for RoBERTa, without saving it."""
 ROBERTAS = ("roberta", "xlm-roberta")
+
+
+class TaskOptions(TypedDict, total=False):
+    """How to read files or a data set; whatever is not given is inferred from the first of them."""
+
+    text: str | None
+    text_pair: str | None
+    label: str | None
+    """Columns, which are guessed by their names."""
+    category: str | None
+    """A column within whose values a guarantee is to hold."""
+    labels: Sequence[str] | None
+    """Label names; by default those that occur."""
+    problem_type: str | None
+    metrics: Sequence[str] | None
+    separator: str | None
+    """What separates the labels of a multi-label example in a text cell; without it they are a list of names."""
+    bad_rows: str
+    unlabelled: Sequence[str]
+    """Splits that may lack the label column, by default the test split; if there are no others, give `labels`."""
 
 
 @dataclass(frozen=True)
@@ -108,39 +128,18 @@ class Task:
         validation: str | Path | None = None,
         test: str | Path | None = None,
         *,
-        text: str | None = None,
-        text_pair: str | None = None,
-        label: str | None = None,
-        labels: Sequence[str] | None = None,
-        problem_type: str | None = None,
-        metrics: Sequence[str] | None = None,
-        separator: str | None = None,
-        bad_rows: str = "error",
-        unlabelled: Sequence[str] = ("test",),
         name: str = "files",
+        **options: Unpack[TaskOptions],
     ) -> "Task":
-        """A task from CSV, TSV, JSONL, Parquet, CoNLL or txt files (a text per line). Whatever is not given is
-        inferred from the first.
+        """A task from CSV, TSV, JSONL, Parquet, CoNLL or txt files (a text per line); `options` are those of
+        `TaskOptions`.
 
-        Columns are guessed by their names, and labels are those that occur. Labels of a multi-label example are a
-        list of names, or one text with a `separator` between them. To train a tagger, texts are lists of words, and
-        labels are lists of their tags. The splits in `unlabelled` may lack the label
-        column; if there are no others, give `labels`. Each file is read once, here, and kept in memory.
+        To train a tagger, texts are lists of words, and labels are lists of their tags. Each file is read once, here,
+        and kept in memory.
         """
         paths = {"train": train, "validation": validation, "test": test}
-        return cls._from_tables(
-            {split: read_file(Path(path)) for split, path in paths.items() if path is not None},
-            text=text,
-            text_pair=text_pair,
-            label=label,
-            labels=labels,
-            problem_type=problem_type,
-            metrics=metrics,
-            separator=separator,
-            bad_rows=bad_rows,
-            unlabelled=unlabelled,
-            name=name,
-        )
+        tables = {split: read_file(Path(path)) for split, path in paths.items() if path is not None}
+        return cls._from_tables(tables, name=name, **options)
 
     @classmethod
     def from_hub(cls, path: str, config: str | None = None, **options: Any) -> "Task":
@@ -156,12 +155,11 @@ class Task:
         validation: str = "validation",
         test: str = "test",
         name: str = "dataset",
-        **options: Any,
+        **options: Unpack[TaskOptions],
     ) -> "Task":
         """Like `from_files`, for a loaded data set, whose splits have the given names; a `Dataset` is a train split.
 
-        Labels are the names of a `ClassLabel` column, or else those that occur. Further options are those of
-        `from_files`.
+        Labels are the names of a `ClassLabel` column, or else those that occur.
         """
         import datasets
 
@@ -190,6 +188,7 @@ class Task:
         text: str | None = None,
         text_pair: str | None = None,
         label: str | None = None,
+        category: str | None = None,
         labels: Sequence[str] | None = None,
         problem_type: str | None = None,
         metrics: Sequence[str] | None = None,
@@ -199,7 +198,7 @@ class Task:
     ) -> "Task":
         if not tables:
             raise BadData("no files; pass train=..., validation=... or test=...")
-        splits = _load_splits(tables, text, text_pair, label, unlabelled)
+        splits = _load_splits(tables, text, text_pair, label, category, unlabelled)
         labelled = [source for source in splits.values() if source.columns.label is not None]
         table = (labelled or [*splits.values()])[0].read()
         labels = labels or table.label_names
@@ -310,7 +309,8 @@ class Task:
         features |= {"words": datasets.List(datasets.Value("string"))} if "words" in columns else {}
         features |= {"label": label_types[self.problem]} if "label" in columns else {}
         features["idx"] = datasets.Value("int64")
-        return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+        kept = {name: columns[name] for name in features}
+        return datasets.Dataset.from_dict(kept, features=datasets.Features(features))
 
 
 def _normalize(name: str) -> str:
@@ -328,18 +328,18 @@ def _load_splits(
     text: str | None,
     text_pair: str | None,
     label: str | None,
+    category: str | None,
     unlabelled: Sequence[str],
 ) -> dict[str, LoadedSplit]:
     """The columns of each split; those that are not named are guessed from the first split that must have labels."""
     labelled = [split for split in tables if split not in unlabelled]
     first = tables[(labelled or list(tables))[0]]
-    columns = guess_columns(
-        first.source, first.column_names, text, text_pair, label, needs_label=bool(labelled)
-    )
+    names = [name for name in first.column_names if name != category]
+    columns = guess_columns(first.source, names, text, text_pair, label, needs_label=bool(labelled))
     splits = {}
     for split, table in tables.items():
         check_not_empty(table)
         absent = split in unlabelled and columns.label not in table.column_names
-        present = replace(columns, label=None) if absent else columns
+        present = replace(columns, label=None if absent else columns.label, category=category)
         splits[split] = LoadedSplit(present, table.select(present))
     return splits

@@ -109,7 +109,7 @@ def run(
     known_rows: Array | None,
     group: str,
 ) -> dict[str, Any]:
-    """The arrays of a trace. Labels are read and checked before the model runs; those of a stream, as it goes."""
+    """The arrays of a trace. Labels are read and checked before the model runs; in a stream, as it is read."""
     from tqdm.auto import tqdm
 
     info = engine.runtime.info
@@ -291,8 +291,8 @@ def tokenize(batch: Batch, first: int, tokenizer: BatchTokenizer | None) -> list
     return tokenizer([*zip(batch["text"], batch["text_pair"], strict=True)])
 
 
-def unpad(batch: Batch, first: int) -> list[Tokens]:
-    """Rows of `input_ids`, without padding."""
+def unpad(batch: Batch, first: int = 0) -> list[Tokens]:
+    """Rows of `input_ids`, without padding; `first` is the number of the first row."""
     ids, types = batch["input_ids"], batch.get("token_type_ids")
     masks = batch.get("attention_mask") or [[1] * len(row) for row in ids]
     for row, mask in enumerate(masks, first):

@@ -16,11 +16,12 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, TextClassificationPipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from offramp.inference.collect import unpad
 from offramp.inference.runner import Runner
 from offramp.policy import Policy
-from offramp.runtimes import Tokens
 
 TASK = "early-exit-classification"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class ExitPipeline(TextClassificationPipeline):
@@ -40,7 +41,8 @@ class ExitPipeline(TextClassificationPipeline):
 
     def _forward(self, model_inputs: Any, policy: Policy | str | None = None) -> dict[str, Tensor]:
         runtime = self.runner.runtime
-        decision = self.runner.engine.run(unpadded(**model_inputs), self.runner.resolve_policy(policy))
+        batch = {name: model_inputs[name].tolist() for name in INPUTS if name in model_inputs}
+        decision = self.runner.engine.run(unpad(batch), self.runner.resolve_policy(policy))
         layers = torch.tensor(runtime.info.exits)[torch.from_numpy(decision.exits)]
         return {"logits": torch.from_numpy(decision.logits), "layer": layers}
 
@@ -51,17 +53,6 @@ class ExitPipeline(TextClassificationPipeline):
             if not torch.isfinite(model_outputs["logits"]).all():
                 record.update(label=None, score=float("nan"))
         return result
-
-
-def unpadded(
-    input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None, **others: Any
-) -> list[Tokens]:
-    """The rows of a padded batch, without padding."""
-    types: Any = [None] * len(input_ids) if token_type_ids is None else token_type_ids
-    return [
-        Tokens(ids[mask].tolist(), None if types is None else types[mask].tolist())
-        for ids, mask, types in zip(input_ids, attention_mask.bool(), types, strict=True)
-    ]
 
 
 PIPELINE_REGISTRY.register_pipeline(

@@ -1,4 +1,4 @@
-"""Bounds by exit: policies with a threshold for each exit, of which none is found on the examples that test it.
+"""Bounds by exit: policies with a threshold for each exit, found on other examples than those that test them.
 
 Which examples take an exit depends on the thresholds of all exits before it. So the sequence of policies that is
 tested is fixed before: they are found on the examples that a rule that learns is fitted on. Each policy opens the
@@ -24,9 +24,9 @@ from offramp.rules.base import Rule
 from offramp.trace import Trace
 
 CONFIDENCES = (0.999, 0.99, 0.97, 0.94, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""That an exit is within its bound, and then passes its test, in the policies from the safest to the boldest."""
+"""How sure the search is that an exit is within its bound and passes its test: a policy for each, safest first."""
 SPARE = 1.3
-"""How many more examples than needed are kept for the last exit: their number varies too."""
+"""This many times the examples needed are kept for the last exit, because their number varies with the sample."""
 
 
 def policies_by_exit(

@@ -62,7 +62,7 @@ def calibrate(
         trace: the calibration examples; if they are lists (`Trace.grouped`), the target is a guarantee about
             rankings, and the rule is by default `rank`.
         rule: a name, or a policy or its text, whose threshold is replaced; None tries those of agreement, entropy,
-            confidence, margin and layer that work for this problem. Of several rules the best for the target is
+            confidence, margin and layer that work for this problem. If there are several, the best for the target is
             chosen; a guarantee pays for that choice by splitting delta among them, of which agreement gets 80%; other
             targets warn. A policy whose rule is already fitted keeps its fit, but not with a guarantee, because it
             may be to these examples.
@@ -190,8 +190,8 @@ def rules_of(problem: Problem, classes: int) -> list[str]:
 
 
 def fit(trace: Trace, policy: Policy, fit_on: Trace | None, target: Guarantee | None = None) -> Candidate:
-    """A rule that learns is fitted on some examples and calibrated on the others, any other on all of them; with
-    bounds by exit, policies are found on some examples too."""
+    """A rule that learns is fitted on some examples and calibrated on the rest; any other rule is calibrated on all.
+    With bounds by exit, the policies to test are also searched for on some of the examples."""
     finds_policies = target is not None and target.by == BY_EXIT and policy.rule.reads != "layer"
     if policy.rule.is_fitted and not finds_policies:
         return Candidate(policy, trace)

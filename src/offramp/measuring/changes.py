@@ -1,7 +1,7 @@
 """Where a policy changes predictions: how often in each group of examples, and for which examples.
 
-Of a trace of lists, the documents of the reference's top k are counted; one that is missed has changed. Of one of
-taggers, texts, and spans and words by their label.
+For lists, the documents of the reference's top k are counted, and one that is missed has changed. For taggers, texts
+are counted, and spans and words by their label.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,7 +53,7 @@ def find_changes(
     top_k: int | None = None,
     spell: Callable[[int, Array], str] | None = None,
 ) -> Changes:
-    """`texts` are those of the rows of the trace; a trace of lists needs a top k.
+    """`texts` has the text of each row of the trace; a trace of lists needs a top k.
 
     A trace of tags needs `spell`, which shows the spans of a text, from its number and the logits of its words.
     """

@@ -42,20 +42,20 @@ class Cost:
         return None if self.macs is None else 2 * self.macs
 
 
-def cost(histogram: ArrayLike, layers: Sequence[int], depth: int, macs: float | None = None) -> Cost:
-    """The cost when histogram[e] examples take exit e, which follows layer layers[e].
+def cost(histogram: ArrayLike, layers: Sequence[int], macs: float | None = None) -> Cost:
+    """The cost when histogram[e] examples take exit e, which follows layer layers[e]; the last exit is at full depth.
 
     *Shapes*: histogram (exits,), layers (exits,).
 
     *Example*
-    >>> half = cost([1, 0, 1], layers=[2, 4, 6], depth=6)
+    >>> half = cost([1, 0, 1], layers=[2, 4, 6])
     >>> half.mean_layer, round(half.executed_fraction, 3), half.layer_ratio
     (4.0, 0.667, 1.5)
     """
     counts = np.asarray(histogram, np.float64)
     if counts.shape != (len(layers),) or counts.sum() <= 0:
         raise BadOption(f"the histogram must count at least one example over {len(layers)} exits")
-    return Cost(float(counts @ np.asarray(layers) / counts.sum()), depth, macs)
+    return Cost(float(counts @ np.asarray(layers) / counts.sum()), layers[-1], macs)
 
 
 def macs(shape: Mapping[str, int], classes: int, length: ArrayLike, layers: int, heads: int = 1) -> Array:

@@ -30,9 +30,9 @@ def paying_exits(trace: Trace, target: Guarantee, costs: Sequence[ExitCost]) -> 
     """The exits that are worth keeping under a guarantee: the last, and at least one more, without which there would
     be nothing to calibrate.
 
-    One after the other goes, each time the one without which the expected time is shortest; the fewest that are about
-    as fast as any so far stay. Of several `costs` the product counts. The policy is `agreement`, fitted on half of
-    the examples and tried on the other.
+    Exits are removed one by one, each time the one without which the expected time is shortest. Of all sets on the
+    way, the smallest that is about as fast as the fastest is kept. Times under several `costs` are multiplied. The
+    policy is `agreement`, fitted on half of the examples and tried on the other.
     """
     halves = halves_of(trace, 0)
     pairs = [(trace[fitted], trace[tried]) for fitted, tried in (halves, halves[::-1])]
@@ -56,8 +56,8 @@ def one_less(kept: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
 def expected_time(
     fitted: Trace, tried: Trace, kept: Sequence[int], target: Guarantee, costs: Sequence[ExitCost]
 ) -> float:
-    """The shortest over all thresholds that keep the share of changed predictions (of tagged texts, the share that
-    loses something) within the tightest bound."""
+    """The shortest time over all thresholds that keep the share of changed predictions (or of tagged texts that lose
+    something) within the tightest bound."""
     fitted, tried = at_exits(fitted, kept), at_exits(tried, kept)
     policy = fit_rule(Policy(Agreement()), fitted, target)
     readiness = fold(policy.rule, tried.logits, None, tried.layers, tried.problem, tried.lists).readiness

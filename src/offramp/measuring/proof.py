@@ -318,8 +318,8 @@ def too_few_by_exit(target: Guarantee, delta: float) -> str:
     needed = BOUNDS[target.losses[target.risks[0]].bound].examples_needed
     least = max(needed([0.0], target.bounds_of(risk, [""])[""], delta) or 0 for risk in target.risks)
     return (
-        f"no exit takes enough examples within the bound to prove it there: without errors it takes {least} at each "
-        "exit, and at the last. Calibrate on more examples, or allow more risk."
+        f"no exit is taken by enough examples to prove its bound: even without errors that takes {least} examples at "
+        "each exit, the last included. Calibrate on more examples, or allow more risk."
     )
 
 

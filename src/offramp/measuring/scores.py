@@ -120,7 +120,7 @@ def tags_taken(trace: Trace, table: ExitTable, output: RuleOutput) -> Iterator[A
 
 
 def span_counts(trace: Trace, tags: Array) -> Array:
-    """(texts, 3) the spans of the labels, those of the tags (labelled tokens,), and those that are in both."""
+    """(texts, 3) how many spans the labels have, how many the tags (labelled tokens,), and how many both."""
     assert trace.labels is not None
     texts = trace.text_numbers[Lists.consecutive(trace.sizes).numbers[trace.tagged]]
     begins = begin_texts(texts)

@@ -114,8 +114,8 @@ def compare_speed(
 ) -> dict[str, Speed]:
     """Times the contenders in turns.
 
-    If that would take longer than `seconds`, fewer examples are timed, and fewer times; of contenders that need most
-    of it for one example, that one alone.
+    If that would take longer than `seconds`, fewer examples are timed, and fewer times. If a single example already
+    takes most of it, only that example is timed.
     """
     end, repeats = time.perf_counter() + seconds, repeats or REPEATS
     probes = probe(contenders, examples[:PROBES], end)
@@ -148,8 +148,8 @@ def compare_speed(
 
 
 def probe(contenders: Mapping[str, Predict], examples: Sequence[Any], end: float) -> dict[str, list[float]]:
-    """The seconds of single examples, after a first call that may load and allocate; that call alone if the others
-    would take half of the time until `end`."""
+    """The seconds of single examples. The first call, which may load and allocate, is left out, unless further calls
+    would take half of the time until `end`: then it is all there is."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for name, predict in contenders.items():
         one_by_one(predict, examples[:1], seconds[name])

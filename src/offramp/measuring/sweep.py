@@ -76,9 +76,7 @@ def sweep(
             return Point(
                 threshold=None if not policy.rule.takes_threshold else float(table.thresholds[index]),
                 scores={name: float(by_metric[name][index]) for name in metrics},
-                cost=cost(
-                    histogram[index], trace.layers, trace.layers[-1], None if spent is None else spent[index]
-                ),
+                cost=cost(histogram[index], trace.layers, None if spent is None else spent[index]),
                 exits=tuple(histogram[index].tolist()),
                 interval=None if around is None else around[index],
             )
@@ -167,7 +165,7 @@ def measure_point(trace: Trace, policy: Policy, padded_to: int | None = None) ->
     return Point(
         threshold=None if isinstance(policy.threshold, tuple) else policy.threshold,
         scores=by_metric,
-        cost=cost(histogram, trace.layers, trace.layers[-1], spent),
+        cost=cost(histogram, trace.layers, spent),
         exits=tuple(histogram.tolist()),
     )
 

@@ -176,11 +176,6 @@ class Heads(nn.Module):
         that tag tokens, (examples, tokens, labels) and (examples, tokens)."""
         return self.head_of(exit)(hidden, attention_mask, token_type_ids)
 
-    @property
-    def reads_types(self) -> bool:
-        """Whether a head needs to know which text of a pair a token belongs to."""
-        return "pair" in self.poolings
-
     def head_of(self, exit: int) -> "Head":
         """The head of one exit. Inference keeps it, to look up the modules only once."""
         which = exit // self.sharing

@@ -132,7 +132,7 @@ def write_stages(model: ExitModel, folder: Path, sample: Sequence[Tokens] | None
     """Writes the graphs, in int8 if there is a sample, and returns the branch of each stage."""
     # one text at a time: padding must not affect the scales
     inputs: Sequence[Arrays] = [embedding_inputs([example], padding=0) for example in sample or ()]
-    reads_types = model.heads.reads_types
+    reads_types = model.config.info.reads_types
     converted: list[ModelProto] = []
     for graph in tqdm(graphs(model), "exporting", 1 + len(model.config.exits), disable=None):
         if sample is not None:

@@ -80,7 +80,7 @@ def graphs(model: ExitModel) -> Iterator[ModelProto]:
     yield optimize(to_onnx(capture(Embedding(model), tokens), ["hidden"]))
 
     hidden = torch.randn(ROWS, LENGTH, model.config.encoder_config.hidden_size)
-    token_weights = torch.ones(ROWS, 3 if model.heads.reads_types else 2, LENGTH)
+    token_weights = torch.ones(ROWS, 3 if model.config.info.reads_types else 2, LENGTH)
     inputs = {"hidden": hidden, "attention_mask": mask, "token_weights": token_weights}
     gate = ["gate"] if model.config.head_config.gate else []
     templates: dict[Any, tuple[list[str], ModelProto]] = {}

@@ -17,8 +17,7 @@ from offramp.files import atomic_folder, read_json, write_files
 from offramp.folder.manifest import GRAPH, TOKENIZER, Manifest
 from offramp.model_info import CONFIG, ModelInfo
 from offramp.onnx_export.one_file import metadata, one_file, text_length
-from offramp.reports.card import CARD, policy_section, retrofit_section, summary, table, task_of, title
-from offramp.reports.results import RETROFIT, RetrofitResults
+from offramp.reports.card import CARD, card_text, policy_section, table
 from offramp.row_hashes import FILE
 
 QUANTIZED_GRAPH = "onnx/model_quantized.onnx"
@@ -52,7 +51,9 @@ def write_portable(folder: Path, path: Path, exit_logits: bool = False) -> None:
         own.save(draft)
         if (folder / FILE).is_file():
             shutil.copyfile(folder / FILE, draft / FILE)
-        (draft / CARD).write_text(card(folder, info, manifest), encoding="utf-8")
+        parts = [policy_section(info.policy), usage(info, manifest)]
+        card = card_text(folder, info, "transformers.js", ["onnx"], parts)
+        (draft / CARD).write_text(card, encoding="utf-8")
 
 
 def include_graph(folder: Path, portable: Path) -> None:
@@ -118,22 +119,6 @@ def tokenizer_config(tokenizer: Tokenizer, info: ModelInfo, manifest: Manifest) 
         "model_input_names": sorted({"input_ids", "attention_mask", *settings["model_input_names"]}),
         "pad_token": tokenizer.id_to_token(settings["pad_token_id"]),
     }
-
-
-def card(folder: Path, info: ModelInfo, manifest: Manifest) -> str:
-    from huggingface_hub import ModelCard, ModelCardData
-
-    assert info.policy is not None
-    metadata = ModelCardData(
-        library_name="transformers.js",
-        pipeline_tag=task_of(info),
-        tags=["onnx", "early-exit", task_of(info), info.backbone],
-    )
-    parts = [f"# {title(folder.resolve())}", summary(info)]
-    parts += [retrofit_section(RetrofitResults.load(folder))] if (folder / RETROFIT).is_file() else []
-    parts += [policy_section(info.policy), usage(info, manifest)]
-    body = "\n\n".join(parts)
-    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
 
 
 def usage(info: ModelInfo, manifest: Manifest) -> str:

@@ -256,8 +256,8 @@ def first_state(
 
 
 def of_examples(seen: Step, problem: Problem, lists: Any) -> tuple[Array, Array]:
-    """Readiness (examples, ...) and whether all logits were finite (examples,), from those of tokens if those are
-    tagged: no text is readier than its least ready token that counts, nor ready with a logit that is not finite."""
+    """Readiness (examples, ...), and whether all logits were finite (examples,). Where tokens are tagged, a text is
+    as ready as the least ready of its tokens that count, and never ready if a logit is not finite."""
     if not problem.of_tokens:
         return seen.readiness, seen.finite
     wrong = tokens_of(lists).total(~seen.finite, counted=False) > 0

@@ -27,19 +27,24 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 
 def card(folder: Path, info: ModelInfo, curve: Mapping[str, Any]) -> str:
+    scores = read_optional(folder / SCORES)
+    parts = [exits_section(scores)] if len(scores) > 1 else []
+    parts += [policy_section(info.policy)] if info.policy else []
+    parts += [curve_section(curve)] if "points" in curve else []
+    return card_text(folder, info, "offramp", [], [*parts, usage_section(info)])
+
+
+def card_text(folder: Path, info: ModelInfo, library: str, tags: Sequence[str], parts: Sequence[str]) -> str:
+    """A card with its metadata: what the model is and, after a retrofit, the comparison, before the other parts."""
     from huggingface_hub import ModelCard, ModelCardData
 
     task = task_of(info)
     metadata = ModelCardData(
-        library_name="offramp", pipeline_tag=task, tags=["early-exit", task, info.backbone]
+        library_name=library, pipeline_tag=task, tags=[*tags, "early-exit", task, info.backbone]
     )
-    scores = read_optional(folder / SCORES)
-    parts = [f"# {title(folder.resolve())}", summary(info)]
-    parts += [retrofit_section(RetrofitResults.load(folder))] if (folder / RETROFIT).is_file() else []
-    parts += [exits_section(scores)] if len(scores) > 1 else []
-    parts += [policy_section(info.policy)] if info.policy else []
-    parts += [curve_section(curve)] if "points" in curve else []
-    body = "\n\n".join([*parts, usage_section(info)])
+    opening = [f"# {title(folder.resolve())}", summary(info)]
+    opening += [retrofit_section(RetrofitResults.load(folder))] if (folder / RETROFIT).is_file() else []
+    body = "\n\n".join([*opening, *parts])
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 Range: TypeAlias = tuple[float, float]
 
 MARKED_POINTS = 12
-"""About as many points of a line get a mark."""
+"""About how many points of a line get a mark."""
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ((), (6, 2), (2, 2), (6, 2, 2, 2), (10, 3), (1, 2))

@@ -86,9 +86,9 @@ class Report:
 
     sections: tuple[Section, ...]
     comparison: tuple[MeanCurve, ...] = ()
-    """Shared by the sections, if their data are the same."""
+    """The models side by side, if their data are the same."""
     opening: tuple[Block, ...] = ()
-    """Before them, what a model for these traces is good for."""
+    """Shown first, such as the results of a retrofit."""
 
     def __str__(self) -> str:
         parts = [*map(str, self.opening), self.comparison_table(), report_text(self.sections)]

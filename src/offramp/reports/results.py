@@ -12,10 +12,10 @@ from offramp.guarantees.comparison import GroupDifferences
 from offramp.measuring.changes import Changes
 from offramp.measuring.speed import Contender, Speed
 from offramp.reports.table import Block, format_table, percent, short, shortened
-from offramp.wording import count
+from offramp.wording import count, plural
 
 RETROFIT, FULL_DEPTH = "retrofit.json", "full depth"
-LOSSES = {
+HEADINGS = {
     "changed": "changed %",
     "missed": "missed, % of yes",
     "false_alarm": "false alarms, % of no",
@@ -29,7 +29,7 @@ LOSSES = {
     "ndcg": "nDCG lost %",
 }
 """Headings of mean losses."""
-TAG_LOSSES = {"missed": "with a missed word %", "missed_share": "missed words %"}
+TAG_HEADINGS = {"missed": "with a missed word %", "missed_share": "missed words %"}
 """Headings of the losses of taggers."""
 OF_LABELS = {
     "label": ("spans", "changed", "spans"),
@@ -208,10 +208,10 @@ def pace(times: float) -> str:
 
 def rival_text(results: RetrofitResults) -> list[str]:
     """Where exits at different layers save no time, say so."""
-    units = "queries" if results.unit == "query" else "texts"
+    units = plural(results.unit)
     if results.fixed_layer == results.layers[-1]:
         return [
-            f"full depth is as fast as any exits under the same guarantee, so all {units} run at full depth"
+            f"full depth is as fast as any exits under the same guarantee, so all {units} run to full depth"
         ]
     if results.fixed_layer is not None:
         cut = "; a model cut there (offramp train --layers) may be as good" if results.fixed_layer else ""
@@ -283,7 +283,7 @@ def origin_lines(results: RetrofitResults) -> list[str]:
     cpu = (
         f"{machine['cpu'] or machine['machine']}, {count(machine['threads'], 'thread')}, {machine['system']}"
     )
-    units = "queries" if results.unit == "query" else "texts"
+    units = plural(results.unit)
     return [
         f"model: {results.original}, {count(results.layers[-1], 'layer')}",
         f"data: {results.data} ({units}: {parts})",
@@ -357,7 +357,7 @@ def contender_rows(
     def of(field: str) -> list[float]:
         return [getattr(contender.milliseconds, field) for contender in contenders]
 
-    headings = LOSSES | (TAG_LOSSES if "missed_share" in contenders[0].losses else {})
+    headings = HEADINGS | (TAG_HEADINGS if "missed_share" in contenders[0].losses else {})
     return [
         ["", *(contender.name for contender in contenders)],
         *(
@@ -376,7 +376,7 @@ def contender_rows(
         row("batches, ms", of("batch"), 2),
         *times("batches", "batch"),
         row(
-            f"hours, a million {'queries' if unit == 'query' else 'texts'}",
+            f"hours, a million {plural(unit)}",
             map(hours_per_million, of("batch")),
             2,
         ),
@@ -384,5 +384,5 @@ def contender_rows(
 
 
 def hours_per_million(milliseconds: float) -> float:
-    """Hours of this machine, which cost what an hour of it costs."""
+    """Hours on this machine; times its price per hour, that is the cost."""
     return milliseconds * 1e6 / 3.6e6

@@ -140,7 +140,7 @@ def measure_readiness(trace: Trace, policy: Policy, seed: int) -> Readiness | No
 
 
 TICKS = 12
-"""At most as many exits are named on an axis."""
+"""The most exits that are named on an axis."""
 
 
 def charts(section: Section) -> dict[str, Chart]:

@@ -10,7 +10,8 @@ from offramp.policy.text import round_threshold
 from offramp.reports.sections import Section
 from offramp.wording import count
 
-LOSSES = (0.5, 1.0, 2.0)
+POINTS_LOST = (0.5, 1.0, 2.0)
+"""The losses that the cost of a rule is shown at."""
 NONE = "-"
 
 
@@ -88,7 +89,7 @@ def rule_rows(section: Section) -> list[list[str]]:
     header = [
         "rule",
         "area",
-        *(f"layers, {loss:g} lost" for loss in LOSSES),
+        *(f"layers, {loss:g} lost" for loss in POINTS_LOST),
         f"{sweep.headline} at half",
         "policy, 1 lost",
         *(["ELUE score"] if section.elue else []),
@@ -98,7 +99,7 @@ def rule_rows(section: Section) -> list[list[str]]:
 
 
 def rule_row(sweep: Sweep, curve: Curve) -> list[str]:
-    within = [cheapest_within(sweep, curve, loss) for loss in LOSSES]
+    within = [cheapest_within(sweep, curve, loss) for loss in POINTS_LOST]
     half = [sweep.score(point) for point in curve.points if point.cost.layer_ratio >= 2]
     one = cheapest_within(sweep, curve, 1.0)
     return [

@@ -54,7 +54,7 @@ class Arguments:
     rules: Sequence[str] | None
     """To choose from; None for those of `calibrate`."""
     delta: float
-    """What the rule that gets most of the target's delta has of it, for each precision and rung."""
+    """The part of the target's delta that the rule with the largest share has, for each precision and rung."""
     runtime: str
     precisions: list[str]
     label_names: Sequence[str] | None

@@ -34,7 +34,7 @@ from offramp.training import train
 from offramp.training.recipes import frozen, mixed
 
 HEAD_RATE, TAG_RATE = 1e-3, 3e-3
-"""Learning rates of heads on stored features; those of taggers start as the final classifier."""
+"""Learning rates of heads on stored features, of classifiers and of taggers, whose heads start as the last one."""
 EXIT_SECONDS = 3
 """The most time that is spent on timing what exits cost, in each precision."""
 FEWEST_TO_TELL = 200
@@ -239,7 +239,7 @@ class Exits:
         )
 
     def reference(self, part: str, runner: Runner | None = None) -> Array:
-        """The original's logits, in the rows of a trace; those of a tagger's are known to the runner."""
+        """The original's logits, a row for each row of a trace; the runner knows which rows a tagger's trace has."""
         args, file = self.args, self.args.work / f"{part}.npy"
         if not file.exists():
             args.log(f"running the original model on the {part} texts")

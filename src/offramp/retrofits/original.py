@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm.auto import tqdm
 from transformers import AutoConfig, PreTrainedModel
 
 from offramp.errors import Incompatible
@@ -21,6 +20,7 @@ from offramp.models.backbones import backbone_for
 from offramp.models.exit_model import ExitModel, classifier_kind, count_positions, load_encoder
 from offramp.problems import TOKENS, Array, Problem, problem_of
 from offramp.runtimes import Tokens, attention_mask, pad, token_types
+from offramp.training.data import batches
 
 BATCH = 32
 
@@ -53,32 +53,26 @@ class Original:
         """Reads texts for a tagger."""
         return WindowTokenizer(BatchTokenizer(self.tokenizer, self.max_length))
 
-    @torch.no_grad()
     def logits(self, texts: Sequence[Text], progress: bool = False) -> Array:
         """(texts, outputs), in batches of similar length."""
         outputs = np.empty((len(texts), len(self.model.config.id2label or {})), np.float32)
-        order = sorted(range(len(texts)), key=lambda index: -length(texts[index]))
-        with tqdm(total=len(texts), desc="original model", unit=" texts", disable=not progress) as bar:
-            for start in range(0, len(order), BATCH):
-                rows = order[start : start + BATCH]
-                outputs[rows] = self.model(**self.inputs([texts[row] for row in rows])).logits.float().numpy()
-                bar.update(len(rows))
+        for rows in batches([*map(length, texts)], BATCH, "original model", progress):
+            outputs[rows] = self.run(self.inputs([texts[row] for row in rows]))
         return outputs
 
-    @torch.no_grad()
     def tag_logits(self, windows: Sequence[Tokens], progress: bool = False) -> list[Array]:
         """(tokens, tags) of each window of texts, in batches of similar length."""
-        outputs: dict[int, Array] = {}
-        order = sorted(range(len(windows)), key=lambda index: -len(windows[index].ids))
-        with tqdm(total=len(windows), desc="original model", unit=" texts", disable=not progress) as bar:
-            for start in range(0, len(order), BATCH):
-                rows = order[start : start + BATCH]
-                logits = self.model(**self.padded([windows[row] for row in rows])).logits.float().numpy()
-                outputs |= {
-                    row: tags[: len(windows[row].ids)] for row, tags in zip(rows, logits, strict=True)
-                }
-                bar.update(len(rows))
+        lengths, outputs = [len(window.ids) for window in windows], dict[int, Array]()
+        for rows in batches(lengths, BATCH, "original model", progress):
+            logits = self.run(self.padded([windows[row] for row in rows]))
+            outputs |= {row: tags[: lengths[row]] for row, tags in zip(rows.tolist(), logits, strict=True)}
         return [outputs[row] for row in range(len(windows))]
+
+    @torch.no_grad()
+    def run(self, inputs: dict[str, torch.Tensor]) -> Array:
+        """The logits of a batch."""
+        logits: Array = self.model(**inputs).logits.float().numpy()
+        return logits
 
     def padded(self, windows: Sequence[Tokens]) -> dict[str, torch.Tensor]:
         """A batch of windows, padded on the right."""

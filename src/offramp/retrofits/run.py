@@ -34,6 +34,7 @@ from offramp.retrofits.exits import Exits
 from offramp.retrofits.text_split import describe_repeats
 from offramp.retrofits.writing import compare, write
 from offramp.row_hashes import hash_rows
+from offramp.wording import plural
 
 SETTINGS, LOCK = "settings.json", ".lock"
 """Files of the output folder."""
@@ -193,7 +194,7 @@ def run_steps(args: Arguments, finished: bool) -> None:
 
 
 def attempt_of(args: Arguments) -> Attempt:
-    """The attempt that a retrofit is; another folder or order of the same texts does not make them new."""
+    """The attempt that this retrofit makes. The same texts in another folder or order are not new texts."""
     settings = {**args.settings, **args.asked}
     subject = subject_of(hash_rows(args.texts), settings["model"])
     others = {name: settings[name] for name in settings if name not in ("model", "texts", "label_names")}
@@ -203,7 +204,7 @@ def attempt_of(args: Arguments) -> Attempt:
 def describe_sizes(args: Arguments) -> str:
     learn, fit, calibration, test = args.split.sizes().values()
     return (
-        f"{learn} {'queries' if args.split.unit == 'query' else 'texts'} to learn from, {fit} to fit a rule on, "
+        f"{learn} {plural(args.split.unit)} to learn from, {fit} to fit a rule on, "
         f"{calibration} to calibrate on and {test} to test on"
     )
 

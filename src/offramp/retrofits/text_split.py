@@ -18,6 +18,7 @@ from offramp.guarantees.testing import Part
 from offramp.inference.texts import Text
 from offramp.problems import Array
 from offramp.row_hashes import hash_rows, split_rows
+from offramp.wording import plural
 
 TEST, CALIBRATION, FIT = (0.05, 1000), (0.4, 13_000), (0.1, 2000)
 """Shares of the texts, and the most that are used; the rest, about half, is to learn from. The test part only shows
@@ -85,7 +86,7 @@ class TextSplit:
         return {name: len(part.examples) for name, part in vars(self).items()}
 
     def before(self, part: str) -> Array:
-        """The hashes of the texts that have been used before those of a part are."""
+        """The hashes of the texts in all parts that are used before this one."""
         names = [*vars(self)]
         return np.concatenate([self.part(name).groups for name in names[: names.index(part)]])
 
@@ -111,8 +112,8 @@ def split_texts(
     categories: Sequence[Any] | None = None,
     learn_from: Sequence[Text] = (),
 ) -> TextSplit:
-    """A random split that is the same for the same texts. Rows of a group stay together; those of a text do not:
-    if frequent texts could only be learned from, they would never be tested. With `by_query`, pairs of a query are a
+    """A random split that is the same for the same texts. Rows of a group stay together. Rows with the same text do
+    not: frequent texts might then all be learned from, and never be tested. With `by_query`, pairs of a query are a
     group. Texts of `learn_from` are added to those to learn from.
     """
     if by_query:
@@ -143,7 +144,7 @@ def split_texts(
 def check_enough(split: TextSplit, target: Guarantee, delta: float) -> None:
     """Too few texts to prove the guarantee at this delta, even without errors, are an error."""
     most, by_query = CALIBRATION[1], split.calibration.by_query
-    units = "queries" if by_query else "texts"
+    units = plural(split.unit)
     smallest = {risk: min(target.bounds_by_group(risk).values()) for risk in target.risks}
     proof = max(
         sum(
@@ -229,9 +230,9 @@ def describe_repeats(split: TextSplit) -> list[str]:
     near = sum(template(text) in templates for text, is_new in zip(part.texts, new, strict=True) if is_new)
     if near:
         lines.append(
-            f"{near / len(part):.0%} of the calibration rows are like one to learn from but for numbers and names; "
-            "they count as unseen. If such texts come in bursts, the bound may not hold for new ones: give the "
-            "column of their source with --group"
+            f"{near / len(part):.0%} of the calibration rows differ from one to learn from only in numbers and "
+            "names; they count as unseen. If such texts come in bursts, the bound may not hold for new ones: name "
+            "the column of their source with --group"
         )
     return lines
 

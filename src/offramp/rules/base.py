@@ -16,16 +16,11 @@ Shape = int | tuple[int, ...]
 
 ALWAYS_WRITTEN = {"written": "always"}
 """Metadata of an option that a policy's text form shows even at its default."""
-
-
 FITTED = {"written": "never"}
 """Metadata of an option that is fitted to data: part of a policy's JSON form, not of its text form."""
 
-
 COUNT = float(np.finfo(np.float64).max)
 """The `highest` readiness of a rule that counts exits: any finite number."""
-
-
 DIGITS = 6
 """Significant digits of a fitted coefficient: more would only lengthen the saved policy."""
 
@@ -77,7 +72,7 @@ class Rule:
         return logits
 
     def level(self, threshold: ArrayLike) -> Array:
-        """The readiness that a threshold, in the rule's own units, stands for; that of NaN is never reached."""
+        """The readiness that a threshold in the rule's own units stands for; NaN is never reached."""
         value: Any = np.multiply(threshold, 1.0)
         return np.where(value <= 0, np.inf, value) if self.counts_exits else self.sign * value
 

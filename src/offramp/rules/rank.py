@@ -176,7 +176,7 @@ def relevance(logits: Array) -> Array:
 
 
 class Standing(NamedTuple):
-    """(lists, documents) where each document is, compared with the others of its list."""
+    """(lists, documents) how each document compares with the rest of its list."""
 
     margin: Array
     """From the middle between the k-th and the next best estimate."""

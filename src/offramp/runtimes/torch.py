@@ -77,7 +77,7 @@ class TorchRuntime:
         with self.precision_context():
             hidden = self.adapter.embed(self.backbone, ids, mask, types)
             context = self.adapter.context(self.backbone, hidden, mask)
-            return Batch(0, hidden, lengths, mask, context, types if self.model.heads.reads_types else None)
+            return Batch(0, hidden, lengths, mask, context, types if self.info.reads_types else None)
 
     @torch.inference_mode()
     def run(self, exit: int, batch: Batch) -> tuple[Batch, Array, Array | None]:

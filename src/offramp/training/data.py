@@ -1,6 +1,6 @@
 """The tokenized splits of a task."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -142,14 +142,14 @@ def missing_like(rows: Any) -> Callable[[int], Any]:
 def add_teacher(
     model: ExitModel, rows: Any, collator: Any, file: Path, batch_size: int, progress: bool
 ) -> Any:
-    """The rows with a column `teacher`: the logits of the model's last exit, computed once and stored in a file; of
-    rows whose tokens are tagged, those of all tokens."""
+    """The rows with a column `teacher`: the logits of the model's last exit, computed once and stored in a file. Rows
+    with tagged tokens get the logits of every token."""
     tags = model.config.problem.of_tokens
     ends = np.cumsum(rows["length"]) if tags else np.arange(1, len(rows) + 1)
     if not file.exists():
         logits = np.empty((int(ends[-1]), len(model.config.label_names)), np.float32)
         nn.Module.eval(model)
-        for chosen in batches(rows, batch_size, "teacher", progress):
+        for chosen in batches(rows["length"], batch_size, "teacher", progress):
             inputs = model_inputs(rows, chosen, collator, model.device)
             outputs = model(**inputs).logits.float().cpu()
             if tags:
@@ -165,9 +165,9 @@ def add_teacher(
     return rows.add_column("teacher", teacher)
 
 
-def batches(rows: Any, size: int, what: str, progress: bool) -> Iterator[Array]:
-    """Indices of tokenized rows, the longest first, so that memory errors come early; with a progress bar."""
-    order = np.argsort(-np.asarray(rows["length"]), kind="stable")
+def batches(lengths: Sequence[int], size: int, what: str, progress: bool) -> Iterator[Array]:
+    """Indices of rows of similar length, the longest first, so that memory errors come early; with a progress bar."""
+    order = np.argsort(-np.asarray(lengths), kind="stable")
     with tqdm(total=len(order), desc=what, unit=" texts", disable=not progress) as bar:
         for start in range(0, len(order), size):
             chosen = order[start : start + size]

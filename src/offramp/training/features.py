@@ -5,8 +5,8 @@ in a memory-mapped file, as fp16: 2 bytes x examples x exits x width, or 1 GB fo
 384, and 4 GB for heads that read pairs. Batches of them replace batches of tokens; everything else about training
 stays the same.
 
-Heads that tag tokens read a vector for each word, that of its first token, and so a word is an example here. Of more
-than `MOST_WORDS` they read a sample: all words in spans, as far as they fit, and a random part of the others.
+Heads that tag tokens read a vector for each word, that of its first token, and so a word is an example here. Beyond
+`MOST_WORDS` they read a sample: all words in spans, as far as they fit, and a random part of the others.
 """
 
 import os
@@ -82,7 +82,7 @@ def collect_features(
         with atomic_file(file) as draft:
             vectors = np.lib.format.open_memmap(draft, "w+", np.float16, shape)
             reserve_space(draft)
-            for chosen in batches(rows, batch_size, "features", progress):
+            for chosen in batches(rows["length"], batch_size, "features", progress):
                 vectors[chosen] = pooled(model, collator, rows, chosen)
             vectors.flush()
             del vectors
@@ -101,7 +101,7 @@ def collect_words(
             shape = max(1, size), len(model.config.exits), max(model.heads.widths)
             sample = WordSample(np.lib.format.open_memmap(draft, "w+", np.float16, shape))
             reserve_space(draft)
-            for chosen in batches(rows, batch_size, "features", progress):
+            for chosen in batches(rows["length"], batch_size, "features", progress):
                 sample.add(*word_vectors(model, collator, rows, chosen))
             sample.vectors.flush()
             with atomic_file(index) as words:
