@@ -1,6 +1,7 @@
 """Tiny random models, one for every backbone in the registry, a tokenizer of whole words, and traces of models
 that never were."""
 
+import gc
 import hashlib
 import logging
 import os
@@ -99,6 +100,13 @@ def make(auto: Any, model_type: str, labels: Sequence[str] = (), **options: Any)
     for parameter in model.parameters():  # biases and norms start alike in every layer; make each count
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.eval()
+
+
+def pytest_collection_finish() -> None:
+    """What is imported now stays. Trainers collect garbage several times in each run, and would look through all of
+    it, which takes longer than their work on a tiny model."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

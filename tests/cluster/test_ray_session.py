@@ -33,6 +33,7 @@ def test_a_local_cluster_refuses_clients_without_its_token() -> None:
     with connect(None, cores=1):
         command = [sys.executable, "-c", code, ray.get_runtime_context().gcs_address]
         stranger = {**os.environ, **LOCAL_VARIABLES, "RAY_AUTH_MODE": "disabled"}
+        stranger["RAY_NUM_REDIS_GET_RETRIES"] = "1"  # it does not ask again for 20 seconds
         client = subprocess.run(command, env=stranger, capture_output=True, text=True, check=False)
     assert client.returncode
     assert "token is missing or incorrect" in client.stderr

@@ -3,13 +3,14 @@
 import ast
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from offramp.cli import app
 
 SOURCES = Path(__file__).parents[2] / "src" / "offramp"
 LOADERS = {"from_pretrained", "from_config"}
@@ -62,10 +63,8 @@ def test_a_yes_on_standard_input_runs_no_code_of_a_folder(
     texts.write_text("text,label\ngood film,0\nbad film,1\n")
     places = {"FOLDER": folder, "TEXTS": texts, "OUT": tmp_path / "out"}
     words = [str(places.get(word, word)) for word in command.split()]
-    process = subprocess.run(
-        [sys.executable, "-m", "offramp", *words], input="y\n" * 9, capture_output=True, text=True
-    )
+    done = CliRunner().invoke(app, words, input="y\n" * 9)
     assert not trophy.exists()
-    assert process.returncode == 1, process.stderr
-    assert "comes with Python code, which offramp never runs" in process.stderr
-    assert len(process.stderr.strip().splitlines()) == 1
+    assert done.exit_code == 1, done.stderr
+    [error] = [line for line in done.stderr.splitlines() if line.startswith("offramp: ")]
+    assert "comes with Python code, which offramp never runs" in error

@@ -1,5 +1,7 @@
 """A test that may stop at any time: how often it is wrong, how many examples it takes, and without replacement."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from scipy.stats import binom
@@ -10,6 +12,7 @@ STREAMS, DELTA = 400, 0.05
 CHANCE = binom.ppf(0.999, STREAMS, DELTA)
 
 
+@cache
 def verdicts(
     rate: float, examples: int, epsilon: float = 0.02, population: int | None = None
 ) -> list[SequentialTest]:

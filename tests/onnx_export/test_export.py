@@ -65,28 +65,42 @@ def graphs(models: Callable[[str], ExitModel]) -> Callable[[str], list[onnx.Mode
     return cache(lambda backbone: [*make_graphs(exporter.plain_copy(models(backbone)))])
 
 
-@pytest.fixture
-def exported(
-    models: Callable[[str], ExitModel],
-    graphs: Callable[[str], list[onnx.ModelProto]],
-    tokenizer: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture(scope="module")
+def export_again(
+    models: Callable[[str], ExitModel], graphs: Callable[[str], list[onnx.ModelProto]], tokenizer: Any
 ) -> Callable[..., Path]:
-    """exported("bert", "int8") -> the folder of an exported model, from graphs made before."""
+    """export_again(folder, "bert", "int8") -> the folder of an exported model, from graphs made before."""
 
-    def of(backbone: str, precision: str = "fp32") -> Path:
+    def again(folder: Path, backbone: str, precision: str = "fp32") -> Path:
         def made_before(model: ExitModel) -> Iterator[onnx.ModelProto]:
             for graph in graphs(backbone):
                 copied = onnx.ModelProto()
                 copied.CopyFrom(graph)
                 yield copied
 
-        monkeypatch.setattr(exporter, "graphs", made_before)
-        folder = tmp_path / f"{backbone}-{precision}"
-        return export(models(backbone), folder, precision, tokenizer, texts=SAMPLE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(exporter, "graphs", made_before)
+            return export(models(backbone), folder, precision, tokenizer, texts=SAMPLE)
 
-    return of
+    return again
+
+
+@pytest.fixture(scope="module")
+def exports(
+    export_again: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], Path]:
+    """The same, once for all tests."""
+    return cache(lambda *names: export_again(tmp_path_factory.mktemp("exports") / "model", *names))
+
+
+@pytest.fixture
+def exported(exports: Callable[[str, str], Path], tmp_path: Path) -> Callable[..., Path]:
+    """exported("bert", "int8") -> the folder of an exported model, which the test may change."""
+
+    def copied(backbone: str, precision: str = "fp32") -> Path:
+        return Path(shutil.copytree(exports(backbone, precision), tmp_path / f"{backbone}-{precision}"))
+
+    return copied
 
 
 def tokens(lengths: list[int]) -> list[Tokens]:
@@ -257,14 +271,14 @@ def test_graphs_contain_no_paths_of_the_machine(exported: Callable[..., Path]) -
 
 
 def test_a_failed_export_leaves_no_files(
-    exported: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    export_again: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*given: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(exporter, "check_graphs", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        exported("bert")
+        export_again(tmp_path / "out", "bert")
     assert not [*tmp_path.iterdir()]
 
 
@@ -344,7 +358,8 @@ def test_bad_arguments_are_refused(
 @pytest.mark.parametrize(("precision", "warned"), [("fp32", False), ("int8", True)])
 def test_a_certificate_for_another_precision_warns_and_is_left_out(
     models: Callable[[str], ExitModel],
-    exported: Callable[..., Path],
+    export_again: Callable[..., Path],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     precision: str,
     warned: bool,
@@ -354,7 +369,7 @@ def test_a_certificate_for_another_precision_warns_and_is_left_out(
     monkeypatch.setattr(models("bert").config, "policy", policy.to_json())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        folder = exported("bert", precision)
+        folder = export_again(tmp_path / "out", "bert", precision)
     assert any(issubclass(each.category, CertificateMismatch) for each in caught) == warned
     stored = OnnxRuntime(folder, threads=1).info.policy
     assert stored is not None
@@ -362,12 +377,12 @@ def test_a_certificate_for_another_precision_warns_and_is_left_out(
     assert replace(stored, certificate=None) == replace(policy, certificate=None)
 
 
-def test_a_folder_with_files_is_not_overwritten(exported: Callable[..., Path], tmp_path: Path) -> None:
-    precious = tmp_path / "bert-fp32" / "notes.txt"
+def test_a_folder_with_files_is_not_overwritten(export_again: Callable[..., Path], tmp_path: Path) -> None:
+    precious = tmp_path / "out" / "notes.txt"
     precious.parent.mkdir()
     precious.write_text("keep me")
     with pytest.raises(OutputExists, match="already exists"):
-        exported("bert")
+        export_again(precious.parent, "bert")
     assert precious.read_text() == "keep me"
     assert [*precious.parent.iterdir()] == [precious]
 

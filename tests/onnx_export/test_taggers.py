@@ -108,16 +108,9 @@ def truth(model: ExitModel, texts: list[Tokens]) -> np.ndarray:
 
 @pytest.mark.parametrize("family", BACKBONES)
 def test_graphs_tag_every_token_as_the_model_does(
-    models: Callable[[str], ExitModel],
-    tokenizer: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    convert: Any,
-    family: str,
+    models: Callable[[str], ExitModel], exported: Callable[[str, str], Path], family: str
 ) -> None:
-    """The graphs are converted here, and not copies of those of another test."""
-    monkeypatch.setattr("offramp.onnx_export.graphs.to_onnx", convert)
-    runtime = OnnxRuntime(export(models(family), tmp_path / "out", tokenizer=tokenizer), threads=1)
+    runtime = OnnxRuntime(exported(family, "fp32"), threads=1)
     for lengths in ([1], [2, 1], [7, 3, 11, 1, 5, 7], [runtime.max_length]):
         texts = random_tokens(lengths)
         np.testing.assert_allclose(all_logits(runtime, texts), truth(models(family), texts), atol=1e-4)

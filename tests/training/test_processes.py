@@ -15,12 +15,15 @@ from offramp import RECIPES, ExitModel, Task
 from offramp.training import Trained
 
 PROGRAM = """
+import gc
 import sys
 from pathlib import Path
 from dataclasses import replace
 from transformers import BertTokenizer
 from offramp import RECIPES, ExitModel, Task, train
 from offramp.training.start import training_arguments
+
+gc.freeze()  # as in conftest.py
 
 folder, out, batch = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 task = Task.from_files(train=folder / "train.jsonl", text="text", label="label", name="films")
