@@ -88,6 +88,12 @@ def test_rows_are_joined_by_id_whatever_their_order(old: Path, tmp_path: Path, r
     assert run("certify", old, new, "--id", "number").exit_code == 0
 
 
+def test_a_risk_with_two_bounds_is_refused(old: Path, run: Run) -> None:
+    refused = run("certify", old, old, "--guarantee", "missed=0.01,missed=0.5", "--decide", "spam>=0.5")
+    assert refused.exit_code == 2
+    assert "names a risk twice" in refused.stderr
+
+
 def test_scores_are_decided_about_at_the_operating_point(tmp_path: Path, run: Run) -> None:
     scores = np.linspace(0, 1, ROWS)
     old, new = (

@@ -231,7 +231,7 @@ def test_a_portable_folder_gets_no_other_policy_and_no_exits(portable: Path, run
     texts.write_text("a good film\n" * 2)
     retrofitted = run("retrofit", portable / "portable", "--texts", texts, "--out", portable / "again")
     assert retrofitted.exit_code == 1
-    assert "has exits already" in retrofitted.stderr
+    assert "has exits already; retrofit the model that it was made from" in retrofitted.stderr
     again = run("export", portable / "portable", "--portable", "--out", portable / "again")
     assert again.exit_code == 1
     assert "is a portable folder already" in again.stderr

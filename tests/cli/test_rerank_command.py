@@ -89,6 +89,17 @@ def test_mistakes_are_one_line(run: Run, workplace: Path, flags: list[str], mess
     assert done.stderr.count("offramp: ") == 1
 
 
+def test_a_model_without_exits_is_named_before_the_columns_of_the_file(
+    run: Run, tiny_classifier: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    tiny_classifier("bert", labels=["no", "yes"]).save_pretrained(tmp_path / "plain")
+    tokenizer.save_pretrained(tmp_path / "plain")
+    (tmp_path / "pairs.csv").write_text("question,sentence\na,b\n")
+    refused = run("rerank", tmp_path / "plain", tmp_path / "pairs.csv")
+    assert refused.exit_code == 1
+    assert "is a bert classifier without exits" in refused.stderr
+
+
 def test_a_file_of_lines_has_no_queries(run: Run, workplace: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("good\n")
     assert "with the columns query and text" in run("rerank", workplace / "mine", tmp_path / "a.txt").stderr

@@ -269,11 +269,15 @@ def test_bounds_of_classes_whose_names_have_commas_come_from_a_file(tmp_path: Pa
     assert parse_bounds(str(file)) == {"no, never": 0.1, "yes": 0.02}
     (tmp_path / "broken.yaml").write_text("bounds: {no")
     (tmp_path / "names.yaml").write_text("[no, yes]")
+    (tmp_path / "twice.yaml").write_text("no: 0.1\nyes: 0.02\nno: 0.3\n")
+    (tmp_path / "empty.yaml").write_text("")
     for wrong, message in {
         "no, never=0.1,yes=0.02": "or a json or yaml file",
         str(tmp_path / "nowhere.json"): "nowhere.json: No such file",
         str(tmp_path / "broken.yaml"): "does not contain a bound for each",
         str(tmp_path / "names.yaml"): "does not contain a bound for each",
+        str(tmp_path / "twice.yaml"): "twice.yaml names a risk or class twice",
+        str(tmp_path / "empty.yaml"): "does not contain a bound for each",
     }.items():
         with pytest.raises(BadOption, match=message):
             parse_bounds(wrong)

@@ -29,6 +29,15 @@ def test_ids_and_labels_of_a_csv_match_the_numbers_of_a_jsonl_file(tmp_path: Pat
     assert pair.old.tolist() == pair.new.tolist() == ["0", "1"]
 
 
+def test_ids_of_one_file_alone_are_not_passed_over_in_silence(tmp_path: Path) -> None:
+    old = write(tmp_path / "old.jsonl", {"id": 1, "label": "a"}, {"id": 2, "label": "b"})
+    new = write(tmp_path / "new.jsonl", {"label": "a"}, {"label": "b"})
+    for first, second in ((old, new), (new, old)):
+        with pytest.warns(UserWarning, match=r"old\.jsonl has the column id and .*new\.jsonl has not"):
+            pair = read_pair(first, second, Columns())
+        assert pair.old.tolist() == pair.new.tolist() == ["a", "b"]
+
+
 def test_a_fault_in_a_parquet_file_is_placed_by_row(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow

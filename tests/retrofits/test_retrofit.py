@@ -113,6 +113,18 @@ def test_the_certificate_names_the_model_that_it_protects(original: Path, done: 
     assert certificate.summary.split("(")[0] in (done.folder.parent / "report" / "report.html").read_text()
 
 
+def test_the_card_promises_only_what_the_sealed_certificate_does(done: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(done.folder, tmp_path / "model"))
+    record = json.loads((folder / "retrofit.json").read_text())
+    record["certificate"]["bounds"][0]["epsilon"] = 0.0001
+    (folder / "retrofit.json").write_text(json.dumps(record))
+    store_policy(folder, "entropy:0.5")
+    card = (folder / "README.md").read_text()
+    assert "It has no certificate: nothing is guaranteed on other data." in card
+    assert "confidence" not in card
+    assert "at most" not in card
+
+
 def test_the_report_shows_the_policy_that_is_shipped(done: Any) -> None:
     section = json.loads((done.folder.parent / "report" / "report.json").read_text())["sections"][0]
     assert section["shipped"]["policy"] == str(Classifier.from_pretrained(done.folder).runner.policy)

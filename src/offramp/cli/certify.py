@@ -76,11 +76,14 @@ class ClaimOptions:
         """By risk."""
         parts = [part.rpartition("=") for part in self.guarantee.split(",")]
         try:
-            return {name.strip() or self.risk: float(value) for name, _, value in parts}
+            bounds = {name.strip() or self.risk: float(value) for name, _, value in parts}
         except ValueError:
             raise BadOption(
                 f"--guarantee {self.guarantee}: expected a number such as 0.02, or RISK=0.02,..."
             ) from None
+        if len(bounds) < len(parts):
+            raise BadOption(f"--guarantee {self.guarantee} names a risk twice; leave one out.")
+        return bounds
 
     def needs_labels(self) -> bool:
         from offramp.guarantees.losses import LOSSES

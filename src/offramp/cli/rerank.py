@@ -52,8 +52,10 @@ def rerank(
     """
     from offramp.folder import find_model
     from offramp.inference.reranker import Reranker
+    from offramp.model_info import ModelInfo
 
     folder = find_model(model)
+    ModelInfo.read(folder)  # one without exits is refused before the columns of the file are looked for
     if out is not None:
         check_output(out, force, file)
         check_format(out)

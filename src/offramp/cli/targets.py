@@ -156,14 +156,17 @@ def read_bounds(file: str) -> dict[str, float]:
     """The bounds in a json or yaml file, by risk or class."""
     try:
         # everything as text: "yes" is a name, not true
-        bounds = yaml.load(Path(file).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
-        return {label: float(value) for label, value in bounds.items()}
+        lines = yaml.compose(Path(file).read_text(encoding="utf-8"), Loader=yaml.BaseLoader).value
+        bounds = {label.value: float(bound.value) for label, bound in lines}
     except OSError as error:
         raise BadOption(f"--guarantee {file}: {error.strerror}; name a json or yaml file.") from None
     except (AttributeError, TypeError, ValueError, yaml.YAMLError):
         raise BadOption(
             f"--guarantee {file} does not contain a bound for each risk or class, such as spam: 0.01 on a line."
         ) from None
+    if len(bounds) < len(lines):
+        raise BadOption(f"--guarantee {file} names a risk or class twice; leave one out.")
+    return bounds
 
 
 def choose_policy(

@@ -1,5 +1,6 @@
 """Two files of predictions for the same rows, joined by id or by order. An error names the file and the line."""
 
+import warnings
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -114,6 +115,7 @@ def align(old: UserFile, new: UserFile, columns: Columns) -> tuple[UserFile, Use
     usual = [name for name in IDS if name in old.column_names and name in new.column_names]
     column = columns.id or (usual[0] if usual else None)
     if column is None:
+        warn_of_ids_of_one(old, new)
         if len(old) != len(new):
             longer, shorter = (old, new) if len(old) > len(new) else (new, old)
             raise BadData(
@@ -129,6 +131,17 @@ def align(old: UserFile, new: UserFile, columns: Columns) -> tuple[UserFile, Use
                 f"{table.where(rows[missing])}: {other.path} has no row with the {column} {missing!r}"
             )
     return old, replace(new, records=[new.records[places[1][key]] for key in places[0]])
+
+
+def warn_of_ids_of_one(old: UserFile, new: UserFile) -> None:
+    """Who gave one file ids may think that rows are joined by them."""
+    for table, other in ((old, new), (new, old)):
+        for name in IDS:
+            if name in table.column_names:
+                warnings.warn(
+                    f"{table.path} has the column {name} and {other.path} has not, so their rows are joined by order",
+                    stacklevel=2,
+                )
 
 
 def places_by_id(table: UserFile, column: str) -> dict[str, int]:

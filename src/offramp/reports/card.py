@@ -105,7 +105,8 @@ def classifiers(head: Mapping[str, Any]) -> str:
 
 
 def retrofit_section(results: RetrofitResults) -> str:
-    lines = "\n".join(f"- {line}" for line in [*origin_lines(results), *results.verdict()])
+    """What was measured. What is promised is with the policy, whose certificate loading checks."""
+    lines = "\n".join(f"- {line}" for line in [*origin_lines(results), *results.gain(), *results.details()])
     how = f"Measured on {results.date}, with `{short(results.policy)}`."
     return f"## Compared with {results.original}\n\n{how}\n\n{table(results.rows())}\n\n{lines}"
 

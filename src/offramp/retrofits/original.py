@@ -97,12 +97,12 @@ def load_original(path: str | PathLike[str]) -> Original:
     """Loads a fine-tuned classifier that can get exits; anything else is an error that says what to do instead."""
     path = find_source(str(path))
     config = read_config(path)
-    if config.model_type == "offramp" or is_exported(
-        path
-    ):  # a portable folder has the config of a classifier
+    has_exits = config.model_type == "offramp"
+    if has_exits or is_exported(path):  # a portable folder has the config of a classifier
+        calibrate = "set its policy with `offramp calibrate`, or " if has_exits else ""
         raise Incompatible(
-            f"{path} has exits already; set its policy with `offramp calibrate`, or retrofit the model that it was "
-            "made from, with the same output folder for another guarantee."
+            f"{path} has exits already; {calibrate}retrofit the model that it was made from, with the same output "
+            "folder for another guarantee."
         )
     backbone_for(config.model_type)
     return load_fine_tuned(path)
