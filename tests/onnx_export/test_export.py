@@ -452,11 +452,12 @@ def test_one_file_decides_about_several_labels_and_about_numbers(
         np.testing.assert_array_equal(logits, expected.logits)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
 @pytest.mark.parametrize("policy", ["patience:1", "ensemble:0.6"])
 def test_the_logits_of_the_exits_on_the_way_are_there_for_those_who_ask(
-    exported: Callable[..., Path], policy: str
+    exported: Callable[..., Path], policy: str, precision: str
 ) -> None:
-    folder = exported("bert")
+    folder = exported("bert", precision)
     texts, given = tokens([*range(2, 30, 2), 7, 7]), Policy.parse(policy)
     inputs = embedding_inputs(texts, padding=1)
     logits, layers = in_one_file(folder, given)(inputs)

@@ -134,7 +134,7 @@ def align(old: UserFile, new: UserFile, columns: Columns) -> tuple[UserFile, Use
 
 
 def warn_of_ids_of_one(old: UserFile, new: UserFile) -> None:
-    """Who gave one file ids may think that rows are joined by them."""
+    """Someone who gave ids in one file may expect rows to be joined by them."""
     for table, other in ((old, new), (new, old)):
         for name in IDS:
             if name in table.column_names:

@@ -112,7 +112,7 @@ def as_json(about: dict[str, Any], policy: Policy) -> str:
         return json.dumps(about, allow_nan=False)
     except ValueError:  # Python writes and reads Infinity, other languages refuse the whole file
         raise Incompatible(
-            f"{policy} has an infinite number, which JSON has not; give a large one, such as 1e300."
+            f"{policy} has an infinite number, which JSON cannot represent; give a large one, such as 1e300."
         ) from None
 
 
@@ -412,7 +412,7 @@ class Nest:
             gate = None if gate is None else self.scatter(past.gate, past, gate)
         seen = advance(rule, state, exit, logits, gate, layer, self.problem, self.tokens)
         readiness, finite = of_examples(seen, self.problem, self.tokens)
-        results = self.results(seen, finite, layer, logits, past)
+        results = self.results(seen, finite, exit, logits, past)
         if exit == len(self.layers) - 1:
             return results
         threshold = self.threshold[exit] if self.threshold.ndim else self.threshold
@@ -442,20 +442,20 @@ class Nest:
             )
         )
 
-    def results(self, seen: Step, finite: Array, layer: int, own: Array, past: Past | None) -> Results:
+    def results(self, seen: Step, finite: Array, exit: int, own: Array, past: Past | None) -> Results:
         """The results if no row goes on; rows that have exited keep theirs. `own` are the logits of the exit."""
+        layer = self.layers[exit]
         logits: Array = seen.logits.astype(np.float32)
-        every = self.with_those_before(layer, own, past) if self.exit_logits else None
+        every = self.with_those_before(exit, own, past) if self.exit_logits else None
         if past is None:
             return Results(logits, np.full_like(finite, layer, dtype=np.int64), every)
         if not self.policy.rule.keeps_logits:  # an exit's own are scattered already
             logits = np.where(self.of_rows(past.stay), logits, past.results.logits)
         return Results(logits, np.where(past.stay, np.int64(layer), past.results.layer), every)
 
-    def with_those_before(self, layer: int, own: Array, past: Past | None) -> Array:
+    def with_those_before(self, exit: int, own: Array, past: Past | None) -> Array:
         """(rows, exits, ...) the logits of this exit and those before; NaN for those after, and for rows that have
         exited before."""
-        exit = [*self.layers].index(layer)
         reached = own if past is None else np.where(self.of_rows(past.stay), own, np.float32(np.nan))
         later = np.full_like(own, np.nan)
         after = [later[:, None]] * (len(self.layers) - exit - 1)

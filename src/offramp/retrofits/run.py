@@ -163,9 +163,8 @@ def has_policy_asked_for(model: Path, args: Arguments) -> bool:
     proof = None if info.policy is None else info.policy.certificate
     if proof is None or results.asked != args.asked:
         return False
-    proof = replace(
-        proof, conditions=results.certificate.conditions
-    )  # those of a folder also name its weights
+    # the conditions in a folder also name its weights
+    proof = replace(proof, conditions=results.certificate.conditions)
     chosen = results.policy, results.certificate, results.certificate.decision
     return (str(info.policy), proof, str(info.decide)) == chosen
 
